@@ -1,0 +1,39 @@
+# Every target sets up what it needs; run again, it finds it done.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test lint proto clean
+
+# torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
+TORCH ?= torch==2.13.0
+
+$(VENV)/.ready: pyproject.toml hatch_build.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,dev]"
+	touch $@
+
+$(VENV)/.proto: $(VENV)/.ready $(wildcard proto/outrider/rpc/v1/*.proto)
+	$(BIN)/python hatch_build.py
+	touch $@
+
+proto: $(VENV)/.proto
+
+demo: proto
+	$(BIN)/outrider demo $(ARGS)
+
+test: proto
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: proto
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,1 @@
+"""Outrider: exact, disaggregated speculative decoding. The workers and the gateway."""
