@@ -1,0 +1,27 @@
+"""The engine that target and draft share: paged KV cache, ragged batches, rewind.
+
+Knows one model and its sequences; not the network, not verification, not what a token is for.
+"""
+
+from outrider.engine.checkpoints import (
+    CheckpointError,
+    resolve,
+    revision,
+    tokenizer_fingerprint,
+)
+from outrider.engine.config import EngineConfig
+from outrider.engine.engine import Engine, ModelInfo, Row
+from outrider.engine.sequence import EngineSequence, OutOfBlocks
+
+__all__ = [
+    "CheckpointError",
+    "Engine",
+    "EngineConfig",
+    "EngineSequence",
+    "ModelInfo",
+    "OutOfBlocks",
+    "Row",
+    "resolve",
+    "revision",
+    "tokenizer_fingerprint",
+]

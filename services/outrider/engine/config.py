@@ -1,0 +1,42 @@
+"""What an engine is told at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a model is loaded and how much it may hold."""
+
+    dtype: str = "bfloat16"
+    """Of weights, activations and KV cache."""
+    device: str = "cpu"
+    """A torch device: cpu, cuda, cuda:1."""
+    block_size: int = 16
+    """Tokens in one KV block, the unit of sharing and eviction."""
+    num_blocks: int | None = None
+    """KV blocks in all; None derives it from kv_cache_bytes."""
+    kv_cache_bytes: int | None = None
+    """Memory for KV blocks; None means room for 8 full contexts, at most 1 GiB."""
+    max_batch_tokens: int = 512
+    """Most tokens a caller may put into one forward."""
+    prefix_cache: bool = True
+    """Keep published blocks for later sequences with the same prefix."""
+    max_context_len: int | None = None
+    """Cap on positions; None takes the model's own."""
+    fuse: bool = True
+    """Fused, prepacked execution where the model's structure allows it (CPU)."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        for name in ("block_size", "max_batch_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        for name in ("num_blocks", "kv_cache_bytes", "max_context_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1")

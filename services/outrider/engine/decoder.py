@@ -1,0 +1,90 @@
+"""Runs any transformers decoder over the paged cache, through transformers' own attention interface.
+
+The model's code stays transformers'; only its attention is ours, so every decoder that uses the interface works.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from outrider.engine.attention import Attention, Batch, KVCache
+from outrider.engine.checkpoints import CheckpointError
+
+ATTENTION_NAME = "outrider"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the attention of every layer needs to know of the running step."""
+
+    attention: Attention
+    cache: KVCache
+    batch: Batch
+
+
+class Decoder(Protocol):
+    """A model as the engine runs it."""
+
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
+        """token_ids, positions [tokens] and the rows whose logits are wanted → float32 [len(logit_rows), vocab]."""
+        ...
+
+
+_step: ContextVar[Step] = ContextVar("outrider_step")
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, heads, tokens, head_dim] → [1, tokens, heads, head_dim]."""
+    for unsupported in ("softcap", "s_aux"):
+        if kwargs.get(unsupported) is not None:
+            raise CheckpointError("config.json", f"attention with {unsupported} is not supported")
+    step = _step.get()
+    scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    out = step.attention.attend(rows[0], rows[1], rows[2], layer, step.cache, step.batch, scale)
+    return out.view(1, query.shape[2], query.shape[1], -1), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The paged cache knows what each row may see; transformers need not build a mask."""
+
+
+AttentionInterface.register(ATTENTION_NAME, _attend)
+AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+class TransformersDecoder:
+    """Any AutoModelForCausalLM, unfused."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
+        token = _step.set(step)
+        try:
+            out = self._model(
+                input_ids=token_ids[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=logit_rows,
+            )
+        finally:
+            _step.reset(token)
+        logits: Tensor = out.logits[0].float()
+        return logits

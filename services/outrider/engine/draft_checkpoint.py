@@ -1,0 +1,109 @@
+"""The form in which we ship a draft: what differs from its target, in eight bits.
+
+A draft shares its target's embedding, so its file holds only its own layers (int8, one scale per output row), its norms,
+and the list of tokens its head covers; embedding and head rows are read from the target's checkpoint.
+config.json is a Llama's, with `outrider_draft` naming the target it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outrider.engine import checkpoints
+from outrider.engine.checkpoints import CheckpointError
+
+FORMAT = 1
+_WEIGHTS = "draft.safetensors"
+_SCALE = ".scale"
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, columns] → int8 of the same shape and float16 scales [rows]; w ≈ q * scale."""
+    scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-8).half()
+    quantized = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return quantized, scale
+
+
+def save_draft_model(
+    directory: Path,
+    model: LlamaForCausalLM,
+    token_map: Tensor,
+    *,
+    base: str,
+    fingerprint: str,
+    recipe: dict[str, Any],
+) -> None:
+    """Writes config.json, draft.safetensors and recipe.json."""
+    tensors: dict[str, Tensor] = {"token_map": token_map.to(torch.int32)}
+    for name, value in model.model.state_dict().items():
+        if name.startswith("embed_tokens"):
+            continue
+        if value.dim() == 2:
+            tensors[name], tensors[name + _SCALE] = quantize_rows(value)
+        else:
+            tensors[name] = value.to(torch.bfloat16)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / _WEIGHTS)
+    config = model.config.to_dict()
+    config["outrider_draft"] = {"format": FORMAT, "base": base, "tokenizer_fingerprint": fingerprint}
+    (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (directory / "recipe.json").write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
+
+
+def load_draft_model(path: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, Tensor]:
+    """The model with its reduced head, and token_map [head rows]: the full id of each."""
+    settings = checkpoints.read_config(path)
+    about = settings.pop("outrider_draft")
+    if about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path}/config.json", f"draft format {about.get('format')!r}, this version reads {FORMAT}"
+        )
+    base = checkpoints.resolve(about["base"])
+    embedding = read_embedding(base).to(dtype)
+    stored = load_file(path / _WEIGHTS)
+    token_map = stored.pop("token_map").long()
+    weights = {name: value for name, value in stored.items() if not name.endswith(_SCALE)}
+    for name, value in weights.items():
+        if value.dtype == torch.int8:
+            value = value.float() * stored[name + _SCALE].float()[:, None]
+        weights[name] = value.to(dtype)
+    model = build_draft_model(LlamaConfig(**settings), embedding, token_map)
+    missing = model.model.load_state_dict(
+        {**weights, "embed_tokens.weight": embedding}, strict=False, assign=True
+    )
+    if missing.missing_keys or missing.unexpected_keys:
+        raise CheckpointError(f"{path}/{_WEIGHTS}", f"does not fit config.json: {missing}")
+    return model, token_map
+
+
+def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:
+    """A Llama on the target's embedding [vocab, width], its head the rows of it that `token_map` names."""
+    from outrider.engine.decoder import ATTENTION_NAME
+
+    config.tie_word_embeddings = False
+    config._attn_implementation = ATTENTION_NAME
+    model = LlamaForCausalLM(config).to(embedding.dtype)
+    model.model.embed_tokens = nn.Embedding.from_pretrained(embedding)
+    head = nn.Linear(embedding.shape[1], len(token_map), bias=False, dtype=embedding.dtype)
+    head.weight = nn.Parameter(embedding[token_map].clone(), requires_grad=False)
+    model.lm_head = head
+    return model
+
+
+def read_embedding(path: Path) -> Tensor:
+    """The input embedding of a checkpoint, [vocab, width]."""
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
+                if name.endswith("embed_tokens.weight"):
+                    found: Tensor = tensors.get_tensor(name)
+                    return found
+    raise CheckpointError(str(path), "no embed_tokens.weight in its safetensors files")

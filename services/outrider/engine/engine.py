@@ -1,0 +1,185 @@
+"""The engine: sequences in, logits out. Owned by one thread.
+
+It keeps keys and values for the tokens it is given and nothing else: which of them are true, and what comes next, is the
+caller's to say. Rewinding is lowering a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.engine.attention import KVCache, SdpaAttention
+from outrider.engine.attention.interface import RowSpan
+from outrider.engine.blocks import BlockPool, PrefixChanges
+from outrider.engine.config import EngineConfig
+from outrider.engine.decoder import Decoder, Step
+from outrider.engine.sequence import EngineSequence, OutOfBlocks
+from outrider.prefix import block_hashes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a caller may need to know of the loaded model."""
+
+    vocab_size: int
+    """Token ids are below this. Logits may cover fewer tokens: see Engine.token_map."""
+    max_context_len: int
+    block_size: int
+    num_blocks: int
+    dtype: str
+    device: str
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's part of a step."""
+
+    sequence: EngineSequence
+    token_ids: Sequence[int]
+    """Run at the positions from sequence.cached_len on. At least one."""
+    num_logits: int
+    """Logits are returned for the last this many of them; 0 in the middle of a prefill."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.num_logits <= len(self.token_ids) or not self.token_ids:
+            raise ValueError(f"num_logits: {self.num_logits} of {len(self.token_ids)} tokens")
+
+
+class Engine:
+    """A decoder, its KV cache, and the prefix cache over it."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        info: ModelInfo,
+        config: EngineConfig,
+        token_map: Tensor | None = None,
+    ) -> None:
+        self.info = info
+        self.token_map = token_map
+        """[rows of logits] int64: full token id of each logit, or None when logits cover the vocabulary."""
+        self._decoder = decoder
+        self._cache = cache
+        self._config = config
+        self._device = torch.device(config.device)
+        self._attention = SdpaAttention()
+        self._pool = BlockPool(info.num_blocks)
+
+    @classmethod
+    def load(cls, path: Path | str, config: EngineConfig | None = None) -> Engine:
+        """Loads a checkpoint directory. Raises CheckpointError naming the file at fault."""
+        from outrider.engine.loader import load_engine
+
+        return load_engine(Path(path), config or EngineConfig())
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be handed out now, evictable prefixes included."""
+        return self._pool.num_free
+
+    def blocks_needed(self, sequence: EngineSequence, num_new_tokens: int) -> int:
+        """Blocks that running `num_new_tokens` more would take from the pool."""
+        total = -(-(sequence.cached_len + num_new_tokens) // self.info.block_size)
+        return max(0, total - len(sequence.blocks))
+
+    def open(self, prompt: Sequence[int], salt: bytes = b"") -> EngineSequence:
+        """A sequence that starts with what the prefix cache has of `prompt`, at most all but its last token."""
+        sequence = EngineSequence(salt=salt)
+        if self._config.prefix_cache:
+            size = self.info.block_size
+            hashes = block_hashes(prompt[: (len(prompt) - 1) // size * size], size, salt)
+            sequence.blocks = self._pool.find(hashes)
+            sequence.hashes = hashes[: len(sequence.blocks)]
+            sequence.tokens = list(prompt[: len(sequence.blocks) * size])
+            sequence.num_prefix_tokens = len(sequence.tokens)
+        return sequence
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """Runs the rows as one flat batch → float32 [sum of num_logits, logits width].
+
+        Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
+        """
+        self._reserve(rows)
+        token_ids: list[int] = []
+        positions: list[int] = []
+        logit_rows: list[int] = []
+        spans: list[RowSpan] = []
+        for row in rows:
+            start, count, cached = len(token_ids), len(row.token_ids), row.sequence.cached_len
+            token_ids.extend(row.token_ids)
+            positions.extend(range(cached, cached + count))
+            logit_rows.extend(range(start + count - row.num_logits, start + count))
+            spans.append(RowSpan(start, count, cached + count, self._slots(row.sequence, cached + count)))
+        make = lambda ids: torch.tensor(ids, dtype=torch.int64, device=self._device)  # noqa: E731
+        step = Step(self._attention, self._cache, self._attention.prepare(spans, self._device))
+        logits = self._decoder.forward(make(token_ids), make(positions), make(logit_rows), step)
+        for row in rows:
+            row.sequence.tokens.extend(row.token_ids)
+        return logits
+
+    def rewind(self, sequence: EngineSequence, length: int) -> None:
+        """Forgets what is cached from position `length` on.
+
+        A published block is never written again, so a rewind into one also drops the rest of it: cached_len may end lower.
+        """
+        size = self.info.block_size
+        published = len(sequence.hashes)
+        if length < published * size:
+            published = length // size
+            length = published * size
+            del sequence.hashes[published:]
+        if length >= sequence.cached_len:
+            return
+        del sequence.tokens[length:]
+        keep = -(-length // size)
+        self._pool.release(sequence.blocks[keep:])
+        del sequence.blocks[keep:]
+
+    def publish(self, sequence: EngineSequence, committed_len: int) -> None:
+        """Lets other sequences find the blocks that lie wholly below `committed_len`."""
+        size = self.info.block_size
+        done = len(sequence.hashes)
+        full = min(committed_len, sequence.cached_len) // size
+        if not self._config.prefix_cache or full <= done:
+            return
+        parent = sequence.hashes[-1] if sequence.hashes else None
+        fresh = block_hashes(sequence.tokens[done * size : full * size], size, sequence.salt, parent=parent)
+        for block, block_hash in zip(sequence.blocks[done:full], fresh, strict=True):
+            self._pool.publish(block, block_hash)
+        sequence.hashes.extend(fresh)
+
+    def close(self, sequence: EngineSequence) -> None:
+        """Gives back the sequence's blocks; published ones stay findable until they are needed."""
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.hashes = []
+        sequence.tokens = []
+
+    def take_prefix_changes(self) -> PrefixChanges:
+        """Hashes that became findable or were evicted since the last call."""
+        return self._pool.take_changes()
+
+    def _reserve(self, rows: Sequence[Row]) -> None:
+        needs = [self.blocks_needed(row.sequence, len(row.token_ids)) for row in rows]
+        if sum(needs) > self._pool.num_free:
+            raise OutOfBlocks(sum(needs), self._pool.num_free)
+        for row, count in zip(rows, needs, strict=True):
+            blocks = row.sequence.blocks
+            blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
+
+    def _slots(self, sequence: EngineSequence, length: int) -> list[int]:
+        size = self.info.block_size
+        slots: list[int] = []
+        for block in sequence.blocks[: -(-length // size)]:
+            slots.extend(range(block * size, (block + 1) * size))
+        return slots[:length]
+
+
+__all__ = ["Engine", "ModelInfo", "OutOfBlocks", "Row"]

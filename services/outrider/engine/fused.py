@@ -1,0 +1,124 @@
+"""Llama-shaped decoders on a CPU: fused projections, weights packed once for oneDNN.
+
+A decode step reads every weight once, so its time is bytes over bandwidth; packed weights about double the bandwidth
+that a plain matrix product reaches, and three matrices in one call cost one call's overhead. Models that do not have
+this shape run through transformers' own code (`decoder.py`), with the same results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from outrider.engine.decoder import Step
+
+# The batch size oneDNN packs for; the layout serves every other size too.
+_PACK_FOR_ROWS = 8
+
+
+def _pack(*weights: Tensor) -> Tensor:
+    joined = torch.cat(weights) if len(weights) > 1 else weights[0]
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(joined.detach().contiguous(), _PACK_FOR_ROWS)
+    return packed
+
+
+def _linear(x: Tensor, packed: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Whether the model is a Llama without biases, on a CPU that oneDNN serves, with a fixed rotary table."""
+    if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
+        return False
+    if model.dtype == torch.float16 or not torch.backends.mkldnn.is_available():
+        return False
+    config = model.config
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    return (
+        rope in ("default", "linear", "llama3")
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and not config.mlp_bias
+    )
+
+
+class FusedLlama:
+    """A LlamaForCausalLM rewritten as few, large operations. Takes over the model's weights."""
+
+    def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
+        config = model.config
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_dim: int = config.head_dim
+        self._width: int = config.hidden_size
+        self._eps: float = config.rms_norm_eps
+        self._scale = float(self._head_dim) ** -0.5
+        self._embedding = model.get_input_embeddings().weight.detach()
+        self._norm = model.model.norm.weight.detach()
+        self._head = _pack(model.get_output_embeddings().weight)
+        self._cos, self._sin = self._rotary_table(model, max_context_len)
+        self._layers = []
+        for layer in model.model.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            self._layers.append(
+                _Layer(
+                    layer.input_layernorm.weight.detach(),
+                    _pack(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
+                    _pack(attention.o_proj.weight),
+                    layer.post_attention_layernorm.weight.detach(),
+                    _pack(mlp.gate_proj.weight, mlp.up_proj.weight),
+                    _pack(mlp.down_proj.weight),
+                )
+            )
+
+    @staticmethod
+    def _rotary_table(model: LlamaForCausalLM, length: int) -> tuple[Tensor, Tensor]:
+        """cos and signed sin, [length, 1, 2, head_dim / 2]: rotation is x * cos + swapped halves of x * sin."""
+        position = torch.arange(length)[None]
+        like = torch.empty(0, dtype=model.dtype)
+        cos, sin = model.model.rotary_emb(like, position)
+        shape = (length, 1, 2, cos.shape[-1] // 2)
+        signed = sin[0].view(shape).clone()
+        signed[:, :, 0].neg_()
+        return cos[0].view(shape).contiguous(), signed
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
+        x = self._embedding[token_ids]
+        cos, sin = self._cos[positions], self._sin[positions]
+        for number, layer in enumerate(self._layers):
+            x = x + self._attention(number, layer, x, cos, sin, step)
+            hidden = F.rms_norm(x, (self._width,), layer.mlp_norm, self._eps)
+            gate, up = _linear(hidden, layer.gate_up).chunk(2, -1)
+            x = x + _linear(F.silu(gate).mul_(up), layer.down)
+        x = F.rms_norm(x[logit_rows], (self._width,), self._norm, self._eps)
+        return _linear(x, self._head).float()
+
+    def _attention(
+        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, step: Step
+    ) -> Tensor:
+        tokens, rotated = x.shape[0], self._heads + self._kv_heads
+        hidden = F.rms_norm(x, (self._width,), layer.attention_norm, self._eps)
+        qkv = _linear(hidden, layer.qkv).view(tokens, -1, 2, self._head_dim // 2)
+        qk = qkv[:, :rotated]
+        qk = torch.addcmul(qk * cos, qk.flip(2), sin).view(tokens, rotated, self._head_dim)
+        value = qkv[:, rotated:].view(tokens, self._kv_heads, self._head_dim)
+        out = step.attention.attend(
+            qk[:, : self._heads], qk[:, self._heads :], value, number, step.cache, step.batch, self._scale
+        )
+        return _linear(out, layer.output)

@@ -1,0 +1,115 @@
+"""From a checkpoint directory to an Engine: read the weights, choose the execution, size the KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine import checkpoints
+from outrider.engine.attention import KVCache
+from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.config import EngineConfig
+from outrider.engine.decoder import ATTENTION_NAME, Decoder, TransformersDecoder
+from outrider.engine.draft_checkpoint import load_draft_model
+from outrider.engine.engine import Engine, ModelInfo
+from outrider.engine.fused import FusedLlama, can_fuse
+
+_DEFAULT_KV_BYTES = 1 << 30
+_DEFAULT_CONTEXTS = 8
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def load_engine(path: Path, config: EngineConfig) -> Engine:
+    """See Engine.load."""
+    checkpoints.check(path)
+    _quiet_transformers()
+    model, token_map = _load_model(path, config)
+    model.eval().requires_grad_(False)
+    settings = model.config.get_text_config()
+    context = _context_len(path, settings, config)
+    decoder: Decoder
+    decoder = FusedLlama(model, context) if config.fuse and can_fuse(model) else TransformersDecoder(model)  # type: ignore[arg-type]
+    cache, num_blocks = _allocate_cache(settings, config, context)
+    info = ModelInfo(
+        vocab_size=settings.vocab_size,
+        max_context_len=context,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        dtype=config.dtype,
+        device=config.device,
+        eos_token_ids=checkpoints.eos_token_ids(path),
+    )
+    return Engine(decoder, cache, info, config, token_map)
+
+
+def _load_model(path: Path, config: EngineConfig) -> tuple[nn.Module, Tensor | None]:
+    dtype = getattr(torch, config.dtype)
+    if "outrider_draft" in checkpoints.read_config(path):
+        model, token_map = load_draft_model(path, dtype)
+        return model.to(config.device), token_map.to(config.device)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
+    model: nn.Module = loaded.to(config.device)
+    return model, None
+
+
+def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
+    """Positions we serve: the model's, the configured cap, and a sliding window if there is one, whichever is least."""
+    kinds = set(getattr(settings, "layer_types", None) or ["full_attention"])
+    if kinds - _ATTENTION_LAYERS:
+        unknown = ", ".join(sorted(kinds - _ATTENTION_LAYERS))
+        raise CheckpointError(
+            f"{path}/config.json", f"layers of kind {unknown} keep a state that cannot be rewound"
+        )
+    limits = [int(settings.max_position_embeddings)]
+    if config.max_context_len is not None:
+        limits.append(config.max_context_len)
+    if "sliding_attention" in kinds and getattr(settings, "sliding_window", None):
+        # Within the window, sliding attention is full attention.
+        limits.append(int(settings.sliding_window))
+    return min(limits)
+
+
+def _allocate_cache(settings: Any, config: EngineConfig, context: int) -> tuple[KVCache, int]:
+    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        wanted = _DEFAULT_CONTEXTS * -(-context // config.block_size) * block_bytes
+        num_blocks = (config.kv_cache_bytes or min(wanted, _DEFAULT_KV_BYTES)) // block_bytes
+    if num_blocks < 1:
+        raise CheckpointError(
+            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {block_bytes} bytes"
+        )
+    cache = KVCache.allocate(
+        layers=settings.num_hidden_layers,
+        kv_heads=kv_heads,
+        slots=num_blocks * config.block_size,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=torch.device(config.device),
+    )
+    return cache, num_blocks
+
+
+def _quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,33 @@
+"""One sequence's share of the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class OutOfBlocks(Exception):
+    """The KV pool cannot hold what was asked for. Nothing was changed; free something and try again."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(f"{needed} KV blocks needed, {free} free")
+        self.needed = needed
+        self.free = free
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """Tokens whose keys and values are cached, and the blocks that hold them."""
+
+    salt: bytes = b""
+    tokens: list[int] = field(default_factory=list)
+    """Token ids with KV in the cache, from position 0."""
+    blocks: list[int] = field(default_factory=list)
+    """Block ids, in order of position."""
+    hashes: list[bytes] = field(default_factory=list)
+    """Hashes of the blocks published so far; always a prefix of `blocks`."""
+    num_prefix_tokens: int = 0
+    """Of `tokens`, how many came from the prefix cache when the sequence was opened."""
+
+    @property
+    def cached_len(self) -> int:
+        return len(self.tokens)
