@@ -1,0 +1,26 @@
+"""Drafters: proposals for what the target will say next, for many sequences in one step.
+
+Knows sequences, what was committed to them, and how to guess; not who asks, and not the target.
+"""
+
+from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.config import DrafterKind, ModelConfig, NgramConfig
+from outrider.drafters.interface import Drafted, Drafter, DrafterInfo
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.sequence import CommitMismatch, DraftSequence, Opening
+
+__all__ = [
+    "CombinedDrafter",
+    "CommitMismatch",
+    "DraftSequence",
+    "Drafted",
+    "Drafter",
+    "DrafterInfo",
+    "DrafterKind",
+    "ModelConfig",
+    "ModelDrafter",
+    "NgramConfig",
+    "NgramDrafter",
+    "Opening",
+]

@@ -19,7 +19,7 @@ class PrefixChanges(NamedTuple):
 
 
 class BlockPool:
-    """`num_blocks` blocks. A block is free, held by one or more sequences, or cached: held by nobody, findable by hash."""
+    """Hands out blocks. One is free, held by one or more sequences, or cached: held by nobody, findable by hash."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks

@@ -55,9 +55,7 @@ KNOWN_MODELS = {
     ),
 }
 
-SHIPPED_DRAFTS = {
-    "smollm2-135m-draft": Path(__file__).parent.parent / "drafters" / "weights" / "smollm2-135m-draft"
-}
+SHIPPED_DRAFTS = {"smollm2-135m-draft": Path(__file__).parent.parent / "drafters" / "weights" / "smollm2-135m-draft"}
 
 
 def cache_directory() -> Path:
@@ -85,9 +83,7 @@ def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Pat
 def check(path: Path) -> Path:
     """Refuses a directory without plain weights; returns it otherwise."""
     if path.suffix in _PICKLED:
-        raise CheckpointError(
-            path.name, "pickled weights run code when they are read; convert to safetensors"
-        )
+        raise CheckpointError(path.name, "pickled weights run code when they are read; convert to safetensors")
     if not path.is_dir():
         raise CheckpointError(str(path), "not a checkpoint directory")
     if not (path / "config.json").is_file():

@@ -6,37 +6,28 @@ The model's code stays transformers'; only its attention is ours, so every decod
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from outrider.engine.attention import Attention, Batch, KVCache
+from outrider.engine.attention import Batch
 from outrider.engine.checkpoints import CheckpointError
 
 ATTENTION_NAME = "outrider"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the attention of every layer needs to know of the running step."""
-
-    attention: Attention
-    cache: KVCache
-    batch: Batch
-
-
 class Decoder(Protocol):
     """A model as the engine runs it."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
         """token_ids, positions [tokens] and the rows whose logits are wanted → float32 [len(logit_rows), vocab]."""
         ...
 
 
-_step: ContextVar[Step] = ContextVar("outrider_step")
+# What the attention of every layer needs to know of the running step.
+_batch: ContextVar[Batch] = ContextVar("outrider_batch")
 
 
 def _attend(
@@ -52,11 +43,10 @@ def _attend(
     for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
             raise CheckpointError("config.json", f"attention with {unsupported} is not supported")
-    step = _step.get()
     scale = scaling if scaling is not None else float(query.shape[-1]) ** -0.5
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    out = step.attention.attend(rows[0], rows[1], rows[2], layer, step.cache, step.batch, scale)
+    out = _batch.get().attend(rows[0], rows[1], rows[2], layer, scale)
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
@@ -75,8 +65,8 @@ class TransformersDecoder:
         self._model = model
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
-        token = _step.set(step)
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
+        token = _batch.set(batch)
         try:
             out = self._model(
                 input_ids=token_ids[None],
@@ -85,6 +75,6 @@ class TransformersDecoder:
                 logits_to_keep=logit_rows,
             )
         finally:
-            _step.reset(token)
+            _batch.reset(token)
         logits: Tensor = out.logits[0].float()
         return logits

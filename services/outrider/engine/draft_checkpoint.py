@@ -1,7 +1,7 @@
 """The form in which we ship a draft: what differs from its target, in eight bits.
 
-A draft shares its target's embedding, so its file holds only its own layers (int8, one scale per output row), its norms,
-and the list of tokens its head covers; embedding and head rows are read from the target's checkpoint.
+A draft shares its target's embedding, so its file holds only its own layers (int8, one scale per output row), its
+norms, and the list of tokens its head covers; embedding and head rows are read from the target's checkpoint.
 config.json is a Llama's, with `outrider_draft` naming the target it belongs to.
 """
 
@@ -76,9 +76,7 @@ def load_draft_model(path: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, 
             value = value.float() * stored[name + _SCALE].float()[:, None]
         weights[name] = value.to(dtype)
     model = build_draft_model(LlamaConfig(**settings), embedding, token_map)
-    missing = model.model.load_state_dict(
-        {**weights, "embed_tokens.weight": embedding}, strict=False, assign=True
-    )
+    missing = model.model.load_state_dict({**weights, "embed_tokens.weight": embedding}, strict=False, assign=True)
     if missing.missing_keys or missing.unexpected_keys:
         raise CheckpointError(f"{path}/{_WEIGHTS}", f"does not fit config.json: {missing}")
     return model, token_map
@@ -91,7 +89,7 @@ def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor)
     config.tie_word_embeddings = False
     config._attn_implementation = ATTENTION_NAME
     model = LlamaForCausalLM(config).to(embedding.dtype)
-    model.model.embed_tokens = nn.Embedding.from_pretrained(embedding)
+    model.model.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
     head = nn.Linear(embedding.shape[1], len(token_map), bias=False, dtype=embedding.dtype)
     head.weight = nn.Parameter(embedding[token_map].clone(), requires_grad=False)
     model.lm_head = head

@@ -1,7 +1,7 @@
 """The engine: sequences in, logits out. Owned by one thread.
 
-It keeps keys and values for the tokens it is given and nothing else: which of them are true, and what comes next, is the
-caller's to say. Rewinding is lowering a length.
+It keeps keys and values for the tokens it is given and nothing else: which of them are true, and what comes next,
+is the caller's to say. Rewinding is lowering a length.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.engine.attention import KVCache, SdpaAttention
-from outrider.engine.attention.interface import RowSpan
+from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention
 from outrider.engine.blocks import BlockPool, PrefixChanges
 from outrider.engine.config import EngineConfig
-from outrider.engine.decoder import Decoder, Step
+from outrider.engine.decoder import Decoder
 from outrider.engine.sequence import EngineSequence, OutOfBlocks
 from outrider.prefix import block_hashes
 
@@ -69,7 +68,7 @@ class Engine:
         self._cache = cache
         self._config = config
         self._device = torch.device(config.device)
-        self._attention = SdpaAttention()
+        self._attention: Attention = SdpaAttention()
         self._pool = BlockPool(info.num_blocks)
 
     @classmethod
@@ -117,9 +116,11 @@ class Engine:
             positions.extend(range(cached, cached + count))
             logit_rows.extend(range(start + count - row.num_logits, start + count))
             spans.append(RowSpan(start, count, cached + count, self._slots(row.sequence, cached + count)))
-        make = lambda ids: torch.tensor(ids, dtype=torch.int64, device=self._device)  # noqa: E731
-        step = Step(self._attention, self._cache, self._attention.prepare(spans, self._device))
-        logits = self._decoder.forward(make(token_ids), make(positions), make(logit_rows), step)
+        batch = self._attention.prepare(spans, self._cache)
+        ids, at, wanted = (
+            torch.tensor(x, dtype=torch.int64, device=self._device) for x in (token_ids, positions, logit_rows)
+        )
+        logits = self._decoder.forward(ids, at, wanted, batch)
         for row in rows:
             row.sequence.tokens.extend(row.token_ids)
         return logits
@@ -127,7 +128,8 @@ class Engine:
     def rewind(self, sequence: EngineSequence, length: int) -> None:
         """Forgets what is cached from position `length` on.
 
-        A published block is never written again, so a rewind into one also drops the rest of it: cached_len may end lower.
+        A published block is never written again, so a rewind into one drops all of it:
+        cached_len may end lower.
         """
         size = self.info.block_size
         published = len(sequence.hashes)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from outrider.engine.decoder import Step
+from outrider.engine.attention import Batch
 
 # The batch size oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
@@ -45,7 +45,7 @@ def can_fuse(model: nn.Module) -> bool:
     """Whether the model is a Llama without biases, on a CPU that oneDNN serves, with a fixed rotary table."""
     if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
         return False
-    if model.dtype == torch.float16 or not torch.backends.mkldnn.is_available():
+    if model.dtype == torch.float16 or not torch._C._has_mkldnn:
         return False
     config = model.config
     rope = (config.rope_parameters or {}).get("rope_type", "default")
@@ -98,27 +98,23 @@ class FusedLlama:
         return cos[0].view(shape).contiguous(), signed
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, step: Step) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
         x = self._embedding[token_ids]
         cos, sin = self._cos[positions], self._sin[positions]
         for number, layer in enumerate(self._layers):
-            x = x + self._attention(number, layer, x, cos, sin, step)
+            x = x + self._attention(number, layer, x, cos, sin, batch)
             hidden = F.rms_norm(x, (self._width,), layer.mlp_norm, self._eps)
             gate, up = _linear(hidden, layer.gate_up).chunk(2, -1)
             x = x + _linear(F.silu(gate).mul_(up), layer.down)
         x = F.rms_norm(x[logit_rows], (self._width,), self._norm, self._eps)
         return _linear(x, self._head).float()
 
-    def _attention(
-        self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, step: Step
-    ) -> Tensor:
+    def _attention(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         tokens, rotated = x.shape[0], self._heads + self._kv_heads
         hidden = F.rms_norm(x, (self._width,), layer.attention_norm, self._eps)
         qkv = _linear(hidden, layer.qkv).view(tokens, -1, 2, self._head_dim // 2)
         qk = qkv[:, :rotated]
         qk = torch.addcmul(qk * cos, qk.flip(2), sin).view(tokens, rotated, self._head_dim)
         value = qkv[:, rotated:].view(tokens, self._kv_heads, self._head_dim)
-        out = step.attention.attend(
-            qk[:, : self._heads], qk[:, self._heads :], value, number, step.cache, step.batch, self._scale
-        )
+        out = batch.attend(qk[:, : self._heads], qk[:, self._heads :], value, number, self._scale)
         return _linear(out, layer.output)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from outrider.engine import checkpoints
 from outrider.engine.attention import KVCache
@@ -31,7 +32,7 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
     settings = model.config.get_text_config()
     context = _context_len(path, settings, config)
     decoder: Decoder
-    decoder = FusedLlama(model, context) if config.fuse and can_fuse(model) else TransformersDecoder(model)  # type: ignore[arg-type]
+    decoder = FusedLlama(model, context) if config.fuse and can_fuse(model) else TransformersDecoder(model)
     cache, num_blocks = _allocate_cache(settings, config, context)
     info = ModelInfo(
         vocab_size=settings.vocab_size,
@@ -45,11 +46,11 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
     return Engine(decoder, cache, info, config, token_map)
 
 
-def _load_model(path: Path, config: EngineConfig) -> tuple[nn.Module, Tensor | None]:
+def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
-        model, token_map = load_draft_model(path, dtype)
-        return model.to(config.device), token_map.to(config.device)
+        draft, token_map = load_draft_model(path, dtype)
+        return draft.to(config.device), token_map.to(config.device)
     from transformers import AutoModelForCausalLM
 
     try:
@@ -63,8 +64,7 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[nn.Module, Tensor | N
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
-    model: nn.Module = loaded.to(config.device)
-    return model, None
+    return loaded.to(config.device), None
 
 
 def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
@@ -72,9 +72,7 @@ def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
     kinds = set(getattr(settings, "layer_types", None) or ["full_attention"])
     if kinds - _ATTENTION_LAYERS:
         unknown = ", ".join(sorted(kinds - _ATTENTION_LAYERS))
-        raise CheckpointError(
-            f"{path}/config.json", f"layers of kind {unknown} keep a state that cannot be rewound"
-        )
+        raise CheckpointError(f"{path}/config.json", f"layers of kind {unknown} keep a state that cannot be rewound")
     limits = [int(settings.max_position_embeddings)]
     if config.max_context_len is not None:
         limits.append(config.max_context_len)
@@ -94,9 +92,7 @@ def _allocate_cache(settings: Any, config: EngineConfig, context: int) -> tuple[
         wanted = _DEFAULT_CONTEXTS * -(-context // config.block_size) * block_bytes
         num_blocks = (config.kv_cache_bytes or min(wanted, _DEFAULT_KV_BYTES)) // block_bytes
     if num_blocks < 1:
-        raise CheckpointError(
-            "kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {block_bytes} bytes"
-        )
+        raise CheckpointError("kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {block_bytes} bytes")
     cache = KVCache.allocate(
         layers=settings.num_hidden_layers,
         kv_heads=kv_heads,

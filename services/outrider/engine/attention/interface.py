@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class KVCache:
-    """Keys and values of all layers: one tensor each per layer, [kv_heads, slots, head_dim]; slot = block * block_size + offset."""
+    """Keys and values, one tensor each per layer: [kv_heads, slots, head_dim]; slot = block * block_size + offset."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -29,8 +29,8 @@ class KVCache:
     ) -> KVCache:
         shape = (kv_heads, slots, head_dim)
         # Zeroed, not empty: a masked position is multiplied by 0, and 0 × NaN would be NaN.
-        make = lambda: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
-        return cls([make() for _ in range(layers)], [make() for _ in range(layers)])
+        keys, values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)] for _ in range(2))
+        return cls(keys, values)
 
 
 @dataclass(slots=True)
@@ -51,26 +51,19 @@ class RowSpan:
 
 
 class Batch(Protocol):
-    """A step's layout, prepared once and used by every layer."""
+    """A step's layout, prepared once, bound to the cache, and used by every layer."""
 
-    write_slots: Tensor
-    """[tokens] int64: where each row's key and value go."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """Writes the step's keys and values to the cache and attends over it.
+
+        query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] → [tokens, heads * head_dim].
+        """
+        ...
 
 
 class Attention(Protocol):
-    """Writes a step's keys and values to the cache and attends over them."""
+    """One way to compute attention."""
 
-    def prepare(self, spans: list[RowSpan], device: torch.device) -> Batch: ...
-
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layer: int,
-        cache: KVCache,
-        batch: Batch,
-        scale: float,
-    ) -> Tensor:
-        """query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] → [tokens, heads * head_dim]."""
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> Batch:
+        """Lays out a step. Spans are in the order of the flat batch."""
         ...

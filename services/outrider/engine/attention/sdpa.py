@@ -35,13 +35,6 @@ class _Group:
     """Indices of the real rows among the padded ones; None when all are real."""
 
 
-@dataclass(slots=True)
-class SdpaBatch:
-    write_slots: Tensor
-    groups: list[_Group]
-    folded_masks: dict[tuple[int, int, torch.dtype], Tensor]
-
-
 def _group(spans: list[RowSpan], device: torch.device) -> _Group:
     queries = max(span.num_tokens for span in spans)
     kv_len = max(span.kv_len for span in spans)
@@ -55,7 +48,9 @@ def _group(spans: list[RowSpan], device: torch.device) -> _Group:
             slots = torch.tensor(span.slots, device=device)
         keep = None
     else:
-        row_ids, kept, slot_ids = [], [], []
+        row_ids: list[int] = []
+        kept: list[int] = []
+        slot_ids: list[int] = []
         for number, span in enumerate(spans):
             last = span.start + span.num_tokens - 1
             row_ids.extend(min(span.start + i, last) for i in range(queries))
@@ -81,77 +76,70 @@ def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device)
 class SdpaAttention:
     """Attention by torch; see the module."""
 
-    def prepare(self, spans: list[RowSpan], device: torch.device) -> SdpaBatch:
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> SdpaBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
+        device = cache.keys[0].device
         write = [slot for span in spans for slot in span.slots[span.kv_len - span.num_tokens :]]
         few = [span for span in spans if span.num_tokens <= _FEW]
         many = [span for span in spans if span.num_tokens > _FEW]
         groups = [_group(few, device)] if few else []
         groups.extend(_group([span], device) for span in many)
-        return SdpaBatch(torch.tensor(write, device=device), groups, {})
+        return SdpaBatch(cache, torch.tensor(write, device=device), groups)
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layer: int,
-        cache: KVCache,
-        batch: SdpaBatch,
-        scale: float,
-    ) -> Tensor:
-        keys, values = cache.keys[layer], cache.values[layer]
-        keys.index_copy_(1, batch.write_slots, key.transpose(0, 1))
-        values.index_copy_(1, batch.write_slots, value.transpose(0, 1))
-        if len(batch.groups) == 1 and batch.groups[0].keep is None and batch.groups[0].sequences == 1:
-            return self._attend_group(query, keys, values, batch, 0, scale)
+
+class SdpaBatch:
+    """One step's groups over the cache."""
+
+    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group]) -> None:
+        self._cache = cache
+        self._write_slots = write_slots
+        self._groups = groups
+        # Masks folded for the model's head sharing, made by the first layer and used by all.
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """See the interface."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
+        values.index_copy_(1, self._write_slots, value.transpose(0, 1))
+        if len(self._groups) == 1 and self._groups[0].sequences == 1:
+            return self._attend_group(0, query, keys, values, scale)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])
-        for number, group in enumerate(batch.groups):
-            result = self._attend_group(query, keys, values, batch, number, scale)
-            if group.keep is None:
+        for number, group in enumerate(self._groups):
+            result = self._attend_group(number, query[group.rows], keys, values, scale)
+            if isinstance(group.rows, slice) or group.keep is None:
                 output[group.rows] = result
             else:
-                output[group.rows[group.keep]] = result[group.keep]  # type: ignore[index]
+                output[group.rows[group.keep]] = result[group.keep]
         return output
 
-    def _attend_group(
-        self, query: Tensor, keys: Tensor, values: Tensor, batch: SdpaBatch, number: int, scale: float
-    ) -> Tensor:
-        group = batch.groups[number]
+    def _attend_group(self, number: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        group = self._groups[number]
         kv_heads, head_dim = keys.shape[0], keys.shape[2]
         share = query.shape[1] // kv_heads
         n, t = group.sequences, group.queries
         # [n, kv_heads, share * t, head_dim]: the heads of one key head become more queries.
-        q = query[group.rows].view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4)
-        q = q.reshape(n, kv_heads, share * t, head_dim)
-        out = F.scaled_dot_product_attention(
-            q,
-            self._read(keys, group),
-            self._read(values, group),
-            attn_mask=self._folded_mask(batch, number, share, q.dtype),
-            scale=scale,
-        )
-        out = out.view(n, kv_heads, share, t, values.shape[2]).permute(0, 3, 1, 2, 4)
-        return out.reshape(n * t, -1)
+        q = query.view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, share * t, head_dim)
+        mask = self._mask(number, share, q.dtype)
+        out = F.scaled_dot_product_attention(q, _read(keys, group), _read(values, group), attn_mask=mask, scale=scale)
+        return out.view(n, kv_heads, share, t, -1).permute(0, 3, 1, 2, 4).reshape(n * t, -1)
 
-    @staticmethod
-    def _read(cache: Tensor, group: _Group) -> Tensor:
-        if isinstance(group.slots, slice):
-            return cache[None, :, group.slots]
-        picked = cache.index_select(1, group.slots)
-        return picked.view(cache.shape[0], group.sequences, group.kv_len, -1).transpose(0, 1)
-
-    @staticmethod
-    def _folded_mask(batch: SdpaBatch, number: int, share: int, dtype: torch.dtype) -> Tensor | None:
-        mask = batch.groups[number].mask
+    def _mask(self, number: int, share: int, dtype: torch.dtype) -> Tensor | None:
+        mask = self._groups[number].mask
         if mask is None:
             return None
-        found = batch.folded_masks.get((number, share, dtype))
-        if found is None:
+        if number not in self._masks:
             n, _, t, kv_len = mask.shape
-            folded = mask[:, :, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
-            found = torch.zeros(folded.shape, dtype=dtype, device=mask.device).masked_fill_(
-                ~folded, -torch.inf
+            seen = mask[:, :, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
+            self._masks[number] = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(
+                ~seen, -torch.inf
             )
-            batch.folded_masks[(number, share, dtype)] = found
-        return found
+        return self._masks[number]
+
+
+def _read(cache: Tensor, group: _Group) -> Tensor:
+    """[sequences, kv_heads, kv_len, head_dim] of one layer's keys or values."""
+    if isinstance(group.slots, slice):
+        return cache[None, :, group.slots]
+    picked = cache.index_select(1, group.slots)
+    return picked.view(cache.shape[0], group.sequences, group.kv_len, -1).transpose(0, 1)
