@@ -21,8 +21,11 @@ ATTENTION_NAME = "outrider"
 class Decoder(Protocol):
     """A model as the engine runs it."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
-        """token_ids, positions [tokens] and the rows whose logits are wanted → float32 [len(logit_rows), vocab]."""
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """token_ids, positions [tokens] and the rows that are wanted.
+
+        Returns float32 logits [len(rows), vocab] and what the head saw, [len(rows), width] in the model's dtype.
+        """
         ...
 
 
@@ -63,18 +66,24 @@ class TransformersDecoder:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._head_input = torch.empty(0)
+        # The head's input is seen on its way in: asking for all hidden states would keep every layer's alive.
+        model.get_output_embeddings().register_forward_pre_hook(self._see_head_input)  # type: ignore[operator]
+
+    def _see_head_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._head_input = inputs[0][0]
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         token = _batch.set(batch)
         try:
             out = self._model(
                 input_ids=token_ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=logit_rows,
+                logits_to_keep=rows,
             )
+            hidden = self._head_input
         finally:
             _batch.reset(token)
-        logits: Tensor = out.logits[0].float()
-        return logits
+        return out.logits[0].float(), hidden

@@ -105,6 +105,10 @@ class Engine:
 
         Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
         """
+        return self.forward_with_hidden(rows)[0]
+
+    def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """As forward; also what the head saw, [sum of num_logits, width]: distillation learns from it."""
         self._reserve(rows)
         token_ids: list[int] = []
         positions: list[int] = []
@@ -120,10 +124,10 @@ class Engine:
         ids, at, wanted = (
             torch.tensor(x, dtype=torch.int64, device=self._device) for x in (token_ids, positions, logit_rows)
         )
-        logits = self._decoder.forward(ids, at, wanted, batch)
+        out = self._decoder.forward(ids, at, wanted, batch)
         for row in rows:
             row.sequence.tokens.extend(row.token_ids)
-        return logits
+        return out
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
         """Forgets what is cached from position `length` on.

@@ -98,7 +98,7 @@ class FusedLlama:
         return cos[0].view(shape).contiguous(), signed
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, logit_rows: Tensor, batch: Batch) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         x = self._embedding[token_ids]
         cos, sin = self._cos[positions], self._sin[positions]
         for number, layer in enumerate(self._layers):
@@ -106,8 +106,8 @@ class FusedLlama:
             hidden = F.rms_norm(x, (self._width,), layer.mlp_norm, self._eps)
             gate, up = _linear(hidden, layer.gate_up).chunk(2, -1)
             x = x + _linear(F.silu(gate).mul_(up), layer.down)
-        x = F.rms_norm(x[logit_rows], (self._width,), self._norm, self._eps)
-        return _linear(x, self._head).float()
+        x = F.rms_norm(x[rows], (self._width,), self._norm, self._eps)
+        return _linear(x, self._head).float(), x
 
     def _attention(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         tokens, rotated = x.shape[0], self._heads + self._kv_heads

@@ -1,0 +1,195 @@
+"""`outrider distill`: the target writes a corpus, a student learns it, and the draft is written with its recipe."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.engine import Engine, EngineConfig, resolve, revision, tokenizer_fingerprint
+from outrider.engine.draft_checkpoint import read_embedding, save_draft_model
+from outrider.training.corpus import CorpusConfig, Sample, read_corpus, write_corpus
+from outrider.training.student import (
+    Scores,
+    StudentConfig,
+    build_student,
+    commonest_tokens,
+    hidden_states,
+    learn,
+)
+
+# A pool of samples sorted by length, so that a batch has little padding.
+_BUCKET = 256
+
+Progress = Callable[[str, int, int, str], None]
+"""Stage, done, total, note."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistillConfig:
+    """One distillation, start to end."""
+
+    out: Path
+    """Directory of the finished draft."""
+    work: Path
+    """Directory of the corpus; kept, so that a second run goes on from it."""
+    target: str = "smollm2-135m-instruct"
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    student: StudentConfig = field(default_factory=StudentConfig)
+    train_tokens: int = 5_000_000
+    """Tokens learned from, passes over the corpus counted each time."""
+    batch_tokens: int = 4096
+    learning_rate: float = 1.2e-3
+    warmup_steps: int = 60
+    threads: int = 0
+    """Of torch; 0 leaves its default."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.train_tokens < 1 or self.batch_tokens < 1:
+            raise ValueError("train_tokens, batch_tokens: must be at least 1")
+        if not 0 < self.learning_rate < 1:
+            raise ValueError("learning_rate: must be in (0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class DistillReport:
+    """What came out, measured on conversations that were kept back."""
+
+    held_out_agreement: float
+    """Share of held-out answer tokens at which the student's favourite is the target's: first-position acceptance."""
+    held_out_loss: float
+    steps: int
+    train_tokens: int
+    corpus_tokens: int
+    seconds: float
+    bytes: int
+
+
+def run(config: DistillConfig, progress: Progress) -> DistillReport:
+    """Does everything; returns what was measured."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    target = resolve(config.target)
+    _write(config, target, progress)
+    held_out, samples = _split(config.work)
+    token_map = commonest_tokens(samples, len(read_embedding(target)), config.student.head_tokens)
+    started = time.monotonic()
+    training = _Training(config, target, token_map)
+    steps, learned = training.run(samples, progress)
+    scores = training.evaluate(held_out)
+    report = {
+        "held_out_agreement": round(scores.agreement, 4),
+        "held_out_loss": round(scores.mean_loss, 4),
+        "steps": steps,
+        "train_tokens": learned,
+        "corpus_tokens": sum(len(s.token_ids) for s in [*samples, *held_out]),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    recipe = {"target_revision": revision(target), "config": _plain(asdict(config)), "measured": report}
+    fingerprint = tokenizer_fingerprint(target)
+    save_draft_model(config.out, training.model, token_map, base=config.target, fingerprint=fingerprint, recipe=recipe)
+    size = sum(file.stat().st_size for file in config.out.iterdir())
+    return DistillReport(bytes=size, **report)  # type: ignore[arg-type]
+
+
+def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
+    from transformers import AutoTokenizer
+
+    blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
+    engine = Engine.load(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    write_corpus(
+        engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, "tokens")
+    )
+
+
+def _split(directory: Path) -> tuple[list[Sample], list[Sample]]:
+    """Held-out samples (every 20th) and the rest."""
+    samples = [s for shard in sorted(directory.glob("shard_*.safetensors")) for s in read_corpus(shard)]
+    held_out = samples[::20]
+    return held_out, [s for number, s in enumerate(samples) if number % 20]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        # Paths say where it was made, not how.
+        return {key: _plain(item) for key, item in value.items() if not isinstance(item, Path)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+class _Training:
+    """The student, its optimizer, and the loop."""
+
+    def __init__(self, config: DistillConfig, target: Path, token_map: torch.Tensor) -> None:
+        self.model = build_student(target, config.student, token_map)
+        self._config = config
+        self._embedding = read_embedding(target)
+        self._head = self._embedding[token_map].contiguous()
+        learnable = [p for p in self.model.model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in learnable if p.dim() == 2], "weight_decay": 0.01},
+            {"params": [p for p in learnable if p.dim() != 2], "weight_decay": 0.0},
+        ]
+        self._learnable = learnable
+        self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
+
+    def run(self, samples: list[Sample], progress: Progress) -> tuple[int, int]:
+        """Steps taken and tokens learned from."""
+        steps = learned = 0
+        for batch in _batches(samples, self._config):
+            if learned >= self._config.train_tokens:
+                break
+            scores = self._step(batch, steps, learned / self._config.train_tokens)
+            steps += 1
+            learned += sum(len(s.hidden) for s in batch)
+            note = f"loss {scores.mean_loss:.2f}, agreement {scores.agreement:.2f}"
+            progress("train", min(learned, self._config.train_tokens), self._config.train_tokens, note)
+        return steps, learned
+
+    def evaluate(self, samples: list[Sample]) -> Scores:
+        total = Scores()
+        self.model.eval()
+        with torch.no_grad():
+            ordered = sorted(samples, key=lambda s: len(s.hidden))
+            for start in range(0, len(ordered), 16):
+                batch = ordered[start : start + 16]
+                total.add(learn(hidden_states(self.model, batch), batch, self._head, self._embedding))
+        return total
+
+    def _step(self, batch: list[Sample], step: int, share_done: float) -> Scores:
+        warmup = min(1.0, (step + 1) / self._config.warmup_steps)
+        decay = 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * share_done))
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.learning_rate * warmup * decay
+        self.model.train()
+        scores = learn(hidden_states(self.model, batch), batch, self._head)
+        torch.nn.utils.clip_grad_norm_(self._learnable, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return scores
+
+
+def _batches(samples: list[Sample], config: DistillConfig) -> Iterator[list[Sample]]:
+    """Endless batches of about config.batch_tokens, each of samples of like length, in random order."""
+    rng = random.Random(config.seed)
+    while True:
+        order = rng.sample(samples, len(samples))
+        batches: list[list[Sample]] = []
+        for start in range(0, len(order), _BUCKET):
+            batch: list[Sample] = []
+            for sample in sorted(order[start : start + _BUCKET], key=lambda s: len(s.hidden)):
+                if batch and (len(batch) + 1) * len(sample.hidden) > config.batch_tokens:
+                    batches.append(batch)
+                    batch = []
+                batch.append(sample)
+            batches.append(batch)
+        rng.shuffle(batches)
+        yield from batches
