@@ -1,0 +1,115 @@
+"""What is not plain, sound weights is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, revision, tokenizer_fingerprint
+from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, save_draft_model
+from outrider.testing.tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "copy"))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(CheckpointError, match="smollm2-135m-instruct"):
+        resolve("no-such-model")
+
+
+def test_a_pickled_checkpoint_is_refused_by_its_name(copy: Path) -> None:
+    torch.save({"weight": torch.zeros(2)}, copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*pickled"):
+        resolve(copy)
+
+
+def test_a_pickled_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="pickled"):
+        resolve(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "empty"])
+def test_a_damaged_safetensors_file_is_refused_by_its_name(copy: Path, damage: str) -> None:
+    file = copy / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes({"truncated": data[:-100], "header": b"\xff" * 8 + data[8:], "empty": b""}[damage])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        resolve(copy)
+
+
+@pytest.mark.parametrize("content", [b"GGUF", b"GGUF\x03\x00\x00\x00" + b"\xff" * 40, b"not a model at all"])
+def test_a_damaged_gguf_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        resolve(tmp_path / "model.gguf")
+
+
+def test_a_truncated_gguf_is_refused(tmp_path: Path) -> None:
+    import gguf
+    import numpy
+
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tensor("token_embd.weight", numpy.ones((64, 64), dtype=numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file.write_bytes(file.read_bytes()[:-5000])
+    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+        resolve(file)
+
+
+def test_a_recurrent_model_is_refused_because_it_cannot_be_rewound(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["layer_types"] = ["full_attention", "linear_attention"]
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="rewound|linear_attention"):
+        Engine.load(copy, EngineConfig(dtype="float32", num_blocks=4))
+
+
+def test_fingerprints_tell_tokenizers_and_weights_apart(tiny: Path, tmp_path: Path) -> None:
+    same_tokenizer = tiny_checkpoint(tmp_path / "a", seed=1)
+    other_tokenizer = tiny_checkpoint(tmp_path / "b", vocab_size=400)
+    assert (
+        tokenizer_fingerprint(tiny) == tokenizer_fingerprint(same_tokenizer) != tokenizer_fingerprint(other_tokenizer)
+    )
+    assert revision(tiny) != revision(same_tokenizer)
+
+
+def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    config = LlamaConfig.from_pretrained(tiny)
+    token_map = torch.arange(3, 203, 2)
+    torch.manual_seed(0)
+    student = build_draft_model(config, read_embedding(tiny), token_map)
+    fingerprint = tokenizer_fingerprint(tiny)
+    save_draft_model(tmp_path / "draft", student, token_map, base=str(tiny), fingerprint=fingerprint, recipe={})
+    engine = Engine.load(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
+    assert engine.token_map is not None and engine.token_map.tolist() == token_map.tolist()
+    assert tokenizer_fingerprint(tmp_path / "draft") == fingerprint
+    student.set_attn_implementation("sdpa")
+    ids = [5, 9, 200, 31]
+    with torch.inference_mode():
+        want = student(torch.tensor([ids])).logits[0, -1]
+    got = engine.forward([Row(engine.open(ids), ids, 1)])[0]
+    # Eight bits a weight: close, not equal.
+    assert got.shape == want.shape == (100,)
+    assert torch.nn.functional.cosine_similarity(got, want, dim=0) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", "float8"), ("block_size", 0), ("num_blocks", 0), ("max_context_len", -1)]
+)
+def test_a_bad_engine_option_is_named(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        EngineConfig(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""Distillation makes a draft that the engine loads and that has learned from its target."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
+from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
+from outrider.training.conversation import ChatFormat, Conversation
+from outrider.training.corpus import read_corpus
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("target"), layers=3, max_context_len=1024)
+
+
+def distill(target: Path, root: Path, train_tokens: int) -> DistillConfig:
+    return DistillConfig(
+        out=root / "draft",
+        work=root / "corpus",
+        target=str(target),
+        corpus=CorpusConfig(tokens=6_000, concurrency=16, max_len=200),
+        student=StudentConfig(layers=(0, -1), head_tokens=300),
+        train_tokens=train_tokens,
+        batch_tokens=1024,
+        warmup_steps=5,
+    )
+
+
+def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_path: Path) -> None:
+    stages: set[str] = set()
+    barely = run(distill(target, tmp_path, 1), lambda stage, done, total, note: stages.add(stage))
+    longer = run(distill(target, tmp_path, 40_000), lambda *_: None)
+    assert stages == {"corpus", "train"}
+    assert longer.held_out_loss < 0.8 * barely.held_out_loss
+    engine = Engine.load(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
+    assert engine.forward([Row(engine.open([5]), [5, 6], 1)]).shape == (1, 300)
+    assert (tmp_path / "draft" / "recipe.json").exists()
+
+
+def test_the_corpus_holds_what_the_target_s_head_saw(target: Path, tmp_path: Path) -> None:
+    run(distill(target, tmp_path, 1), lambda *_: None)
+    sample = max(read_corpus(next((tmp_path / "corpus").glob("*.safetensors"))), key=lambda s: len(s.token_ids))
+    engine = Engine.load(target, EngineConfig(num_blocks=32))
+    ids = sample.token_ids[:-1].tolist()
+    _, hidden = engine.forward_with_hidden([Row(engine.open([]), ids, len(ids))])
+    assert hidden.shape == sample.hidden.shape == (len(sample.answers), 64)
+    similarity = torch.nn.functional.cosine_similarity(hidden.float(), sample.hidden.float())
+    assert similarity.min() > 0.99  # bfloat16, and another batch
+
+
+def test_a_conversation_marks_exactly_its_answers() -> None:
+    tokenizer = tiny_tokenizer()
+    chat = ChatFormat.of(tokenizer)
+    rng = random.Random(5)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    seen_answers = 0
+    for _ in range(50):
+        conversation = Conversation.begin(chat, encode, rng, 600)
+        while not conversation.finished:
+            conversation.accept(chat.end if rng.random() < 0.02 else rng.randrange(10, 200))
+        ids = conversation.token_ids
+        assert len(ids) <= 600
+        header = list(chat.answer)
+        starts = [i + len(header) for i in range(len(ids)) if ids[i : i + len(header)] == header]
+        assert [start for start, _ in conversation.answer_spans] == [s for s in starts if s < 600]
+        for start, end in conversation.answer_spans:
+            assert chat.end not in ids[start : end - 1]
+        seen_answers += len(conversation.answer_spans)
+    assert seen_answers > 50
