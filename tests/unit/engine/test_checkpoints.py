@@ -72,7 +72,7 @@ def test_a_recurrent_model_is_refused_because_it_cannot_be_rewound(copy: Path) -
     config = json.loads((copy / "config.json").read_text())
     config["layer_types"] = ["full_attention", "linear_attention"]
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="rewound|linear_attention"):
+    with pytest.raises(CheckpointError, match=r"rewound|linear_attention"):
         Engine.load(copy, EngineConfig(dtype="float32", num_blocks=4))
 
 
