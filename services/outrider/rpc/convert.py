@@ -1,0 +1,82 @@
+"""Between what is on the wire and what the code works with. Everything a peer sent is checked here.
+
+Errors are `InvalidRequest` and name the field as the peer would write it, such as `sampling.top_p`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.rpc.errors import InvalidRequest
+from outrider.rpc.v1 import sequence_pb2
+from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+
+_MODES = {
+    sequence_pb2.VERIFICATION_MODE_GREEDY: VerificationMode.GREEDY,
+    sequence_pb2.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
+    sequence_pb2.VERIFICATION_MODE_RATIO: VerificationMode.RATIO,
+}
+_MODES_ON_WIRE = {mode: value for value, mode in _MODES.items()}
+
+
+def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "sampling") -> SamplingParams:
+    """Raises InvalidRequest naming the field, such as `sampling.temperature`."""
+    try:
+        return SamplingParams(
+            temperature=message.temperature,
+            top_k=message.top_k,
+            top_p=message.top_p,
+            min_p=message.min_p,
+            seed=message.seed,
+        )
+    except InvalidField as error:
+        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
+
+
+def sampling_to_proto(params: SamplingParams) -> sequence_pb2.Sampling:
+    """Rounds to single precision: what comes out of `sampling_from_proto` goes back in without loss."""
+    return sequence_pb2.Sampling(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+    )
+
+
+def mode_from_proto(value: sequence_pb2.VerificationMode, *, field: str = "mode") -> VerificationMode:
+    """Raises InvalidRequest for an unset or unknown mode."""
+    mode = _MODES.get(value)
+    if mode is None:
+        raise InvalidRequest(field, f"{value} is not a verification mode")
+    return mode
+
+
+def mode_to_proto(mode: VerificationMode) -> sequence_pb2.VerificationMode:
+    return _MODES_ON_WIRE[mode]
+
+
+def distribution_from_proto(message: sequence_pb2.DraftDistribution, *, field: str = "q") -> DraftDistribution:
+    """Raises InvalidRequest naming the field, such as `q[2].counts`."""
+    try:
+        return DraftDistribution(tuple(message.token_ids), tuple(message.counts))
+    except InvalidField as error:
+        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
+
+
+def distributions_from_proto(
+    messages: Sequence[sequence_pb2.DraftDistribution], *, field: str = "q"
+) -> list[DraftDistribution]:
+    return [distribution_from_proto(message, field=f"{field}[{i}]") for i, message in enumerate(messages)]
+
+
+def distribution_to_proto(distribution: DraftDistribution) -> sequence_pb2.DraftDistribution:
+    return sequence_pb2.DraftDistribution(token_ids=distribution.token_ids, counts=distribution.counts)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Raises InvalidRequest naming the first token outside the vocabulary."""
+    if token_ids and max(token_ids) >= vocab_size:
+        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
+        message = f"token id {token_ids[index]} is outside the vocabulary of {vocab_size}"
+        raise InvalidRequest(f"{field}[{index}]", message)

@@ -1,0 +1,92 @@
+"""Every call ends with a status that says what happened, whatever its handler raised.
+
+An `OutriderError` becomes its own status. Anything else is ours: the client sees INTERNAL and nothing more, the log
+sees where it was raised but not its message, which may quote what the client sent.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from outrider.rpc.errors import InternalError, OutriderError, abort
+
+logger = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour: TypeAlias = Callable[[Any, Context], Any]
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps asynchronous handlers of all four kinds; others pass unchanged."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        # None is an unknown method.
+        return _guard_handler(handler, handler_call_details.method) if handler is not None else None
+
+
+def _guard_handler(handler: Any, method: str) -> Handler:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return make(
+        _guard(behaviour, method),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
+def _guard(behaviour: Behaviour, method: str) -> Behaviour:
+    if inspect.isasyncgenfunction(behaviour):
+
+        @functools.wraps(behaviour)
+        async def guarded_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                async for response in behaviour(request, context):
+                    yield response
+            except Exception as error:
+                await _answer(context, error, method)
+
+        return guarded_stream
+    if inspect.iscoroutinefunction(behaviour):
+
+        @functools.wraps(behaviour)
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                return await behaviour(request, context)
+            except Exception as error:
+                await _answer(context, error, method)
+
+        return guarded
+    return behaviour
+
+
+async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
+    # The handler has aborted by itself, with a status of its own.
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, OutriderError):
+        await abort(context, error)
+    logger.error("%s in %s\n%s", type(error).__name__, method, _frames(error))
+    await abort(context, InternalError("internal error"))
+
+
+def _frames(error: Exception) -> str:
+    """Where it was raised. Lines of code, never values."""
+    return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__))).rstrip()

@@ -1,0 +1,52 @@
+"""Limits and keepalive of every connection, in one place: the two ends have to agree.
+
+Connections are pinged every 30 s, also without calls: a dead peer is noticed, and load balancers keep them open.
+A C-core server by default allows one ping without data in 300 s and then drops the client, in the middle of a
+long prefill; ours allows one in 10 s.
+"""
+
+from __future__ import annotations
+
+INTERNAL_MESSAGE_BYTES = 32 << 20
+"""Between our own processes: an opening carries a whole prompt, and one message many openings."""
+PUBLIC_MESSAGE_BYTES = 4 << 20
+"""From clients."""
+
+_KEEPALIVE = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+Options = list[tuple[str, str | int]]
+
+
+def server_options(max_message_bytes: int) -> Options:
+    return [
+        *_message_sizes(max_message_bytes),
+        *_KEEPALIVE,
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        # A second server on a taken port has to fail, not to share it.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def channel_options(max_message_bytes: int) -> Options:
+    return [
+        *_message_sizes(max_message_bytes),
+        *_KEEPALIVE,
+        # A worker that comes back is wanted at once, not after the default of up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        # Who takes a broken call over is decided by the caller, who knows what was already delivered.
+        ("grpc.enable_retries", 0),
+    ]
+
+
+def _message_sizes(max_message_bytes: int) -> Options:
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+    ]

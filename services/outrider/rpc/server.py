@@ -1,0 +1,110 @@
+"""A server's life: bound, serving, draining, gone. The same for every process of ours.
+
+server = create_server()
+add_DraftServiceServicer_to_server(servicer, server)
+async with serving(server, "127.0.0.1:0", services=[SERVICE]) as life:
+    ...                          # load the model; health says NOT_SERVING
+    await life.ready()           # SERVING
+    await life.draining.wait()   # SIGTERM or SIGINT: NOT_SERVING already
+    ...                          # finish what runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from outrider.rpc.health import Health, add_health
+from outrider.rpc.interceptor import ErrorInterceptor
+from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, server_options
+
+logger = logging.getLogger(__name__)
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(slots=True)
+class ServerLife:
+    """One running server. `draining` is set once and stays set."""
+
+    address: str
+    """HOST:PORT it is bound to; a port asked for as 0 is the real one here."""
+    health: Health
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def ready(self) -> None:
+        """Health says SERVING from now on, unless the drain has begun."""
+        if not self.draining.is_set():
+            await self.health.set_serving()
+
+    async def drain(self) -> None:
+        """Health says NOT_SERVING; then `draining` is set."""
+        if self.draining.is_set():
+            return
+        await self.health.set_not_serving()
+        self.draining.set()
+
+    def on_signal(self, number: signal.Signals) -> None:
+        if self.draining.is_set():
+            logger.warning("%s again: leaving at once", number.name)
+            os._exit(128 + number)
+        logger.info("%s: draining", number.name)
+        task = asyncio.ensure_future(self.drain())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def create_server(*, max_message_bytes: int = INTERNAL_MESSAGE_BYTES) -> grpc.aio.Server:
+    """A server with our limits, keepalive and error handling. Give it servicers, then `serving`."""
+    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(max_message_bytes))
+
+
+@asynccontextmanager
+async def serving(
+    server: grpc.aio.Server,
+    address: str,
+    *,
+    services: Sequence[str],
+    signals: Sequence[signal.Signals] = (),
+    grace_s: float = 1.0,
+) -> AsyncIterator[ServerLife]:
+    """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end.
+
+    Signals given start the drain; a second one ends the process at once. Calls still running when the block is left
+    get `grace_s` to end. Raises OSError when the address cannot be bound.
+    """
+    health = await add_health(server, services)
+    life = ServerLife(bind(server, address), health)
+    await server.start()
+    loop = asyncio.get_running_loop()
+    for number in signals:
+        loop.add_signal_handler(number, life.on_signal, number)
+    try:
+        yield life
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        await life.drain()
+        await server.stop(grace_s)
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Binds to HOST:PORT and says where. Raises OSError when that is not possible."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) < 65536):
+        raise OSError(f"{address!r} is not HOST:PORT")
+    try:
+        bound = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from None
+    if bound == 0:
+        raise OSError(f"cannot listen on {address}")
+    return f"{host}:{bound}"
