@@ -173,3 +173,18 @@ def test_random_work_returns_every_block(tiny: Path, reference: AutoModelForCaus
     for sequence in live.values():
         engine.close(sequence)
     assert engine.num_free_blocks == 24
+
+
+def test_blocks_out_of_order_are_read_in_the_sequences_order(tiny: Path, reference: AutoModelForCausalLM) -> None:
+    engine = Engine.load(tiny, config(num_blocks=4))
+    prompt = tokens(32)
+    sequence, *others = (EngineSequence() for _ in range(4))
+    engine.forward([Row(sequence, prompt[:8], 0)])
+    for other in others:
+        engine.forward([Row(other, prompt[:8], 0)])
+    # Leaves the sequence with blocks 0, 2, 1, 3: first and last as far apart as if they were consecutive.
+    for freed, chunk in zip((1, 0, 2), (prompt[8:16], prompt[16:24], prompt[24:31]), strict=True):
+        engine.close(others[freed])
+        engine.forward([Row(sequence, chunk, 0)])
+    assert sequence.blocks == [0, 2, 1, 3]
+    assert_close(engine.forward([Row(sequence, prompt[31:], 1)]), expected(reference, prompt)[-1:])

@@ -47,7 +47,8 @@ class RowSpan:
 
     @property
     def contiguous(self) -> bool:
-        return self.slots[-1] - self.slots[0] == self.kv_len - 1
+        """Whether the slots are consecutive, in order. First and last alone do not tell: blocks may be permuted."""
+        return self.slots == list(range(self.slots[0], self.slots[0] + self.kv_len))
 
 
 class Batch(Protocol):
