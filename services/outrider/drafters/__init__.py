@@ -5,10 +5,11 @@ Knows sequences, what was committed to them, and how to guess; not who asks, and
 
 from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.config import DrafterKind, ModelConfig, NgramConfig
-from outrider.drafters.interface import Drafted, Drafter, DrafterInfo
+from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.sequence import CommitMismatch, DraftSequence, Opening
+from outrider.drafters.sequence import CommitMismatch, Drafted, DraftSequence, Opening
 
 __all__ = [
     "CombinedDrafter",
@@ -23,4 +24,5 @@ __all__ = [
     "NgramConfig",
     "NgramDrafter",
     "Opening",
+    "load_drafter",
 ]

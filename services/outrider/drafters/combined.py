@@ -1,0 +1,58 @@
+"""N-grams where the text repeats itself, the model elsewhere: the default.
+
+Each is strong where the other is weak, and prompt lookup is all but free, so it is asked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outrider.drafters.config import DrafterKind
+from outrider.drafters.interface import Drafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.sequence import Drafted, DraftSequence
+
+
+class CombinedDrafter(Drafter):
+    """A match of `ngram`'s min_match tokens or more is continued; every other sequence is the model's.
+
+    The model ingests nothing while matches last; its lag is made good in the first round that needs it.
+    """
+
+    def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
+        self.info = replace(model.info, kind=DrafterKind.COMBINED)
+        self._ngram = ngram
+        self._model = model
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._model.num_free_blocks
+
+    def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
+        return self._model.take_prefix_changes()
+
+    def attach(self, sequence: DraftSequence) -> None:
+        self._ngram.attach(sequence)
+        self._model.attach(sequence)
+
+    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+        self._ngram.follow(sequence, known_len)
+        self._model.follow(sequence, known_len)
+
+    def pause(self, sequence: DraftSequence) -> None:
+        self._ngram.pause(sequence)
+        self._model.pause(sequence)
+
+    def detach(self, sequence: DraftSequence) -> None:
+        self._ngram.detach(sequence)
+        self._model.detach(sequence)
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
+        unmatched = [number for number, found in enumerate(outcomes) if found is None]
+        drafted = self._model.propose([sequences[number] for number in unmatched])
+        for number, outcome in zip(unmatched, drafted, strict=True):
+            outcomes[number] = outcome
+        return outcomes

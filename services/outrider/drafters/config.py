@@ -1,0 +1,52 @@
+"""What a drafter is told at start."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+
+class DrafterKind(enum.StrEnum):
+    MODEL = "model"
+    NGRAM = "ngram"
+    COMBINED = "combined"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """How a draft model rides ahead."""
+
+    min_confidence: float = 0.2
+    """A proposal ends where the chance that all of it is right falls under this; 0 never ends it early."""
+    max_batch_tokens: int = 512
+    """Most tokens of one forward."""
+    catch_up_tokens: int = 128
+    """Most tokens of one forward that go to sequences far behind, while others are ready to draft."""
+    ready_lag: int = 32
+    """A sequence this far behind at most counts as ready: its lag is ingested in the round it drafts in."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.min_confidence) and 0 <= self.min_confidence < 1):
+            raise ValueError(f"min_confidence: {self.min_confidence} is not in [0, 1)")
+        for name in ("max_batch_tokens", "catch_up_tokens", "ready_lag"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class NgramConfig:
+    """How a repetition is recognised."""
+
+    min_match: int = 2
+    """Shortest run of tokens whose earlier occurrence is continued."""
+    max_match: int = 8
+    """A run this long is not compared further: the most recent one wins."""
+    max_candidates: int = 128
+    """Earlier occurrences of the shortest run that are looked at, most recent first."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_match <= self.max_match:
+            raise ValueError(f"min_match: {self.min_match} is not between 1 and max_match ({self.max_match})")
+        if self.max_candidates < 1:
+            raise ValueError("max_candidates: must be at least 1")

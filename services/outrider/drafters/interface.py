@@ -1,0 +1,95 @@
+"""The one interface of all drafters, and what they share: opening, committing, limits, epochs.
+
+A kind says how it guesses (`propose`) and what it keeps per sequence (`attach`, `follow`, `pause`, `detach`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.drafters.config import DrafterKind
+from outrider.drafters.sequence import Drafted, DraftSequence, Opening
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """What a caller may need to know before it opens a sequence."""
+
+    kind: DrafterKind
+    vocab_size: int
+    """Token ids are below this."""
+    max_context_len: int
+    device: str = "cpu"
+    dtype: str = ""
+    block_size: int = 0
+    """Tokens in one KV block; 0 when there is no KV cache."""
+    num_blocks: int = 0
+
+
+class Drafter(ABC):
+    """Proposes continuations of many sequences. Owned by one thread."""
+
+    info: DrafterInfo
+
+    def open(self, opening: Opening) -> DraftSequence:
+        sequence = DraftSequence.start(opening)
+        self.attach(sequence)
+        return sequence
+
+    def commit(self, sequence: DraftSequence, base_len: int, token_ids: Sequence[int]) -> None:
+        """Takes committed tokens as the truth. Raises CommitMismatch, with nothing changed."""
+        known_len = sequence.committed_len
+        sequence.commit(base_len, token_ids)
+        self.follow(sequence, known_len)
+
+    def set_limit(self, sequence: DraftSequence, max_draft_tokens: int) -> None:
+        """Most tokens of one proposal from now on. 0 pauses the sequence, which then holds no KV blocks of its own."""
+        sequence.max_draft_tokens = max_draft_tokens
+        if not max_draft_tokens:
+            sequence.drop_guess()
+            self.pause(sequence)
+
+    def close(self, sequence: DraftSequence) -> None:
+        self.detach(sequence)
+
+    def draft(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        """One proposal per sequence, made in one batched round; what stands of the last one is repeated in it.
+
+        None: the sequence is still catching up. Draft again, and it gets there in bounded steps.
+        """
+        outcomes = self.propose(sequences)
+        for sequence, drafted in zip(sequences, outcomes, strict=True):
+            if drafted is not None:
+                sequence.adopt(drafted)
+        return outcomes
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that could be handed out now; 0 without a KV cache."""
+        return 0
+
+    def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
+        """Block hashes (added to, removed from) the prefix cache since the last call."""
+        return [], []
+
+    @abstractmethod
+    def attach(self, sequence: DraftSequence) -> None:
+        """The sequence begins."""
+
+    @abstractmethod
+    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+        """The sequence's truth has grown beyond `known_len`."""
+
+    @abstractmethod
+    def pause(self, sequence: DraftSequence) -> None:
+        """The sequence will not draft for a while: give back what is scarce."""
+
+    @abstractmethod
+    def detach(self, sequence: DraftSequence) -> None:
+        """The sequence is over: give back everything."""
+
+    @abstractmethod
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        """As `draft`, at most `sequence.room` tokens each. Changes no sequence."""

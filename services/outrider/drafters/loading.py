@@ -1,0 +1,45 @@
+"""From a checkpoint directory to a drafter of the kind that is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from outrider.drafters.combined import CombinedDrafter
+from outrider.drafters.config import DrafterKind, ModelConfig, NgramConfig
+from outrider.drafters.interface import Drafter
+from outrider.drafters.model import ModelDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.engine import CheckpointError, Engine, EngineConfig
+from outrider.engine.checkpoints import read_config
+
+# A short match is chance more often than quotation, and the model does better there than it.
+LONG_MATCH = 3
+
+
+def load_drafter(
+    kind: DrafterKind,
+    path: Path,
+    *,
+    engine: EngineConfig | None = None,
+    model: ModelConfig | None = None,
+    ngram: NgramConfig | None = None,
+) -> Drafter:
+    """Loads what the kind needs from `path`; n-grams alone read no weights. Raises CheckpointError."""
+    if kind is DrafterKind.NGRAM:
+        return NgramDrafter(*_vocabulary_and_context(path), ngram or NgramConfig())
+    drafter = ModelDrafter(Engine.load(path, engine or EngineConfig()), model or ModelConfig())
+    if kind is DrafterKind.MODEL:
+        return drafter
+    # The tokens an n-gram quotes are the target's own, so it needs nothing of the model but its limits.
+    info = drafter.info
+    config = ngram or NgramConfig(min_match=LONG_MATCH)
+    return CombinedDrafter(NgramDrafter(info.vocab_size, info.max_context_len, config), drafter)
+
+
+def _vocabulary_and_context(path: Path) -> tuple[int, int]:
+    settings = read_config(path)
+    settings = settings.get("text_config", settings)
+    try:
+        return int(settings["vocab_size"]), int(settings["max_position_embeddings"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}/config.json", f"vocab_size, max_position_embeddings: {error}") from error

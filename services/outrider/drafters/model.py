@@ -1,0 +1,177 @@
+"""A draft model: one forward ingests what was committed and yields the first guess, then one forward per token.
+
+Keeps, per sequence, a KV cache that follows the truth and runs ahead of it by what was guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.drafters.config import DrafterKind, ModelConfig
+from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.rounds import Chain, plan_ingestion
+from outrider.drafters.sequence import Drafted, DraftSequence
+from outrider.engine import Engine, EngineSequence, Row
+from outrider.speculation import propose
+
+SOURCE = "model"
+
+
+@dataclass(slots=True)
+class _Run:
+    """One sequence's part in a round."""
+
+    sequence: DraftSequence
+    kv: EngineSequence
+    chain: Chain
+    behind: bool = False
+    """More to ingest than this round had room for."""
+
+    @property
+    def next_position(self) -> int:
+        """Absolute position of the next token of the chain."""
+        return self.sequence.committed_len + len(self.chain)
+
+    @property
+    def lag(self) -> int:
+        """Committed and guessed tokens whose KV is not cached yet."""
+        return self.next_position - self.kv.cached_len
+
+    def ingest(self, count: int) -> Row:
+        """The next `count` uncached tokens; the last of all yields logits."""
+        start, committed_len = self.kv.cached_len, self.sequence.committed_len
+        guessed = self.chain.drafted.token_ids[max(0, start - committed_len) :]
+        tokens = [*self.sequence.tokens[start:], *guessed][:count]
+        return Row(self.kv, tokens, 1 if count == self.lag else 0)
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a causal language model on the engine.
+
+    A sequence whose KV does not fit gives back what it holds and does not draft in that round: others go on.
+    """
+
+    def __init__(self, engine: Engine, config: ModelConfig | None = None) -> None:
+        info = engine.info
+        self.info = DrafterInfo(
+            DrafterKind.MODEL,
+            info.vocab_size,
+            info.max_context_len,
+            info.device,
+            info.dtype,
+            info.block_size,
+            info.num_blocks,
+        )
+        self._engine = engine
+        self._config = config or ModelConfig()
+        self._kv: dict[DraftSequence, EngineSequence] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._engine.num_free_blocks
+
+    def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
+        changes = self._engine.take_prefix_changes()
+        return changes.added, changes.removed
+
+    def attach(self, sequence: DraftSequence) -> None:
+        """Nothing yet: KV is opened by the first round that needs it."""
+
+    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+        """Cuts the KV back to what the truth and the standing guess have in common with it."""
+        kv = self._kv.get(sequence)
+        if kv is None or kv.cached_len <= known_len:
+            return
+        expected = [*sequence.tokens[known_len:], *_standing(sequence).token_ids]
+        self._engine.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
+
+    def pause(self, sequence: DraftSequence) -> None:
+        kv = self._kv.pop(sequence, None)
+        if kv is not None:
+            self._engine.close(kv)
+
+    def detach(self, sequence: DraftSequence) -> None:
+        self.pause(sequence)
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        chains = [self._chain(sequence) for sequence in sequences]
+        runs = self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended])
+        self._first_forward(runs)
+        extending = [run for run in runs if not run.behind and not run.chain.ended]
+        while extending:
+            self._grow(extending, self._engine.forward([run.ingest(1) for run in extending]))
+            extending = [run for run in extending if not run.chain.ended]
+        behind = {run.sequence for run in runs if run.behind}
+        return [None if s in behind else c.drafted for s, c in zip(sequences, chains, strict=True)]
+
+    def _chain(self, sequence: DraftSequence) -> Chain:
+        wanted = min(sequence.room, self.info.max_context_len - sequence.committed_len)
+        standing = _standing(sequence).part(0, max(0, wanted))
+        return Chain(standing, wanted, self._config.min_confidence, sequence.opening.stop_token_ids)
+
+    def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
+        """The runs of those whose whole round fits into the free KV blocks."""
+        runs = [_Run(sequence, self._kv_of(sequence, chain), chain) for sequence, chain in growing]
+        admitted: list[_Run] = []
+        free = self._engine.num_free_blocks
+        for run in runs:
+            # The last token of a chain is never run.
+            needed = self._engine.blocks_needed(run.kv, run.lag + run.chain.wanted - len(run.chain) - 1)
+            if needed <= free:
+                free -= needed
+                admitted.append(run)
+            else:
+                self.pause(run.sequence)
+        return admitted
+
+    def _kv_of(self, sequence: DraftSequence, chain: Chain) -> EngineSequence:
+        kv = self._kv.get(sequence)
+        if kv is None:
+            kv = self._kv[sequence] = self._engine.open(sequence.tokens, sequence.opening.salt)
+        # The last token is run again if it was run before: its logits are where the chain goes on.
+        self._engine.rewind(kv, sequence.committed_len + len(chain) - 1)
+        return kv
+
+    def _first_forward(self, runs: list[_Run]) -> None:
+        counts = plan_ingestion([run.lag for run in runs], self._config)
+        for run, count in zip(runs, counts, strict=True):
+            run.behind = count < run.lag
+        rows = [run.ingest(count) for run, count in zip(runs, counts, strict=True) if count]
+        if not rows:
+            return
+        logits = self._engine.forward(rows)
+        for run in runs:
+            # One short of the end: a published block cannot be cut, and the last token may be run again.
+            self._engine.publish(run.kv, run.sequence.committed_len - 1)
+        self._grow([run for run in runs if not run.behind], logits)
+
+    def _grow(self, runs: list[_Run], logits: Tensor) -> None:
+        """Each chain's next token, from `logits` [len(runs), width]."""
+        if not runs:
+            return
+        openings = [run.sequence.opening for run in runs]
+        proposals = propose(
+            logits,
+            [opening.params for opening in openings],
+            [opening.mode for opening in openings],
+            [run.next_position for run in runs],
+            token_map=self._engine.token_map,
+        )
+        for run, proposal in zip(runs, proposals, strict=True):
+            run.chain.add(proposal)
+
+
+def _standing(sequence: DraftSequence) -> Drafted:
+    """What stands of this model's last proposal; another source's guess is not ours to continue."""
+    return sequence.guess if sequence.guess.source == SOURCE else Drafted(SOURCE)
+
+
+def _common_len(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    for length, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return length
+    return min(len(first), len(second))

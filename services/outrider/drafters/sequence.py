@@ -1,0 +1,124 @@
+"""One sequence as a drafter sees it: the truth so far, the outstanding guess, and how far it may ride ahead.
+
+Knows tokens; not how guesses are made, and not the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+
+
+class CommitMismatch(Exception):
+    """A commit that does not continue what this sequence holds: a gap, or a contradiction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """All that a drafter needs to take over a sequence at any point of its life."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    mode: VerificationMode
+    committed: Sequence[int] = ()
+    """Output tokens committed so far."""
+    max_draft_tokens: int = 0
+    """Most tokens of one proposal; 0 pauses the sequence."""
+    max_new_tokens: int | None = None
+    """Output tokens after which the target ends the sequence."""
+    stop_token_ids: frozenset[int] = frozenset()
+    salt: bytes = b""
+    """KV blocks are shared only under equal salts."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidField("prompt_token_ids", "must have at least one token")
+        if self.max_draft_tokens < 0:
+            raise InvalidField("speculation.max_draft_tokens", "must not be negative")
+
+
+@dataclass(slots=True)
+class Drafted:
+    """A proposal for the positions from the sequence's committed length on. Empty: nothing worth judging."""
+
+    source: str = ""
+    """Which part of a combined drafter it is from."""
+    token_ids: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    """The drafter's own probability of each token; empty when it has none."""
+    q: list[DraftDistribution] = field(default_factory=list)
+    """Ratio mode: what each token was sampled from. Empty otherwise."""
+
+    def part(self, start: int, stop: int | None = None) -> Drafted:
+        """The tokens from `start` to `stop` with all that belongs to them."""
+        cut = slice(start, stop)
+        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut])
+
+
+@dataclass(slots=True, eq=False)
+class DraftSequence:
+    """What was committed, and what was guessed beyond it."""
+
+    opening: Opening
+    max_draft_tokens: int
+    tokens: list[int]
+    """Prompt and committed output: the truth. Only `commit` extends it."""
+    guess: Drafted = field(default_factory=Drafted)
+    """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
+    epoch: int = 0
+    """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
+
+    @classmethod
+    def start(cls, opening: Opening) -> DraftSequence:
+        return cls(opening, opening.max_draft_tokens, [*opening.prompt, *opening.committed])
+
+    @property
+    def committed_len(self) -> int:
+        """Absolute: the prompt is included."""
+        return len(self.tokens)
+
+    @property
+    def room(self) -> int:
+        """Most tokens worth proposing now: one of those that remain is always the target's own."""
+        if self.opening.max_new_tokens is None:
+            return self.max_draft_tokens
+        remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))
+        return max(0, min(self.max_draft_tokens, remaining - 1))
+
+    def commit(self, base_len: int, token_ids: Sequence[int]) -> None:
+        """Extends the truth by `token_ids` at position `base_len`; where they overlap it they must equal it.
+
+        Raises CommitMismatch, with nothing changed, on a gap or a contradiction.
+        """
+        if not len(self.opening.prompt) <= base_len <= len(self.tokens):
+            raise CommitMismatch(f"commit at {base_len}, but {len(self.tokens)} tokens are held")
+        known = self.tokens[base_len : base_len + len(token_ids)]
+        if list(token_ids[: len(known)]) != known:
+            raise CommitMismatch(f"commit at {base_len} contradicts committed tokens")
+        fresh = token_ids[len(known) :]
+        self.tokens.extend(fresh)
+        if _agree(self.guess.token_ids, fresh):
+            self.guess = self.guess.part(len(fresh))
+        else:
+            self.drop_guess()
+
+    def adopt(self, drafted: Drafted) -> None:
+        """Takes a new proposal as the guess. An empty one leaves what was proposed before standing."""
+        if not drafted.token_ids:
+            return
+        if not _agree(self.guess.token_ids, drafted.token_ids):
+            self.epoch += 1
+        self.guess = drafted
+
+    def drop_guess(self) -> None:
+        """Gives the guess up, which the next proposal says by its epoch."""
+        if self.guess.token_ids:
+            self.epoch += 1
+        self.guess = Drafted()
+
+
+def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether one is a prefix of the other."""
+    return all(a == b for a, b in zip(first, second, strict=False))
