@@ -1,0 +1,26 @@
+"""python -m outrider.gateway"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from outrider.gateway.config import parse
+from outrider.gateway.server import serve
+from outrider.rpc.server import STOP_SIGNALS
+from outrider.telemetry.logging import configure_logging
+
+
+def main() -> int:
+    config = parse()
+    configure_logging("gateway", config.log_format)
+    try:
+        asyncio.run(serve(config, STOP_SIGNALS))
+    except OSError as error:
+        print(f"outrider.gateway: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""How many requests run at once, and the drain: after it begins nothing new is let in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from outrider.rpc.errors import Overloaded, Unavailable
+
+
+@dataclass(slots=True)
+class Admission:
+    max_running: int
+    running: int = 0
+    draining: bool = False
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Raises Unavailable while draining, Overloaded when full. Holds a place until left."""
+        if self.draining:
+            raise Unavailable("this gateway is shutting down", reason="DRAINING", retry_after_s=1.0)
+        if self.running >= self.max_running:
+            raise Overloaded(f"{self.running} requests are under way, the most this gateway takes", retry_after_s=1.0)
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._left.set()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Lets nothing in and waits for what runs. False when some still ran after `timeout_s`."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.running:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            return False
+        return True

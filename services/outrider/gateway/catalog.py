@@ -1,0 +1,137 @@
+"""Which models are served, each with its tokenizer. A client's model name reaches the file system only from here,
+and only when a router says that some target serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from outrider.gateway.routers import Router, RouterPool
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.errors import Unavailable, UnknownModel
+from outrider.rpc.v1 import router_pb2
+
+log = logging.getLogger(__name__)
+_LIST_TIMEOUT_S = 2.0
+_MIN_REFRESH_S = 0.2
+_RETRY_LOAD_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One served model and how it reads and writes text."""
+
+    name: str
+    max_context_len: int
+    """Prompt and output together, in tokens."""
+    vocab_size: int
+    tokenizer: ModelTokenizer
+
+
+@dataclass(slots=True)
+class _Loading:
+    task: asyncio.Task[ModelTokenizer]
+    started_s: float
+
+
+@dataclass(slots=True)
+class Catalog:
+    """What the routers serve, as of the last `refresh`."""
+
+    routers: RouterPool
+    model_paths: Mapping[str, Path]
+    created_s: int = field(default_factory=lambda: int(time.time()))
+    """Wall clock, for listings."""
+    _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
+    _live: frozenset[str] = frozenset()
+    _loading: dict[str, _Loading] = field(default_factory=dict)
+    _refreshed_s: float = float("-inf")
+    _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def live(self) -> list[router_pb2.ServedModel]:
+        """Models that some live target served at the last refresh."""
+        return [self._served[name] for name in sorted(self._live)]
+
+    async def refresh(self) -> None:
+        """Asks the routers. When none answers, everything stays as last known but nothing counts as live."""
+        async with self._refreshing:
+            if time.monotonic() - self._refreshed_s < _MIN_REFRESH_S:
+                return
+            answers = await asyncio.gather(*(_ask(router) for router in await self.routers.every()))
+            found = {model.model: model for answer in answers for model in answer}
+            self._served.update(found)
+            self._live = frozenset(found)
+            self._refreshed_s = time.monotonic()
+        for served in found.values():
+            self._load(served)
+
+    async def get(self, name: str) -> Model:
+        """Raises UnknownModel for a name nobody serves, Unavailable when no router or no tokenizer of it can be had.
+
+        A model that was served before counts as known while its targets are away: the router waits for them.
+        """
+        if name not in self._served:
+            await self.refresh()
+        if name not in self._served:
+            if not self._live:
+                raise Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
+            raise UnknownModel(name)
+        served = self._served[name]
+        return Model(name, served.max_context_len, served.vocab_size, await self._tokenizer(served))
+
+    async def close(self) -> None:
+        tasks = [loading.task for loading in self._loading.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tokenizer(self, served: router_pb2.ServedModel) -> ModelTokenizer:
+        loading = self._load(served)
+        try:
+            # Shielded: one client that leaves must not end the loading for the others.
+            tokenizer = await asyncio.shield(loading.task)
+        except Exception as error:  # transformers fails in many ways on a damaged directory
+            message = f"the tokenizer of {served.model!r} is not available at this gateway"
+            raise Unavailable(message, reason="TOKENIZER_UNAVAILABLE", retry_after_s=_RETRY_LOAD_S) from error
+        if served.tokenizer_fingerprint and served.tokenizer_fingerprint != tokenizer.fingerprint:
+            message = (
+                f"the tokenizer of {served.model!r} at this gateway ({tokenizer.fingerprint}) "
+                f"is not the target's ({served.tokenizer_fingerprint})"
+            )
+            raise Unavailable(message, reason="TOKENIZER_MISMATCH")
+        return tokenizer
+
+    def _load(self, served: router_pb2.ServedModel) -> _Loading:
+        known = self._loading.get(served.model)
+        now_s = time.monotonic()
+        if known is not None and not (_failed(known.task) and now_s - known.started_s > _RETRY_LOAD_S):
+            return known
+        work = asyncio.to_thread(ModelTokenizer.load, served.model, self.model_paths.get(served.model))
+        loading = self._loading[served.model] = _Loading(asyncio.create_task(work), now_s)
+        loading.task.add_done_callback(lambda task: _report(served.model, task))
+        return loading
+
+
+async def _ask(router: Router) -> list[router_pb2.ServedModel]:
+    try:
+        answer = await router.stub.ListModels(router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S)
+    except grpc.aio.AioRpcError:
+        return []
+    return list(answer.models)
+
+
+def _failed(task: asyncio.Task[ModelTokenizer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is not None
+
+
+def _report(name: str, task: asyncio.Task[ModelTokenizer]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("tokenizer of %s cannot be loaded: %s", name, error)

@@ -1,0 +1,284 @@
+"""The one path of every request, whichever API it came through: admit, tokenise, route, detokenise, end.
+
+A request outlives its router. When one breaks, the tokens already delivered are sent to another as the beginning of
+the same answer, and the client sees a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from outrider.gateway.admission import Admission
+from outrider.gateway.catalog import Catalog, Model
+from outrider.gateway.config import Failover
+from outrider.gateway.metering import Meter, Metered
+from outrider.gateway.output import FinishReason, Output, Piece
+from outrider.gateway.persistence import Persistence, breaks_off
+from outrider.gateway.requests import (
+    ChatPrompt,
+    Generation,
+    SpeculationChoice,
+    TextPrompt,
+    TokenPrompt,
+    check_token_ids,
+)
+from outrider.gateway.routers import RouterPool
+from outrider.gateway.tally import Finish, Tally, Usage
+from outrider.gateway.tokenizer.model import TemplateError
+from outrider.rpc.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, Unavailable, from_rpc_error
+from outrider.rpc.v1 import router_pb2, sequence_pb2
+
+TENANT = "default"
+_SPECULATION = {
+    SpeculationChoice.AUTO: router_pb2.SPECULATION_MODE_AUTO,
+    SpeculationChoice.ON: router_pb2.SPECULATION_MODE_ON,
+    SpeculationChoice.OFF: router_pb2.SPECULATION_MODE_OFF,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round adds to the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    """The first so many of `token_ids` were drafted."""
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request that was let in and understood; its tokens come with `chunks`, the last of which has `finish`."""
+
+    id: str
+    model: str
+    include_metrics: bool
+    chunks: AsyncIterator[Chunk]
+    cancel: Callable[[], None]
+    """Ends the call to the router, from wherever it is called. Not needed when the block is left."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """One running request: what was asked, and how far it has come."""
+
+    id: str
+    generation: Generation
+    model: Model
+    prompt_token_ids: list[int]
+    output: Output
+    tally: Tally
+    deadline_s: float
+    """On the monotonic clock."""
+    call: grpc.aio.Call | None = None
+    """To the router, while there is one."""
+    cancelled: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), self.tally.num_cached)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.call is not None:
+            self.call.cancel()
+
+    def route_request(self) -> router_pb2.RouteRequest:
+        """The rest of this request, as a router takes it: all of it, or what is left after a break."""
+        options = self.generation.options
+        return router_pb2.RouteRequest(
+            request_id=self.id,
+            tenant=TENANT,
+            model=self.model.name,
+            prompt_token_ids=self.prompt_token_ids,
+            resume_token_ids=self.output.token_ids,
+            sampling=sequence_pb2.Sampling(
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                min_p=options.min_p,
+                seed=options.seed or 0,
+            ),
+            seeded=options.seed is not None,
+            stopping=sequence_pb2.Stopping(
+                max_new_tokens=self.output.max_tokens, stop_token_ids=sorted(self.output.stop_token_ids)
+            ),
+            speculation=_SPECULATION[options.speculation],
+            max_draft_tokens=options.max_draft_tokens,
+        )
+
+    def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
+        """One round's tokens, up to where the answer ends."""
+        self.tally.add_round(response)
+        piece = self.output.push(response.token_ids)
+        if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
+            piece = self._ended_by_router(piece, response.finish_reason)
+        self.tally.add_tokens(len(piece.token_ids), now_s)
+        return self.chunk(piece, response.num_accepted, now_s)
+
+    def chunk(self, piece: Piece, num_accepted: int, now_s: float) -> Chunk:
+        finish = None
+        if piece.finish_reason is not None:
+            finish = Finish(piece.finish_reason, self.usage, self.tally.summary(now_s))
+        return Chunk(piece.text, piece.token_ids, min(num_accepted, len(piece.token_ids)), finish)
+
+    def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
+        if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
+            name = sequence_pb2.FinishReason.Name(reason)
+            raise InternalError(f"the router ended the request with {name}")
+        ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
+        return Piece(piece.text + self.output.end(ours), piece.token_ids, ours)
+
+
+@dataclass(slots=True)
+class Generator:
+    """Answers requests. `start` is all there is to it; everything a request holds is free when its block is left."""
+
+    catalog: Catalog
+    routers: RouterPool
+    admission: Admission
+    meter: Meter
+    failover: Failover
+    request_timeout_s: float
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    @asynccontextmanager
+    async def start(
+        self, generation: Generation, *, default_max_tokens: int | None, timeout_s: float | None = None
+    ) -> AsyncIterator[Answer]:
+        """An answer under way. `default_max_tokens` None means as many as the context holds.
+
+        Raises OutriderError for everything that can be known before the first token; later errors come from `chunks`.
+        """
+        started_s = self.clock()
+        patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
+        with self.admission.enter(), self.meter.request(started_s) as metered:
+            job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s)
+            metered.prepared(job.model.name, len(job.prompt_token_ids))
+            async with aclosing(self._run(job, metered)) as chunks:
+                yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks, job.cancel)
+
+    async def _prepare(
+        self, generation: Generation, default_max_tokens: int | None, started_s: float, deadline_s: float
+    ) -> _Job:
+        model = await self.catalog.get(generation.model)
+        options = generation.options
+        check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
+        check_token_ids("resume_token_ids", generation.resume_token_ids, model.vocab_size)
+        prompt = await _tokenise(model, generation)
+        eos = () if options.ignore_eos else model.tokenizer.eos_token_ids
+        output = Output(
+            token_bytes=model.tokenizer.token_bytes,
+            stop=options.stop,
+            stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
+            max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
+        )
+        return _Job(uuid.uuid4().hex, generation, model, prompt, output, Tally(started_s), deadline_s)
+
+    async def _run(self, job: _Job, metered: Metered) -> AsyncGenerator[Chunk, None]:
+        piece = job.output.resume(job.generation.resume_token_ids)
+        if piece.finish_reason is not None:
+            chunk = job.chunk(piece, 0, self.clock())
+            metered.chunk(len(piece.token_ids), chunk.finish, self.clock())
+            yield chunk
+            return
+        async with aclosing(self._rounds(job)) as rounds:
+            async for response in rounds:
+                chunk = job.take(response, self.clock())
+                metered.chunk(len(chunk.token_ids), chunk.finish, self.clock())
+                if chunk.token_ids or chunk.finish:
+                    yield chunk
+                if chunk.finish:
+                    # Leaving the block cancels the call: the router need not be asked to stop at our stop strings.
+                    return
+
+    async def _rounds(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
+        """Every round of the request, from as many routers as it takes."""
+        persistence = Persistence(self.failover, self.clock())
+        while True:
+            try:
+                async with aclosing(self._attempt(job)) as rounds:
+                    async for response in rounds:
+                        if response.token_ids:
+                            persistence.token(self.clock())
+                        yield response
+                return
+            except _RouterLost as lost:
+                pause_s = persistence.pause_s(self.clock())
+                if pause_s is None:
+                    message = f"{persistence.num_tries} calls to routers broke off; the last: {lost}"
+                    raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
+            self.meter.failover(resumed=bool(job.output.token_ids))
+            job.tally.num_router_failovers += 1
+            await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))
+
+    async def _attempt(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
+        """One call to one router. Ends by raising: _RouterLost when another may do better, OutriderError otherwise."""
+        remaining_s = job.deadline_s - self.clock()
+        if remaining_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the answer was complete")
+        try:
+            router = await self.routers.pick()
+        except Unavailable as none_known:
+            raise _RouterLost(str(none_known)) from none_known
+        if job.cancelled:
+            raise Cancelled("the client left")
+        call = job.call = router.stub.Route(job.route_request(), timeout=remaining_s)
+        try:
+            async for response in call:
+                self.routers.answered(router)
+                yield response
+        except grpc.aio.AioRpcError as rpc_error:
+            error = from_rpc_error(rpc_error)
+            if not breaks_off(error, has_tokens=bool(job.output.token_ids)):
+                raise error from rpc_error
+            self.routers.failed(router)
+            raise _RouterLost(str(error)) from rpc_error
+        finally:
+            call.cancel()
+        raise _RouterLost("the router ended the call before the answer was complete")
+
+
+class _RouterLost(Exception):
+    """A call to a router broke off, and another router may do better."""
+
+
+async def _tokenise(model: Model, generation: Generation) -> list[int]:
+    """The prompt's token ids. In a thread: a long prompt takes long enough to hold up every other stream."""
+    match generation.prompt:
+        case TokenPrompt(token_ids, where):
+            check_token_ids(where, token_ids, model.vocab_size)
+            return list(token_ids)
+        case TextPrompt(text, where):
+            ids = await asyncio.to_thread(model.tokenizer.encode, text)
+        case ChatPrompt(messages, where):
+            try:
+                ids = await asyncio.to_thread(model.tokenizer.encode_chat, messages)
+            except TemplateError as error:
+                raise InvalidRequest(where, str(error)) from error
+    if not ids:
+        raise InvalidRequest(where, "has no tokens")
+    return ids
+
+
+def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: int | None) -> int:
+    """Output tokens this request may have. Raises InvalidRequest with both numbers when the context is too small."""
+    room = model.max_context_len - prompt_len
+    if room < 1:
+        message = f"{prompt_len} tokens; the model's context of {model.max_context_len} has to hold the answer too"
+        raise InvalidRequest(generation.prompt.field, message)
+    asked = generation.options.max_tokens
+    if asked is None:
+        return min(room, default) if default is not None else room
+    if asked > room:
+        message = f"{asked} after a prompt of {prompt_len} tokens exceed the model's context of {model.max_context_len}"
+        raise InvalidRequest("max_tokens", message)
+    return asked

@@ -1,0 +1,179 @@
+"""The public gRPC API: translates, delegates to the core, translates back."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias, cast
+
+import grpc
+
+from outrider.gateway.generation import Answer, Chunk, Generator
+from outrider.gateway.requests import (
+    ChatPrompt,
+    Generation,
+    Options,
+    Prompt,
+    SpeculationChoice,
+    TextPrompt,
+    TokenPrompt,
+)
+from outrider.gateway.tally import Finish, Summary
+from outrider.rpc.channel import remaining_s
+from outrider.rpc.errors import InvalidRequest
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+
+SERVICE = "outrider.rpc.v1.GenerationService"
+DEFAULT_MAX_TOKENS = 256
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_OPTIONS = frozenset(option.name for option in dataclasses.fields(Options))
+_SPECULATION = {
+    router_pb2.SPECULATION_MODE_UNSPECIFIED: SpeculationChoice.AUTO,
+    router_pb2.SPECULATION_MODE_AUTO: SpeculationChoice.AUTO,
+    router_pb2.SPECULATION_MODE_ON: SpeculationChoice.ON,
+    router_pb2.SPECULATION_MODE_OFF: SpeculationChoice.OFF,
+}
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, core: Generator) -> None:
+        self._core = core
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> generation_pb2.GenerateResponse:
+        response = generation_pb2.GenerateResponse()
+        text: list[str] = []
+        async with self._start(request, "", context) as answer:
+            async for chunk in answer.chunks:
+                text.append(chunk.text)
+                response.token_ids.extend(chunk.token_ids)
+                if chunk.finish:
+                    _finish(response, chunk.finish, answer.include_metrics)
+        response.id, response.model, response.text = answer.id, answer.model, "".join(text)
+        return response
+
+    async def StreamGenerate(
+        self, request: generation_pb2.StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+        async with self._start(request.request, "request.", context) as answer:
+            # gRPC drops this generator unclosed when the client leaves between two messages.
+            context.add_done_callback(cast(Any, lambda _: answer.cancel()))
+            async for chunk in answer.chunks:
+                yield _response(answer.id, answer.model, chunk, answer.include_metrics)
+
+    @asynccontextmanager
+    async def _start(
+        self, request: generation_pb2.GenerateRequest, where: str, context: Context
+    ) -> AsyncIterator[Answer]:
+        """`where` leads to the request within the message that came, for the paths of fields in errors."""
+        with _field_paths(where):
+            generation = to_generation(request)
+            timeout_s = remaining_s(context)
+            async with self._core.start(
+                generation, default_max_tokens=DEFAULT_MAX_TOKENS, timeout_s=timeout_s
+            ) as answer:
+                yield answer
+
+
+@contextmanager
+def _field_paths(where: str) -> Iterator[None]:
+    """Errors name fields by their paths in the message: ours of an option is below `options`."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = error.field or ""
+        parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
+        raise InvalidRequest(f"{where}{parent}{name}", error.message, reason=error.reason) from error
+
+
+def _response(answer_id: str, model: str, chunk: Chunk, include_metrics: bool) -> generation_pb2.StreamGenerateResponse:
+    response = generation_pb2.StreamGenerateResponse(
+        id=answer_id, model=model, text=chunk.text, token_ids=chunk.token_ids, num_accepted=chunk.num_accepted
+    )
+    if chunk.finish:
+        _finish(response, chunk.finish, include_metrics)
+    return response
+
+
+def _finish(
+    response: generation_pb2.GenerateResponse | generation_pb2.StreamGenerateResponse,
+    finish: Finish,
+    include_metrics: bool,
+) -> None:
+    response.finish_reason = finish.reason
+    response.usage.prompt_tokens = finish.usage.prompt_tokens
+    response.usage.completion_tokens = finish.usage.completion_tokens
+    response.usage.cached_tokens = finish.usage.cached_tokens
+    if include_metrics:
+        response.metrics.CopyFrom(to_metrics(finish.summary))
+
+
+def to_metrics(summary: Summary) -> generation_pb2.Metrics:
+    sums = summary.speculation
+    histogram = sums.acceptance_histogram
+    return generation_pb2.Metrics(
+        time_to_first_token_ms=summary.time_to_first_token_ms,
+        generation_time_ms=summary.generation_time_ms,
+        queue_time_ms=summary.queue_time_ms,
+        mean_itl_ms=summary.mean_itl_ms,
+        tokens_per_second=summary.tokens_per_second,
+        speculative_decoding=router_pb2.RequestMetrics(
+            num_spec_steps=sums.num_spec_steps,
+            num_draft_tokens=sums.num_draft_tokens,
+            num_verified_tokens=sums.num_verified_tokens,
+            num_accepted_draft_tokens=sums.num_accepted_draft_tokens,
+            acceptance_histogram=[histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1)],
+            num_steps=sums.num_steps,
+            num_cached_tokens=sums.num_cached_tokens,
+            num_dropped_draft_tokens=sums.num_dropped_draft_tokens,
+            num_target_failovers=sums.num_target_failovers,
+            num_draft_failovers=sums.num_draft_failovers,
+            queue_us=sums.queue_us,
+            draft_us=sums.draft_us,
+            verify_us=sums.verify_us,
+            round_us=sums.round_us,
+        ),
+    )
+
+
+def to_generation(request: generation_pb2.GenerateRequest) -> Generation:
+    """Raises InvalidRequest."""
+    if not request.model:
+        raise InvalidRequest("model", "is missing")
+    return Generation(request.model, _prompt(request), _options(request.options), tuple(request.resume_token_ids))
+
+
+def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text, "text")
+        case "chat":
+            messages = tuple({"role": m.role, "content": m.content} for m in request.chat.messages)
+            return ChatPrompt(messages, "chat.messages")
+        case "tokens":
+            return TokenPrompt(tuple(request.tokens.token_ids), "tokens.token_ids")
+        case _:
+            raise InvalidRequest("prompt", "is missing: one of text, chat and tokens")
+
+
+def _options(options: generation_pb2.GenerationOptions) -> Options:
+    if options.speculation not in _SPECULATION:
+        raise InvalidRequest("speculation", f"{options.speculation} is not a known mode")
+    return Options(
+        temperature=options.temperature if options.HasField("temperature") else 1.0,
+        top_k=options.top_k,
+        top_p=options.top_p if options.HasField("top_p") else 1.0,
+        min_p=options.min_p,
+        seed=options.seed if options.HasField("seed") else None,
+        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
+        stop=tuple(options.stop),
+        stop_token_ids=tuple(options.stop_token_ids),
+        speculation=_SPECULATION[options.speculation],
+        max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
+        include_metrics=options.include_metrics,
+        ignore_eos=options.ignore_eos,
+    )

@@ -1,0 +1,181 @@
+"""The HTTP application: reads a body, asks the core, writes the answer. What fails ends as an OpenAI error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from outrider.gateway.config import Limits
+from outrider.gateway.generation import Generator
+from outrider.gateway.http import bodies, sse
+from outrider.gateway.http.bodies import ChatShape, CompletionShape, Shape
+from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
+from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
+from outrider.gateway.requests import Generation
+from outrider.rpc.errors import InvalidRequest, OutriderError
+
+log = logging.getLogger(__name__)
+Body = CompletionRequest | ChatRequest
+
+
+def create_app(core: Generator, limits: Limits) -> Starlette:
+    """The application, for uvicorn or any other ASGI server."""
+    listings = _Listings(core)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, CompletionShape), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, ChatShape), methods=["POST"]),
+            Route("/v1/models", listings.models),
+            Route("/v1/models/{name:path}", listings.model),
+            Route("/health", listings.health),
+            Route("/metrics", listings.metrics),
+        ],
+        exception_handlers={HTTPException: _http_exception},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """One of the two endpoints that generate. An ASGI application, so that it decides itself when an answer begins."""
+
+    core: Generator
+    limits: Limits
+    kind: type[CompletionRequest] | type[ChatRequest]
+    shape: type[CompletionShape] | type[ChatShape]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = parse(self.kind, await read_body(request, self.limits))
+            generation = _generation(body)
+            work = self._stream(body, generation, send) if body.stream else self._whole(body, generation, scope, send)
+            await sse.while_connected(receive, work)
+        except (sse.ClientLeft, ClientDisconnect):
+            return
+        except HttpError as error:
+            await error.response()(scope, receive, send)
+
+    async def _whole(self, body: Body, generation: Generation, scope: Scope, send: Send) -> None:
+        try:
+            async with self.core.start(generation, default_max_tokens=body.default_max_tokens) as answer:
+                data = await sse.whole(answer, self._shape(answer.id, answer.model))
+        except Exception as error:
+            raise _as_http(error, body) from error
+        response = JSONResponse(data, headers={"x-request-id": answer.id})
+        await response(scope, _nothing_to_receive, send)
+
+    async def _stream(self, body: Body, generation: Generation, send: Send) -> None:
+        """Errors before the first token get their own status; later ones can only be an event in the stream."""
+        begun = False
+        try:
+            async with self.core.start(generation, default_max_tokens=body.default_max_tokens) as answer:
+                shape = self._shape(answer.id, answer.model)
+                async with aclosing(sse.events(answer, shape, include_usage=body.include_usage)) as events:
+                    async for event in events:
+                        if not begun:
+                            await sse.open_stream(send, answer.id)
+                            begun = True
+                        await sse.send_event(send, event)
+            await sse.send_event(send, sse.DONE)
+        except Exception as error:
+            http_error = _as_http(error, body)
+            if not begun:
+                raise http_error from error
+            await sse.send_event(send, sse.event(http_error.body))
+        await sse.close_stream(send)
+
+    def _shape(self, answer_id: str, model: str) -> Shape:
+        return self.shape(answer_id, model, int(time.time()))
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, within its limits of size and time."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpError(415, f"Content-Type: has to be application/json, not {kind or 'empty'}", param="Content-Type")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > limits.max_body_bytes:
+        raise _too_large(limits)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.max_body_bytes:
+                    raise _too_large(limits)
+    except TimeoutError as error:
+        raise HttpError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from error
+    return bytes(body)
+
+
+def _too_large(limits: Limits) -> HttpError:
+    # The rest of the body is not read, so the connection is of no further use.
+    message = f"the body is larger than the {limits.max_body_bytes} bytes allowed"
+    return HttpError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+
+def _generation(body: Body) -> Generation:
+    try:
+        return body.generation()
+    except InvalidRequest as error:
+        raise rename_field(error, body.field_names) from error
+
+
+def _as_http(error: Exception, body: Body) -> HttpError:
+    if isinstance(error, InvalidRequest):
+        return rename_field(error, body.field_names)
+    if isinstance(error, OutriderError):
+        return from_outrider(error)
+    # The message stays here: it may quote the prompt.
+    log.error("request failed with %s", type(error).__name__, exc_info=error)
+    return HttpError(500, "internal error", "server_error")
+
+
+async def _nothing_to_receive() -> dict[str, str]:
+    raise RuntimeError("the body has been read")
+
+
+@dataclass(frozen=True, slots=True)
+class _Listings:
+    core: Generator
+
+    async def models(self, request: Request) -> Response:
+        await self.core.catalog.refresh()
+        created_s = self.core.catalog.created_s
+        data = [bodies.model(served, created_s) for served in self.core.catalog.live]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        await self.core.catalog.refresh()
+        for served in self.core.catalog.live:
+            if served.model == name:
+                return JSONResponse(bodies.model(served, self.core.catalog.created_s))
+        return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are taken and some model is served; 503 says why not."""
+        models = [served.model for served in self.core.catalog.live]
+        reason = "draining" if self.core.admission.draining else "" if models else "no model is served"
+        body = {"status": reason or "ok", "models": models, "running": self.core.admission.running}
+        return JSONResponse(body, status_code=503 if reason else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.core.meter.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    """No such path, or not with that method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()

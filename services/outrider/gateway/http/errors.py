@@ -1,0 +1,71 @@
+"""What goes wrong, in the shape OpenAI's clients know: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import grpc
+from starlette.responses import JSONResponse
+
+from outrider.rpc.errors import InvalidRequest, OutriderError, UnknownModel
+
+_MAX_MESSAGE_CHARS = 1000
+
+# gRPC code → HTTP status, error type. The reason becomes the code.
+_TABLE = {
+    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
+    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    grpc.StatusCode.UNIMPLEMENTED: (400, "invalid_request_error"),
+    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
+    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
+    grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    grpc.StatusCode.CANCELLED: (499, "request_cancelled"),
+    grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError(Exception):
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, object]:
+        message = self.message[:_MAX_MESSAGE_CHARS]
+        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+def unsupported(param: str, message: str) -> HttpError:
+    """An option of the OpenAI API that would change the answer and is not served here."""
+    return HttpError(400, f"{param}: {message}", param=param, code="unsupported_parameter")
+
+
+def from_outrider(error: OutriderError) -> HttpError:
+    status, kind = _TABLE.get(error.code, (500, "server_error"))
+    headers = {}
+    if error.retry_after_s is not None:
+        # Whole seconds (RFC 9110, 10.2.3), and never 0, which would mean at once.
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    message = str(error) if status != 500 else "internal error"
+    code = "model_not_found" if isinstance(error, UnknownModel) else (error.reason or "unavailable").lower()
+    return HttpError(status, message, kind, param=error.field or None, code=code, headers=headers)
+
+
+def rename_field(error: InvalidRequest, names: dict[str, str]) -> HttpError:
+    """The error under the name the client used for the field."""
+    plain = from_outrider(error)
+    name = names.get(error.field or "", error.field)
+    return HttpError(plain.status, f"{name}: {error.message}", plain.type, param=name, code=plain.code)

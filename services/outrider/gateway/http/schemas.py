@@ -1,0 +1,282 @@
+"""Request bodies of the OpenAI-compatible endpoints, and what they mean.
+
+An option that would change the answer and is not served is refused by name; one that asks for what happens anyway
+(`n: 1`, `logprobs: false`) is fine; a field nobody knows is an error. Nothing is ignored silently except what OpenAI
+defines as having no effect on the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from outrider.gateway.http.errors import HttpError, unsupported
+from outrider.gateway.requests import (
+    ChatPrompt,
+    Generation,
+    Options,
+    Prompt,
+    SpeculationChoice,
+    TextPrompt,
+    TokenPrompt,
+)
+from outrider.rpc.errors import InvalidRequest
+
+# Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
+_UNSERVED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+_UNSERVED_COMPLETION = _UNSERVED | {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+_UNSERVED_CHAT = _UNSERVED | {
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+_UNSERVED_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "name": (),
+    "audio": (),
+    "refusal": (),
+    "annotations": ([],),
+    "function_call": (),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+}
+# OpenAI's newer name for instructions that outrank the user's; templates know it by the older one.
+_ROLES = {"developer": "system"}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Padding against traffic analysis, which only OpenAI's own servers add."""
+
+
+class _Request(BaseModel):
+    """What both endpoints share. None means the default."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    unserved: ClassVar[dict[str, tuple[Any, ...]]]
+    default_max_tokens: ClassVar[int | None]
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Any = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    speculation: Literal["auto", "on", "off"] | None = None
+    max_draft_tokens: int | None = None
+    include_metrics: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # No effect on the answer, by OpenAI's definition.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """Our name of a field → the client's, where they differ."""
+        return {}
+
+    def generation(self) -> Generation:
+        """Raises InvalidRequest or HttpError, naming the field."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options", "is only allowed with stream: true")
+        options = Options(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_k=self.top_k or 0,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            min_p=self.min_p or 0.0,
+            seed=self.seed,
+            max_tokens=self.token_limit,
+            stop=_stops(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            speculation=SpeculationChoice(self.speculation or "auto"),
+            max_draft_tokens=self.max_draft_tokens,
+            include_metrics=bool(self.include_metrics),
+            ignore_eos=bool(self.ignore_eos),
+        )
+        return Generation(self.model, self.to_prompt(), options)
+
+    def to_prompt(self) -> Prompt:
+        raise NotImplementedError
+
+
+class CompletionRequest(_Request):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_COMPLETION
+    default_max_tokens: ClassVar[int | None] = 16
+    """As OpenAI documents it."""
+
+    prompt: Any
+
+    def to_prompt(self) -> Prompt:
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+            if len(prompt) > 1:
+                raise unsupported("prompt", f"{len(prompt)} prompts in one request are not served; send one at a time")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return TextPrompt(prompt)
+        if isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt):
+            return TokenPrompt(tuple(prompt))
+        raise InvalidRequest("prompt", "has to be a string or a list of token ids")
+
+
+class ChatRequest(_Request):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_CHAT
+    default_max_tokens: ClassVar[int | None] = None
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise InvalidRequest("max_completion_tokens", "differs from max_tokens; give one of them")
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+
+    def to_prompt(self) -> Prompt:
+        return ChatPrompt(tuple(_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)))
+
+
+Parsed = TypeVar("Parsed", bound=_Request)
+
+
+def parse(kind: type[Parsed], body: bytes) -> Parsed:
+    """Raises HttpError, naming the field at fault."""
+    fields = _json_object(body)
+    _refuse_unserved(fields, kind.unserved, where="")
+    served = {name: value for name, value in fields.items() if name not in kind.unserved}
+    try:
+        return kind.model_validate(served)
+    except ValidationError as error:
+        raise _first(error) from error
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        # NaN passes here so that the field that holds it can be named. Depth is bounded by the parser.
+        fields = from_json(body, allow_inf_nan=True)
+    except ValueError as error:
+        raise HttpError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise HttpError(400, "the body has to be a JSON object", code="invalid_json")
+    return fields
+
+
+def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]], where: str) -> None:
+    for name, value in fields.items():
+        if name in unserved and value is not None and not any(_same(value, fine) for fine in unserved[name]):
+            raise unsupported(f"{where}{name}", "is not supported")
+
+
+def _same(value: Any, fine: Any) -> bool:
+    # True == 1 in Python, and not in JSON.
+    return isinstance(value, bool) == isinstance(fine, bool) and bool(value == fine)
+
+
+def _first(error: ValidationError) -> HttpError:
+    fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = _path(fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return HttpError(400, f"{param}: unknown field", param=param, code="unknown_parameter")
+    if fault["type"] == "missing":
+        return HttpError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
+    message = fault["msg"].replace("Input should be", "has to be")
+    return HttpError(400, f"{param}: {message}", param=param, code="invalid_type")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """("stop", 3) → stop[3]; ("stream_options", "x") → stream_options.x."""
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return path.removeprefix(".")
+
+
+def _stops(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        return (stop,)
+    if isinstance(stop, list) and all(isinstance(one, str) for one in stop):
+        return tuple(stop)
+    raise InvalidRequest("stop", "has to be a string or a list of strings")
+
+
+def _message(where: str, message: dict[str, Any]) -> dict[str, str]:
+    _refuse_unserved(message, _UNSERVED_MESSAGE, where=f"{where}.")
+    for name in message:
+        if name not in ("role", "content") and name not in _UNSERVED_MESSAGE:
+            raise InvalidRequest(f"{where}.{name}", "unknown field")
+    role = message.get("role")
+    if role in ("tool", "function"):
+        raise unsupported(f"{where}.role", f"{role!r} messages are not supported")
+    if not isinstance(role, str):
+        raise InvalidRequest(f"{where}.role", "has to be system, user or assistant")
+    return {"role": _ROLES.get(role, role), "content": _content(f"{where}.content", message.get("content"))}
+
+
+def _content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise InvalidRequest(where, "has to be a string or a list of text parts")
+    return "".join(_text_part(f"{where}[{i}]", part) for i, part in enumerate(content))
+
+
+def _text_part(where: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise InvalidRequest(where, "has to be an object with type and text")
+    if part.get("type") != "text":
+        raise unsupported(f"{where}.type", "only text parts are supported")
+    for name in part:
+        if name not in ("type", "text"):
+            raise InvalidRequest(f"{where}.{name}", "unknown field")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{where}.text", "has to be a string")
+    return str(part["text"])

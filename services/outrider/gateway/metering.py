@@ -1,0 +1,111 @@
+"""What the gateway counts, for Prometheus. Times are seconds on one process's monotonic clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from outrider.gateway.tally import Finish
+from outrider.rpc.errors import OutriderError
+
+_TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 40, 160)
+_ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 8)
+_E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 600)
+
+
+class Meter:
+    """One gateway's metrics, in a registry of their own so that two gateways in one process do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.running = Gauge("outrider_gateway_requests_running", "Requests under way.", registry=self.registry)
+        self.succeeded = self._counter(
+            "request_success", "Requests answered to the end.", "model_name", "finished_reason"
+        )
+        self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
+        self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model_name")
+        self.cached_tokens = self._counter("cached_prompt_tokens", "Of those, found in a cache.", "model_name")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens delivered.", "model_name")
+        self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
+        self.itl = self._seconds(
+            "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
+        )
+        self.tpot = self._seconds(
+            "request_time_per_output_token", "First token to last, over the tokens after the first.", _ITL_BUCKETS_S
+        )
+        self.e2e = self._seconds("e2e_request_latency", "Arrival to end.", _E2E_BUCKETS_S)
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{name}", meaning, labels, registry=self.registry)
+
+    def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
+
+    def exposition(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def failover(self, *, resumed: bool) -> None:
+        self.failovers.labels("ongoing_request" if resumed else "new_request").inc()
+
+    @contextmanager
+    def request(self, started_s: float) -> Iterator[Metered]:
+        """Around one request; its end, whichever, is counted once."""
+        metered = Metered(self, started_s)
+        self.running.inc()
+        try:
+            yield metered
+        except OutriderError as error:
+            self.failed.labels((error.reason or error.code.name).lower()).inc()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not metered.finished:
+                self.failed.labels("cancelled").inc()
+            raise
+        except Exception:
+            self.failed.labels("internal").inc()
+            raise
+        finally:
+            self.running.dec()
+
+
+@dataclass(slots=True)
+class Metered:
+    """One running request as the metrics see it."""
+
+    meter: Meter
+    started_s: float
+    model: str = ""
+    """Set once it is known to be served: names that clients make up are no label."""
+    last_s: float | None = None
+    finished: bool = False
+
+    def prepared(self, model: str, prompt_tokens: int) -> None:
+        self.model = model
+        self.meter.prompt_tokens.labels(model).inc(prompt_tokens)
+
+    def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
+        """Something is about to be delivered."""
+        if num_tokens:
+            self.meter.generation_tokens.labels(self.model).inc(num_tokens)
+            if self.last_s is None:
+                self.meter.ttft.labels(self.model).observe(now_s - self.started_s)
+            else:
+                self.meter.itl.labels(self.model).observe(now_s - self.last_s)
+            self.last_s = now_s
+        if finish is not None:
+            self._finish(finish, now_s)
+
+    def _finish(self, finish: Finish, now_s: float) -> None:
+        self.finished = True
+        self.meter.succeeded.labels(self.model, finish.reason).inc()
+        self.meter.cached_tokens.labels(self.model).inc(finish.usage.cached_tokens)
+        self.meter.e2e.labels(self.model).observe(now_s - self.started_s)
+        if finish.usage.completion_tokens > 1:
+            self.meter.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)

@@ -1,0 +1,60 @@
+"""When a request goes on with another router after one broke, and when it gives up. Pure: the clock is an argument."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from outrider.gateway.config import Failover
+from outrider.rpc.errors import OutriderError
+
+# What a call ends with when its peer or the way to it is gone. A router that is there gives a reason.
+_TRANSPORT = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
+)
+
+
+def breaks_off(error: OutriderError, *, has_tokens: bool) -> bool:
+    """Whether a call that ended so should go on at another router. `has_tokens`: the client has part of the answer."""
+    if error.reason is None:
+        return error.code in _TRANSPORT
+    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # A new request is refused for good. One that has tokens was accepted once, and is never dropped for load.
+        return has_tokens
+    return error.code is grpc.StatusCode.UNAVAILABLE and error.reason == "DRAINING"
+
+
+@dataclass(slots=True)
+class Persistence:
+    """One request's patience: bounded in time without a token, and in the number of routers lost under it."""
+
+    limits: Failover
+    waiting_since_s: float
+    jitter: Callable[[], float] = field(default=random.random)
+    """From [0, 1): spreads the return of many requests that broke together."""
+    num_tries: int = 0
+    num_moves: int = 0
+    _pause_s: float = 0.0
+    _had_token: bool = False
+
+    def token(self, now_s: float) -> None:
+        self.waiting_since_s = now_s
+        self._pause_s = 0.0
+        self._had_token = True
+
+    def pause_s(self, now_s: float) -> float | None:
+        """After a break: seconds to wait before the next router is asked; None to give up."""
+        self.num_tries += 1
+        if self._had_token:
+            self.num_moves += 1
+            self._had_token = False
+            # The break is when the wait begins: a slow stream must not use its patience up before it breaks.
+            self.waiting_since_s = now_s
+        if self.num_moves > self.limits.max_moves or now_s - self.waiting_since_s >= self.limits.window_s:
+            return None
+        pause = self._pause_s
+        self._pause_s = min(max(2 * pause, self.limits.first_pause_s), self.limits.longest_pause_s)
+        return pause * (0.5 + self.jitter() / 2)

@@ -1,0 +1,147 @@
+"""What a client may ask for, in our own words: validated at birth, whichever API it came through."""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.rpc.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_MESSAGES = 1024
+_UINT32_MAX = 2**32 - 1
+_UINT64_MAX = 2**64 - 1
+
+
+class SpeculationChoice(enum.Enum):
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    field: str = "prompt"
+    """The client's name of it, for error messages."""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise InvalidRequest(self.field, "is empty")
+        _check_text(self.field, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    messages: tuple[Mapping[str, str], ...]
+    """Each with `role` (system, user, assistant) and `content`."""
+    field: str = "messages"
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.messages) <= MAX_MESSAGES:
+            raise InvalidRequest(self.field, f"{len(self.messages)} messages; 1 to {MAX_MESSAGES} are allowed")
+        for i, message in enumerate(self.messages):
+            where = f"{self.field}[{i}]"
+            if message["role"] not in ("system", "user", "assistant"):
+                raise InvalidRequest(f"{where}.role", f"{message['role']!r} is not system, user or assistant")
+            _check_text(f"{where}.content", message["content"])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    token_ids: tuple[int, ...]
+    field: str = "prompt"
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise InvalidRequest(self.field, "is empty")
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to sample and when to end. The defaults are those of the public API."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    """Output tokens; None means what the API's default and the model's context allow."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    speculation: SpeculationChoice = SpeculationChoice.AUTO
+    max_draft_tokens: int | None = None
+    include_metrics: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        # The wire carries 32-bit floats, so it is their values that have to be in range.
+        _require("temperature", self.temperature, 0 <= _float32(self.temperature) < math.inf, "finite and at least 0")
+        _require("top_p", self.top_p, 0 < _float32(self.top_p) <= 1, "above 0 and at most 1")
+        _require("min_p", self.min_p, 0 <= _float32(self.min_p) <= 1, "from 0 to 1")
+        _require("top_k", self.top_k, 0 <= self.top_k < 2**31, "from 0 (no limit) to 2147483647")
+        if self.seed is not None:
+            _require("seed", self.seed, 0 <= self.seed <= _UINT64_MAX, "from 0 to 2^64 - 1")
+        if self.max_tokens is not None:
+            _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= _UINT32_MAX, "at least 1")
+        if self.max_draft_tokens is not None:
+            _require("max_draft_tokens", self.max_draft_tokens, 0 <= self.max_draft_tokens <= 64, "from 0 to 64")
+        self._check_stops()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidRequest("stop", f"{len(self.stop)} stop strings; at most {MAX_STOPS} are allowed")
+        for i, stop in enumerate(self.stop):
+            if not 1 <= len(stop) <= MAX_STOP_CHARS:
+                message = f"{len(stop)} characters; a stop string has 1 to {MAX_STOP_CHARS}"
+                raise InvalidRequest(f"stop[{i}]", message)
+            _check_text(f"stop[{i}]", stop)
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            message = f"{len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
+            raise InvalidRequest("stop_token_ids", message)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request."""
+
+    model: str
+    prompt: Prompt
+    options: Options = field(default_factory=Options)
+    resume_token_ids: tuple[int, ...] = ()
+    """Output tokens the client has from an answer that broke off. The answer continues after them."""
+
+
+def check_token_ids(where: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Refuses ids the model has no row for, before they can index anything."""
+    for i, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"{where}[{i}]", f"token id {token_id} is outside the vocabulary of {vocab_size}")
+
+
+def _float32(value: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.inf
+
+
+def _require(name: str, value: float, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise InvalidRequest(name, f"{value} is not allowed; it has to be {allowed}")
+
+
+def _check_text(where: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(where, "holds half a surrogate pair, which is not text") from error

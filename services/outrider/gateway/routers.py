@@ -1,0 +1,137 @@
+"""Which routers there are, and which one takes the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from outrider.metadata.store import MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import Unavailable
+from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
+
+Clock = Callable[[], float]
+_RETIRE_GRACE_S = 600.0
+
+
+class RouterSource(Protocol):
+    async def addresses(self) -> list[str]:
+        """HOST:PORT of every router believed to be up."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRouters:
+    """Routers named on the command line."""
+
+    given: tuple[str, ...]
+
+    async def addresses(self) -> list[str]:
+        return list(self.given)
+
+
+@dataclass(slots=True)
+class LeasedRouters:
+    """Routers that hold a lease in the metadata store, asked for at most every `max_age_s`."""
+
+    store: MetadataStore
+    max_age_s: float = 0.5
+    _known: list[str] = field(default_factory=list)
+    _read_s: float = float("-inf")
+
+    async def addresses(self) -> list[str]:
+        now_s = time.monotonic()
+        if now_s - self._read_s >= self.max_age_s:
+            self._read_s = now_s
+            leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER)
+            self._known = [lease.address for lease in leases if not lease.load.draining]
+        return self._known
+
+
+@dataclass(slots=True)
+class Rotation:
+    """Round robin that leaves out, for a while, routers that have just failed; pure but for its memory."""
+
+    cooldown_s: float = 2.0
+    _turn: int = 0
+    _failed_s: dict[str, float] = field(default_factory=dict)
+
+    def failed(self, address: str, now_s: float) -> None:
+        self._failed_s[address] = now_s
+
+    def recovered(self, address: str) -> None:
+        self._failed_s.pop(address, None)
+
+    def choose(self, addresses: Iterable[str], now_s: float) -> str | None:
+        """None when there is no address at all. One that failed is better than none: it may be back."""
+        ordered = sorted(set(addresses))
+        if not ordered:
+            return None
+        self._failed_s = {a: s for a, s in self._failed_s.items() if now_s - s < self.cooldown_s}
+        healthy = [a for a in ordered if a not in self._failed_s]
+        if not healthy:
+            return min(ordered, key=lambda a: self._failed_s[a])
+        self._turn += 1
+        return healthy[self._turn % len(healthy)]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    address: str
+    stub: router_pb2_grpc.RouterServiceAsyncStub
+
+
+class RouterPool:
+    """Open channels to routers. Use with `async with`; closing it breaks what still runs on them."""
+
+    def __init__(self, source: RouterSource, clock: Clock = time.monotonic) -> None:
+        self._source = source
+        self._clock = clock
+        self._rotation = Rotation()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> RouterPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    async def pick(self) -> Router:
+        """The router for the next call. Raises Unavailable when none is known."""
+        addresses = await self._source.addresses()
+        self._retire(set(self._channels) - set(addresses))
+        address = self._rotation.choose(addresses, self._clock())
+        if address is None:
+            raise Unavailable("no router is known", reason="NO_ROUTER", retry_after_s=1.0)
+        return self._router(address)
+
+    async def every(self) -> list[Router]:
+        return [self._router(address) for address in await self._source.addresses()]
+
+    def failed(self, router: Router) -> None:
+        """The router broke or could not be reached; others are preferred for a while."""
+        self._rotation.failed(router.address, self._clock())
+
+    def answered(self, router: Router) -> None:
+        self._rotation.recovered(router.address)
+
+    def _retire(self, gone: set[str]) -> None:
+        """Closes channels to routers that left, once their calls are done: a draining router is off the list too."""
+        for address in gone:
+            task = asyncio.create_task(self._channels.pop(address).close(grace=_RETIRE_GRACE_S))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _router(self, address: str) -> Router:
+        if address not in self._channels:
+            self._channels[address] = create_channel(address)
+        return Router(address, router_pb2_grpc.RouterServiceStub(self._channels[address]))

@@ -1,0 +1,191 @@
+"""The gateway process: what it opens, in order; how it drains; how it closes, in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from signal import Signals
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from outrider.gateway.admission import Admission
+from outrider.gateway.catalog import Catalog
+from outrider.gateway.config import GatewayConfig, split_address
+from outrider.gateway.generation import Generator
+from outrider.gateway.grpc_server import SERVICE, GenerationServicer
+from outrider.gateway.http.app import create_app
+from outrider.gateway.metering import Meter
+from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
+from outrider.metadata.store import MetadataStore
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
+
+log = logging.getLogger(__name__)
+_REFRESH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGateway:
+    """A gateway that serves. Addresses are HOST:PORT with the real ports."""
+
+    grpc_address: str
+    http_address: str
+    core: Generator
+    life: ServerLife
+
+
+@asynccontextmanager
+async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningGateway]:
+    """A gateway from here to the end of the block, where it drains. The signals given start the drain earlier."""
+    async with AsyncExitStack() as stack:
+        store = None
+        if config.metadata_url is not None:
+            store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
+        routers = await stack.enter_async_context(RouterPool(_source(config, store)))
+        core = _core(config, routers)
+        stack.push_async_callback(core.catalog.close)
+        grpc_server = create_server(max_message_bytes=config.limits.max_body_bytes)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(core), grpc_server)
+        life = await stack.enter_async_context(
+            serving(grpc_server, config.listen_grpc, services=[SERVICE], signals=signals)
+        )
+        http_address = await stack.enter_async_context(
+            _http(create_app(core, config.limits), config.listen_http, grace_s=1.0)
+        )
+        await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
+        if store is not None:
+            lease = store.register(_info(), life.address, lambda: _load(core.admission))
+            await stack.enter_async_context(lease)
+        log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
+        try:
+            yield RunningGateway(life.address, http_address, core, life)
+        finally:
+            await _drain(core.admission, life, config.drain_timeout_s)
+
+
+async def serve(config: GatewayConfig, signals: Sequence[Signals]) -> None:
+    """Serves until a signal, then drains."""
+    async with running(config, signals) as gateway:
+        await gateway.life.draining.wait()
+
+
+async def _drain(admission: Admission, life: ServerLife, timeout_s: float) -> None:
+    # Before health says so: who still comes is told to go elsewhere, and loses nothing.
+    admission.draining = True
+    await life.drain()
+    if not await admission.drain(timeout_s):
+        log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
+
+
+def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:
+    if config.routers or store is None:
+        return FixedRouters(config.routers)
+    return LeasedRouters(store)
+
+
+def _core(config: GatewayConfig, routers: RouterPool) -> Generator:
+    return Generator(
+        catalog=Catalog(routers, config.model_paths),
+        routers=routers,
+        admission=Admission(config.limits.max_running),
+        meter=Meter(),
+        failover=config.failover,
+        request_timeout_s=config.limits.request_timeout_s,
+    )
+
+
+def _info() -> worker_pb2.WorkerInfo:
+    return worker_pb2.WorkerInfo(
+        protocol_version=1,
+        role=worker_pb2.WORKER_ROLE_GATEWAY,
+        worker_id=f"gateway-{uuid.uuid4().hex}",
+        version=_version(),
+    )
+
+
+def _version() -> str:
+    try:
+        return version("outrider")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _load(admission: Admission) -> worker_pb2.WorkerLoad:
+    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.draining)
+
+
+async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
+    """Health follows what can be answered: SERVING while some model is served."""
+    while True:
+        try:
+            await catalog.refresh()
+        except Exception:
+            log.exception("the list of models could not be refreshed")
+        if not life.draining.is_set() and life.health.serving != bool(catalog.live):
+            await (life.health.set_serving() if catalog.live else life.health.set_not_serving())
+        await asyncio.sleep(_REFRESH_S)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the process has one drain, for both servers."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def _http(app: ASGIApp, address: str, *, grace_s: float) -> AsyncIterator[str]:
+    """Serves `app` and yields the bound HOST:PORT. Raises OSError when the address cannot be bound."""
+    host, port = split_address(address)
+    listener = _listen(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+    )
+    server = _HttpServer(config)
+    serving_task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"{host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving_task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Connections that come before the server's loop runs wait here instead of being refused.
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener

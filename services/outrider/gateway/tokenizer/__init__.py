@@ -1,0 +1,1 @@
+"""Between text and token ids: chat templates, incremental detokenising, stop strings."""

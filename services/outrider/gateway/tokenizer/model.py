@@ -1,0 +1,89 @@
+"""One model's tokenizer and chat template, read from its directory. Knows no request and no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.engine import checkpoints
+from outrider.gateway.tokenizer.text import TokenBytes
+
+
+class TemplateError(ValueError):
+    """The chat template refuses these messages, or there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """Immutable and safe to use from several threads at once."""
+
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    token_bytes: TokenBytes
+    tokenizer: Any
+    """A transformers tokenizer with a `tokenizers` backend."""
+
+    @classmethod
+    def load(cls, name: str, path: Path | None) -> ModelTokenizer:
+        """Reads `path`, or the checkpoint known as `name`. Blocks: seconds the first time.
+
+        Raises CheckpointError, OSError or ValueError, each naming the file or the reason.
+        """
+        # Imported here: transformers takes seconds to import, and everything else of the gateway does without.
+        from transformers import AutoTokenizer
+
+        directory = path or checkpoints.resolve(name)
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError(f"{directory}/tokenizer.json: missing; only fast tokenizers are served")
+        # A checkpoint may ship with truncation switched on, which would shorten prompts silently.
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(
+            fingerprint=checkpoints.tokenizer_fingerprint(directory),
+            eos_token_ids=_eos_token_ids(directory, tokenizer),
+            token_bytes=_token_bytes(backend),
+            tokenizer=tokenizer,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens this model wants around it."""
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError."""
+        # The template writes the special tokens itself.
+        return list(self.tokenizer.backend_tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        from jinja2 import TemplateError as JinjaError
+
+        if not self.tokenizer.chat_template:
+            raise TemplateError("this model has no chat template; send a plain prompt instead")
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (JinjaError, TypeError, ValueError) as error:
+            raise TemplateError(f"refused by the model's chat template: {error}") from error
+        return str(rendered)
+
+
+def _eos_token_ids(directory: Path, tokenizer: Any) -> tuple[int, ...]:
+    ids = set(checkpoints.eos_token_ids(directory))
+    if tokenizer.eos_token_id is not None:
+        ids.add(int(tokenizer.eos_token_id))
+    return tuple(sorted(ids))
+
+
+def _token_bytes(backend: Any) -> TokenBytes:
+    size = backend.get_vocab_size(with_added_tokens=True)
+    # Added tokens may leave gaps in the ids, so the highest id bounds the table and not the count.
+    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=size - 1)
+    specials = [i for i, token in backend.get_added_tokens_decoder().items() if token.special]
+    pieces = [backend.id_to_token(i) for i in range(highest + 1)]
+    return TokenBytes.build(pieces, json.loads(backend.to_str())["decoder"], specials)

@@ -1,0 +1,200 @@
+"""From token ids to text, one token at a time: pure, and no text is ever decoded twice.
+
+A token is a run of bytes, not of characters. So tokens are looked up as bytes and one incremental UTF-8 decoder turns
+them into text: what it holds back is exactly an incomplete character. Stop strings are found by an Aho-Corasick
+automaton (Aho and Corasick 1975) over the characters, whose state says how much of the text could still begin one.
+
+What comes out after any number of tokens depends on those tokens alone, never on how they were grouped. That is what
+lets a broken-off answer go on elsewhere: the tokens already delivered are fed again and their text is thrown away.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SENTENCEPIECE_STEPS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
+
+
+class UnsupportedDecoder(ValueError):
+    """The tokenizer turns tokens into text in a way that cannot be streamed here."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable characters by which byte-level vocabularies write bytes (Radford et al. 2019, GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if byte not in printable)
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_ALPHABET = _byte_alphabet()
+
+
+def _byte_level(piece: str) -> bytes:
+    """A piece with a character outside the alphabet is an added token, written as it reads."""
+    if all(char in _BYTE_ALPHABET for char in piece):
+        return bytes(_BYTE_ALPHABET[char] for char in piece)
+    return piece.encode()
+
+
+def _sentencepiece(piece: str) -> bytes:
+    byte = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+
+
+def _steps(decoder: dict[str, Any]) -> list[str]:
+    if decoder.get("type") == "Sequence":
+        return [step for part in decoder["decoders"] for step in _steps(part)]
+    return [str(decoder.get("type"))]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """The bytes of every token of one vocabulary. Tokens that are not text (specials, padding rows) have none."""
+
+    table: tuple[bytes, ...]
+
+    @classmethod
+    def build(cls, pieces: Sequence[str | None], decoder: dict[str, Any] | None, specials: Iterable[int]) -> TokenBytes:
+        """From the vocabulary's pieces by id and the `decoder` section of tokenizer.json.
+
+        A `Strip` of the first space is left out: an answer continues a prompt, it does not begin a text.
+        """
+        steps = set(_steps(decoder or {}))
+        if steps == {"ByteLevel"}:
+            spell = _byte_level
+        elif steps <= _SENTENCEPIECE_STEPS and steps & {"Replace", "Metaspace"}:
+            spell = _sentencepiece
+        else:
+            raise UnsupportedDecoder(f"decoder {sorted(steps)} is neither byte-level nor SentencePiece")
+        silent = frozenset(specials)
+        return cls(tuple(b"" if i in silent or p is None else spell(p) for i, p in enumerate(pieces)))
+
+    def of(self, token_id: int) -> bytes:
+        return self.table[token_id] if 0 <= token_id < len(self.table) else b""
+
+
+class Detokeniser:
+    """The text of a growing sequence of tokens. Bytes that are not UTF-8 become U+FFFD."""
+
+    __slots__ = ("_decoder", "_tokens")
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self._tokens = tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that `token_id` completes."""
+        return self._decoder.decode(self._tokens.of(token_id))
+
+    def flush(self) -> str:
+        """What an unfinished last character comes to."""
+        return self._decoder.decode(b"", final=True)
+
+
+class StopAutomaton:
+    """Which stop strings end, and which could have begun, at each character. Shared by nobody, built per request."""
+
+    __slots__ = ("_children", "_fail", "depth", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._children: list[dict[str, int]] = [{}]
+        self._fail = [0]
+        self.depth = [0]
+        """Characters at the end of the text that could begin a stop string, by state."""
+        self.matched = [0]
+        """Length of the longest stop string that ends here, by state; 0 when none does."""
+        for stop in stops:
+            self._insert(stop)
+        self._link()
+
+    def _insert(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            if char not in self._children[state]:
+                self._children[state][char] = len(self._children)
+                self._children.append({})
+                self._fail.append(0)
+                self.depth.append(self.depth[state] + 1)
+                self.matched.append(0)
+            state = self._children[state][char]
+        self.matched[state] = len(stop)
+
+    def _link(self) -> None:
+        waiting = deque(self._children[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for char, child in self._children[state].items():
+                self._fail[child] = self.step(self._fail[state], char)
+                self.matched[child] = self.matched[child] or self.matched[self._fail[child]]
+                waiting.append(child)
+
+    def step(self, state: int, char: str) -> int:
+        while state and char not in self._children[state]:
+            state = self._fail[state]
+        return self._children[state].get(char, 0)
+
+
+class StopMatcher:
+    """Passes text on up to the first stop string to complete; among those that complete together, the longest."""
+
+    __slots__ = ("_automaton", "_held", "_state", "stopped")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._automaton = StopAutomaton(stops) if stops else None
+        self._state = 0
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that is now certain to come before any stop string."""
+        if self._automaton is None:
+            return text
+        if self.stopped:
+            return ""
+        pending = self._held + text
+        for end, char in enumerate(text, start=len(self._held) + 1):
+            self._state = self._automaton.step(self._state, char)
+            if length := self._automaton.matched[self._state]:
+                self.stopped, self._held = True, ""
+                return pending[: end - length]
+        certain = len(pending) - self._automaton.depth[self._state]
+        self._held = pending[certain:]
+        return pending[:certain]
+
+    def flush(self) -> str:
+        """No more text comes: what was held back did not become a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+class TextStream:
+    """Tokens in, certain text out."""
+
+    __slots__ = ("_detokeniser", "_matcher")
+
+    def __init__(self, tokens: TokenBytes, stops: Sequence[str]) -> None:
+        self._detokeniser = Detokeniser(tokens)
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete; the text has ended before it."""
+        return self._matcher.stopped
+
+    def push(self, token_id: int) -> str:
+        return self._matcher.push(self._detokeniser.push(token_id))
+
+    def finish(self) -> str:
+        """The rest of the text, when the tokens have ended without a stop string."""
+        if self.stopped:
+            return ""
+        last = self._matcher.push(self._detokeniser.flush())
+        return last + self._matcher.flush()
