@@ -44,7 +44,7 @@ def sampling_to_proto(params: SamplingParams) -> sequence_pb2.Sampling:
     )
 
 
-def mode_from_proto(value: sequence_pb2.VerificationMode, *, field: str = "mode") -> VerificationMode:
+def mode_from_proto(value: sequence_pb2.VerificationMode.ValueType, *, field: str = "mode") -> VerificationMode:
     """Raises InvalidRequest for an unset or unknown mode."""
     mode = _MODES.get(value)
     if mode is None:
@@ -52,7 +52,7 @@ def mode_from_proto(value: sequence_pb2.VerificationMode, *, field: str = "mode"
     return mode
 
 
-def mode_to_proto(mode: VerificationMode) -> sequence_pb2.VerificationMode:
+def mode_to_proto(mode: VerificationMode) -> sequence_pb2.VerificationMode.ValueType:
     return _MODES_ON_WIRE[mode]
 
 

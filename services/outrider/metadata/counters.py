@@ -1,0 +1,15 @@
+"""What went wrong so far, for metrics to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    num_outages: int = 0
+    num_timeouts: int = 0
+    num_malformed: int = 0
+    """Records, ids and events that could not be understood, and were left out."""
+    num_dropped_events: int = 0
+    """Events emitted while the store was away."""

@@ -1,0 +1,115 @@
+"""Who is up, as far as is known. Pure: the clock is an argument.
+
+A lease is believed until its term is over or it is given back. So a store that lost its data, or comes back empty
+after an outage, does not make live workers vanish before they could register again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from outrider.rpc.v1 import control_pb2, worker_pb2
+
+LEASE_TTL_S = 5.0
+MAX_ID_CHARS = 128
+
+Key: TypeAlias = "tuple[worker_pb2.WorkerRole.ValueType, str]"
+"""Role and worker id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """One worker as its last heartbeat described it."""
+
+    info: worker_pb2.WorkerInfo
+    load: worker_pb2.WorkerLoad
+    address: str
+    """HOST:PORT."""
+    pid: int
+    age_ms: int = 0
+    """Since that heartbeat, by the store's clock."""
+
+    def __post_init__(self) -> None:
+        check_id(self.info.worker_id)
+        check_address(self.address)
+
+    @property
+    def key(self) -> Key:
+        return self.info.role, self.info.worker_id
+
+    def encode(self) -> bytes:
+        status = control_pb2.WorkerStatus(info=self.info, load=self.load, address=self.address, pid=self.pid)
+        return status.SerializeToString()
+
+
+def decode_lease(key: Key, value: bytes) -> LeaseRecord:
+    """Raises ValueError when the record is damaged or belongs to another key."""
+    try:
+        status = control_pb2.WorkerStatus.FromString(value)
+    except DecodeError as error:
+        raise ValueError(f"lease: {error}") from None
+    record = LeaseRecord(status.info, status.load, status.address, status.pid)
+    if record.key != key:
+        raise ValueError(f"lease: the record of {record.key} lies under {key}")
+    return record
+
+
+def check_id(worker_id: str) -> None:
+    if not (0 < len(worker_id) <= MAX_ID_CHARS and worker_id.isascii() and worker_id.isprintable()):
+        raise ValueError(f"worker_id: {worker_id[:40]!r} is not 1 to {MAX_ID_CHARS} printable ASCII characters")
+
+
+def check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536) or len(address) > 300:
+        raise ValueError(f"address: {address[:60]!r} is not HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one read found under one key."""
+
+    key: Key
+    record: LeaseRecord | None
+    """None: the lease was given back."""
+    ttl_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Known:
+    record: LeaseRecord
+    renewed_s: float
+    until_s: float
+
+
+@dataclass(slots=True)
+class Directory:
+    _known: dict[Key, _Known] = field(default_factory=dict)
+
+    def update(self, sightings: Iterable[Sighting], now_s: float) -> None:
+        for seen in sightings:
+            if seen.record is None:
+                self._known.pop(seen.key, None)
+            else:
+                until_s = now_s + seen.ttl_s
+                self._known[seen.key] = _Known(seen.record, until_s - LEASE_TTL_S, until_s)
+
+    def expire(self, now_s: float) -> None:
+        self._known = {key: known for key, known in self._known.items() if known.until_s > now_s}
+
+    def extend(self, now_s: float) -> None:
+        """After an outage: gives every worker one more term to register again."""
+        for known in self._known.values():
+            known.until_s = max(known.until_s, now_s + LEASE_TTL_S)
+
+    def records(self, role: worker_pb2.WorkerRole.ValueType | None, now_s: float) -> list[LeaseRecord]:
+        """Of one role, or all; ordered by role and id."""
+        return [
+            replace(known.record, age_ms=max(0, round((now_s - known.renewed_s) * 1000)))
+            for key, known in sorted(self._known.items())
+            if role is None or key[0] == role
+        ]

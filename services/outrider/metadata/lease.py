@@ -1,0 +1,76 @@
+"""A worker's presence: renewed every second, gone five seconds after the last renewal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from outrider.metadata.directory import LeaseRecord
+from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.rpc.v1 import worker_pb2
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+
+
+class LeaseWriter(Protocol):
+    """The store, as a lease sees it. Neither raises because the store is away."""
+
+    def write_lease(self, record: LeaseRecord, timeout_s: float) -> Awaitable[None]: ...
+
+    def remove_lease(self, lease: Lease) -> Awaitable[None]: ...
+
+
+class Lease:
+    """Held between `async with` and its end. Survives any outage of the store: the next heartbeat registers again."""
+
+    def __init__(
+        self,
+        writer: LeaseWriter,
+        info: worker_pb2.WorkerInfo,
+        address: str,
+        load: Callable[[], worker_pb2.WorkerLoad],
+    ) -> None:
+        self._writer = writer
+        self.record = LeaseRecord(info, worker_pb2.WorkerLoad(), address, os.getpid())
+        self._load = load
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """The next heartbeat is due now: the load has changed in a way others should know soon."""
+        self._wake.set()
+
+    async def __aenter__(self) -> Lease:
+        await self._beat(CALL_TIMEOUT_S)
+        self._task = asyncio.create_task(self._run(), name=f"lease-{self.record.info.worker_id}")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._writer.remove_lease(self)
+
+    async def _run(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+            self._wake.clear()
+            await self._beat(BACKGROUND_TIMEOUT_S)
+
+    async def _beat(self, timeout_s: float) -> None:
+        try:
+            load = self._load()
+        except Exception:
+            # A worker that cannot tell its load is still there.
+            logger.exception("load of %s is unknown", self.record.info.worker_id)
+            load = self.record.load
+        self.record = LeaseRecord(self.record.info, load, self.record.address, self.record.pid)
+        await self._writer.write_lease(self.record, timeout_s)

@@ -1,0 +1,287 @@
+"""Leases, prefix index and events in Redis. See the package's docstring for what an outage means.
+
+async with MetadataStore.connect("unix:///run/outrider/redis.sock") as store:
+    async with store.register(info, address, load):
+        ...
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outrider.metadata.counters import StoreCounters
+from outrider.metadata.directory import (
+    LEASE_TTL_S,
+    Directory,
+    Key,
+    LeaseRecord,
+    Sighting,
+    check_id,
+    decode_lease,
+)
+from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
+from outrider.metadata.keys import ROLES, Keys
+from outrider.metadata.lease import Lease
+from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks, num_leading
+from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.rpc.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+logger = logging.getLogger(__name__)
+
+_TTL_MS = round(LEASE_TTL_S * 1000)
+
+# Atomic, because the worker may register between a look at its lease and this.
+_FORGET_IF_EXPIRED = "if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end"
+
+
+class MetadataStore:
+    """Owned by one event loop. No method raises because Redis is away. What requests wait for takes 50 ms at most."""
+
+    def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys) -> None:
+        self.counters = counters
+        self._link = link
+        self._keys = keys
+        self._directory = Directory()
+        self._mirrors: dict[Key, PrefixMirror] = {}
+        self._leases: set[Lease] = set()
+        link.on_recovery.append(self._recovered)
+
+    @classmethod
+    def connect(cls, url: str, *, namespace: str = "outrider") -> MetadataStore:
+        """Takes redis://, rediss:// or unix:// and connects when first used.
+
+        Raises ValueError for another kind of URL; never for a server that is away.
+        """
+        from outrider.metadata.link import RedisLink
+
+        counters = StoreCounters()
+        try:
+            link = RedisLink(url, counters)
+        except ValueError:
+            # The URL may hold a password: it is not repeated.
+            raise ValueError("metadata URL: expected redis://, rediss:// or unix://") from None
+        return cls(link, counters, Keys(namespace))
+
+    async def __aenter__(self) -> MetadataStore:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    @property
+    def available(self) -> bool:
+        """Whether Redis answered when last needed. For reports: no caller has to ask before a call."""
+        return self._link.available
+
+    # Leases
+
+    def register(self, info: worker_pb2.WorkerInfo, address: str, load: Callable[[], worker_pb2.WorkerLoad]) -> Lease:
+        """A lease for `async with`. Raises ValueError for an id, role or address that cannot be one."""
+        self._keys.lease(info.role, info.worker_id)
+        lease = Lease(self, info, address, load)
+        self._leases.add(lease)
+        return lease
+
+    async def workers(self, role: worker_pb2.WorkerRole.ValueType | None = None) -> list[LeaseRecord]:
+        """Live workers of one role, or all, ordered by id. The last known ones while Redis is away."""
+        roles = ROLES if role is None else (role,)
+        sightings = await self._link.call(lambda redis: self._read_leases(redis, roles))
+        now_s = time.monotonic()
+        if sightings is not None:
+            self._directory.update(sightings, now_s)
+            self._directory.expire(now_s)
+        return self._directory.records(role, now_s)
+
+    async def write_lease(self, record: LeaseRecord, timeout_s: float) -> None:
+        """One heartbeat: the lease and the worker's part of the prefix index live on for one term."""
+        role, worker_id = record.key
+        prefix_key = self._keys.prefix(role, worker_id)
+
+        async def work(redis: Redis) -> bool:
+            pipe = redis.pipeline(transaction=False)
+            pipe.set(self._keys.lease(role, worker_id), record.encode(), px=_TTL_MS)
+            pipe.sadd(self._keys.workers(role), worker_id)
+            pipe.pexpire(prefix_key, _TTL_MS)
+            return bool((await pipe.execute())[-1])
+
+        has_prefix = await self._link.call(work, timeout_s)
+        mirror = self._mirrors.get(record.key)
+        if mirror is not None and has_prefix is not None:
+            # Expired while we could not renew it, or lost with the server's memory.
+            mirror.stale |= bool(mirror.held) and not has_prefix
+            await self._flush(record.key, mirror, timeout_s)
+
+    async def remove_lease(self, lease: Lease) -> None:
+        """Gives the lease back: readers drop the worker at once instead of when its term is over."""
+        role, worker_id = lease.record.key
+        self._leases.discard(lease)
+        self._mirrors.pop(lease.record.key, None)
+
+        async def work(redis: Redis) -> None:
+            pipe = redis.pipeline(transaction=False)
+            pipe.set(self._keys.lease(role, worker_id), b"", px=_TTL_MS)
+            pipe.delete(self._keys.prefix(role, worker_id))
+            await pipe.execute()
+
+        await self._link.call(work, BACKGROUND_TIMEOUT_S)
+
+    async def _read_leases(self, redis: Redis, roles: Sequence[worker_pb2.WorkerRole.ValueType]) -> list[Sighting]:
+        pairs = [(role, worker_id) for role in roles for worker_id in await self._read_ids(redis, role)]
+        pipe = redis.pipeline(transaction=False)
+        for role, worker_id in pairs:
+            pipe.get(self._keys.lease(role, worker_id))
+            pipe.pttl(self._keys.lease(role, worker_id))
+        answers = await pipe.execute() if pairs else []
+        sightings = []
+        for key, value, ttl_ms in zip(pairs, answers[::2], answers[1::2], strict=True):
+            if value is None:
+                await redis.eval(_FORGET_IF_EXPIRED, 2, self._keys.lease(*key), self._keys.workers(key[0]), key[1])
+            elif (sighting := self._sighting(key, value, ttl_ms)) is not None:
+                sightings.append(sighting)
+        return sightings
+
+    def _sighting(self, key: Key, value: bytes, ttl_ms: int) -> Sighting | None:
+        if not value:
+            return Sighting(key, None)
+        try:
+            return Sighting(key, decode_lease(key, value), min(ttl_ms, _TTL_MS) / 1000)
+        except ValueError as error:
+            self._malformed(error)
+            return None
+
+    async def _read_ids(self, redis: Redis, role: worker_pb2.WorkerRole.ValueType) -> list[str]:
+        ids = []
+        for raw in sorted(await redis.smembers(self._keys.workers(role))):
+            try:
+                worker_id = raw.decode() if isinstance(raw, bytes) else raw
+                check_id(worker_id)
+            except ValueError as error:
+                self._malformed(error)
+                continue
+            ids.append(worker_id)
+        return ids
+
+    # Prefix index
+
+    async def publish_prefix(
+        self,
+        role: worker_pb2.WorkerRole.ValueType,
+        worker_id: str,
+        added: Iterable[bytes],
+        removed: Iterable[bytes] = (),
+    ) -> None:
+        """Says which blocks a worker of this process has cached, or no longer has. Kept until the lease is given back.
+
+        Raises ValueError for what is no block hash.
+        """
+        mirror = self._mirrors.setdefault((role, worker_id), PrefixMirror())
+        mirror.apply(added, removed)
+        await self._flush((role, worker_id), mirror, CALL_TIMEOUT_S)
+
+    async def lookup_prefix(self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
+        """For each worker that has the first block: how many leading blocks it has. Empty while Redis is away."""
+        if not hashes:
+            return {}
+        wanted = list(hashes[:MAX_LOOKUP_BLOCKS])
+
+        async def work(redis: Redis) -> dict[str, int]:
+            ids = await self._read_ids(redis, role)
+            pipe = redis.pipeline(transaction=False)
+            for worker_id in ids:
+                pipe.exists(self._keys.lease(role, worker_id))
+                pipe.smismember(self._keys.prefix(role, worker_id), wanted)
+            answers = await pipe.execute() if ids else []
+            matches = {
+                worker_id: num_leading(present)
+                for worker_id, leased, present in zip(ids, answers[::2], answers[1::2], strict=True)
+                if leased
+            }
+            return {worker_id: count for worker_id, count in matches.items() if count}
+
+        return await self._link.call(work) or {}
+
+    async def _flush(self, key: Key, mirror: PrefixMirror, timeout_s: float) -> None:
+        if mirror.flushing:
+            return
+        mirror.flushing = True
+        try:
+            while mirror.dirty:
+                anew = mirror.stale
+                added, removed = (mirror.take_all(), []) if anew else mirror.take_pending()
+                if not await self._write_prefix(key, added, removed, anew=anew, timeout_s=timeout_s):
+                    # Perhaps half of it arrived.
+                    mirror.stale = True
+                    return
+        finally:
+            mirror.flushing = False
+
+    async def _write_prefix(
+        self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool, timeout_s: float
+    ) -> bool:
+        prefix_key = self._keys.prefix(*key)
+
+        async def work(redis: Redis) -> bool:
+            pipe = redis.pipeline(transaction=True)
+            if anew:
+                pipe.delete(prefix_key)
+            for chunk in chunks(added):
+                pipe.sadd(prefix_key, *chunk)
+            for chunk in chunks(removed):
+                pipe.srem(prefix_key, *chunk)
+            pipe.pexpire(prefix_key, _TTL_MS)
+            await pipe.execute()
+            return True
+
+        return await self._link.call(work, timeout_s) is not None
+
+    # Events
+
+    async def emit(self, kind: str, fields: Mapping[str, FieldValue]) -> None:
+        """Puts an event on the shared stream; dropped, and counted, while Redis is away. Never put text into one.
+
+        Raises ValueError for a kind that is no lower-case name.
+        """
+        body = encode_event(kind, fields)
+
+        async def work(redis: Redis) -> Any:
+            return await redis.xadd(self._keys.events, body, maxlen=MAX_EVENTS, approximate=True)
+
+        if await self._link.call(work) is None:
+            self.counters.num_dropped_events += 1
+
+    async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]:
+        """Events after the one of id `since`, or from the oldest kept; oldest first. Empty while Redis is away."""
+        if since is not None:
+            check_event_id(since)
+        start = "-" if since is None else f"({since}"
+
+        async def work(redis: Redis) -> Any:
+            return await redis.xrange(self._keys.events, min=start, count=limit)
+
+        events = []
+        for event_id, body in await self._link.call(work) or ():
+            try:
+                events.append(decode_event(event_id, body))
+            except ValueError as error:
+                self._malformed(error)
+        return events
+
+    def _recovered(self) -> None:
+        self._directory.extend(time.monotonic())
+        for lease in self._leases:
+            lease.wake()
+
+    def _malformed(self, error: ValueError) -> None:
+        self.counters.num_malformed += 1
+        logger.debug("ignored: %s", error)
