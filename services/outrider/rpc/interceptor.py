@@ -10,7 +10,8 @@ import functools
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
@@ -54,12 +55,14 @@ def _guard_handler(handler: Any, method: str) -> Handler:
 
 def _guard(behaviour: Behaviour, method: str) -> Behaviour:
     if inspect.isasyncgenfunction(behaviour):
-
+        # Written out instead of yielded on: gRPC leaves a generator unclosed when the client goes away between two
+        # messages, and what the handler holds would stay held until the garbage collector comes by.
         @functools.wraps(behaviour)
-        async def guarded_stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def guarded_stream(request: Any, context: Context) -> None:
             try:
-                async for response in behaviour(request, context):
-                    yield response
+                async with aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        await context.write(response)
             except Exception as error:
                 await _answer(context, error, method)
 

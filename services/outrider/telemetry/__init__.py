@@ -1,0 +1,1 @@
+"""Logs and metrics. Prompts and answers stay out of both."""

@@ -1,0 +1,111 @@
+"""Logs on stderr: one JSON object a line for machines, or one short line for people.
+
+Never a prompt: what is logged of a request is its id, counts and hashes. An exception is logged by its type and the
+lines of code it went through; its message may quote what a client sent, and is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, TextIO
+
+LOG_FORMATS = ("human", "json")
+
+_MAX_VALUE_CHARS = 200
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_context: ContextVar[dict[str, str] | None] = ContextVar("outrider_log_context", default=None)
+
+
+def configure_logging(
+    component: str,
+    log_format: str = "human",
+    *,
+    level: int | str = logging.INFO,
+    stream: TextIO | None = None,
+) -> None:
+    """Sets up the process's logs, once, in its main.
+
+    Raises ValueError for an unknown format or level.
+    """
+    if log_format not in LOG_FORMATS:
+        raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(LOG_FORMATS)}")
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JsonFormatter(component) if log_format == "json" else HumanFormatter(component))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    # They tell of single connections and requests at INFO.
+    for name in ("asyncio", "httpx", "urllib3", "filelock"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@contextmanager
+def log_context(**fields: str) -> Iterator[None]:
+    """Adds fields, such as request_id and tenant, to every line logged inside, in tasks started inside too."""
+    token = _context.set({**(_context.get() or {}), **fields})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": _timestamp(record),
+            "level": record.levelname.lower(),
+            "component": self._component,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = record.exc_info[0].__name__
+            line["stack"] = _frames(record.exc_info[2])
+        return json.dumps(line, ensure_ascii=False)
+
+
+class HumanFormatter(logging.Formatter):
+    def __init__(self, component: str) -> None:
+        super().__init__()
+        self._component = component
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
+        line = f"{clock} {record.levelname[0]} {self._component}: {record.getMessage()}{fields}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += f"\n{record.exc_info[0].__name__}\n{_frames(record.exc_info[2])}"
+        return line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Of the context, and of `extra=`. Numbers stay numbers; everything else becomes a short string."""
+    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    return {name: _plain(value) for name, value in {**(_context.get() or {}), **extra}.items()}
+
+
+def _plain(value: object) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else str(value)[:_MAX_VALUE_CHARS]
+
+
+def _frames(trace: TracebackType | None) -> str:
+    return "".join(traceback.format_list(traceback.extract_tb(trace))).rstrip()
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"

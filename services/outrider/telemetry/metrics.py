@@ -1,0 +1,203 @@
+"""Prometheus metrics: the names other servers of this field use, under `outrider_`, with base units.
+
+Each group lives in a registry given to it, so that two workers in one process do not mix. Times are differences of
+one process's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+MAX_POSITIONS = 32
+"""Positions of drafted tokens that are counted apart; later ones count as the last."""
+PHASES = ("draft", "network", "verify", "commit")
+
+
+class SpeculationMetrics:
+    """What drafts were worth. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        counter = _counters(registry, model_name)
+        self._drafts = counter("spec_decode_num_drafts", "Steps that judged drafted tokens.")
+        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.")
+        self._verified = counter("spec_decode_num_verified_tokens", "Of those, judged: up to the first rejected one.")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Of those, accepted.")
+        self._wasted = counter("wasted_draft_tokens", "Drafted tokens that were dropped or not accepted.")
+        per_position = Counter(
+            "outrider_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their place in the draft, from 0.",
+            ["model_name", "position"],
+            registry=registry,
+        )
+        self._per_position = [per_position.labels(model_name, str(i)) for i in range(MAX_POSITIONS)]
+
+    def round(self, *, num_drafted: int, num_verified: int, num_accepted: int, num_dropped: int = 0) -> None:
+        """One sequence's part of one step, as its Commit tells it."""
+        self._wasted.inc(num_drafted - num_accepted + num_dropped)
+        if num_drafted == 0:
+            return
+        self._drafts.inc()
+        self._draft_tokens.inc(num_drafted)
+        self._verified.inc(num_verified)
+        self._accepted.inc(num_accepted)
+        for position in range(num_accepted):
+            self._per_position[min(position, MAX_POSITIONS - 1)].inc()
+
+
+class WorkerMetrics:
+    """How a draft or target worker fares."""
+
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, *, block_size: int = 0, num_blocks: int = 0
+    ) -> None:
+        counter, gauge = _counters(registry, model_name), _gauges(registry, model_name)
+        self._num_blocks = num_blocks
+        self._running = gauge("num_requests_running", "Sequences in the running batch.")
+        self._waiting = gauge("num_requests_waiting", "Sequences waiting for room.")
+        self._cache_usage = gauge("kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hits", "Of those, found.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of opened sequences.")
+        self._generation = counter("generation_tokens", "Tokens committed, or proposed by a draft.")
+        self._step = Histogram(
+            "outrider_step_duration_seconds",
+            "One step of the engine.",
+            ["model_name"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        ).labels(model_name)
+        config = Gauge(
+            "outrider_cache_config_info",
+            "Shape of the KV cache.",
+            ["model_name", "block_size", "num_gpu_blocks"],
+            registry=registry,
+        )
+        config.labels(model_name, str(block_size), str(num_blocks)).set(1)
+
+    def load(self, *, num_running: int, num_waiting: int, num_free_blocks: int) -> None:
+        self._running.set(num_running)
+        self._waiting.set(num_waiting)
+        self._cache_usage.set(1 - num_free_blocks / self._num_blocks if self._num_blocks else 0)
+
+    def opened(self, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        self._prompt.inc(num_prompt_tokens)
+        self._queries.inc(num_prompt_tokens)
+        self._hits.inc(num_cached_tokens)
+
+    def step(self, *, duration_s: float, num_tokens: int) -> None:
+        """`num_tokens`: committed by this step, or proposed."""
+        self._step.observe(duration_s)
+        self._generation.inc(num_tokens)
+
+
+class RouterMetrics:
+    """Where rounds spend their time, and what went differently from plan."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        rounds = Histogram(
+            "outrider_round_duration_seconds",
+            "Parts of one speculation round.",
+            ["phase"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self._rounds = {phase: rounds.labels(phase) for phase in PHASES}
+        self._fallbacks = Counter(
+            "outrider_fallback", "Requests that went on without a draft, by reason.", ["reason"], registry=registry
+        )
+        self._failovers = Counter(
+            "outrider_failover", "Sequences opened again on another worker.", ["role"], registry=registry
+        )
+        self._rejected = Counter(
+            "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
+        )
+        self._tenants = LabelCap(100)
+
+    def phase(self, phase: str, duration_s: float) -> None:
+        """One of PHASES; raises KeyError for another."""
+        self._rounds[phase].observe(duration_s)
+
+    def fallback(self, reason: str) -> None:
+        self._fallbacks.labels(reason).inc()
+
+    def failover(self, role: str) -> None:
+        self._failovers.labels(role).inc()
+
+    def rejected(self, tenant: str, reason: str) -> None:
+        self._rejected.labels(self._tenants(tenant), reason).inc()
+
+
+@dataclass(slots=True)
+class LabelCap:
+    """Lets the first `limit` values through and calls the rest "other": a label's values cost memory for ever."""
+
+    limit: int
+    _seen: set[str] = field(default_factory=set)
+
+    def __call__(self, value: str) -> str:
+        if value not in self._seen and len(self._seen) >= self.limit:
+            return "other"
+        self._seen.add(value)
+        return value
+
+
+class MetadataCollector(Collector):
+    """Reads the metadata store's own counters when scraped."""
+
+    def __init__(
+        self, registry: CollectorRegistry, available: Callable[[], bool], counts: Callable[[], Mapping[str, int]]
+    ):
+        self._available = available
+        self._counts = counts
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        help_text = "1 while the metadata store answers."
+        yield GaugeMetricFamily("outrider_metadata_available", help_text, value=float(self._available()))
+        for name, value in self._counts().items():
+            yield CounterMetricFamily(
+                f"outrider_metadata_{name}", "What went wrong with the metadata store.", value=value
+            )
+
+
+@dataclass(slots=True)
+class MetricsServer:
+    """A running endpoint. `stop` it."""
+
+    address: str
+    _server: WSGIServer
+    _thread: threading.Thread
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_metrics_server(address: str, registry: CollectorRegistry) -> MetricsServer:
+    """Serves /metrics at HOST:PORT from a thread of its own. Raises OSError when the address cannot be bound."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal()):
+        raise OSError(f"{address!r} is not HOST:PORT")
+    server, thread = start_http_server(int(port), host, registry)
+    return MetricsServer(f"{host}:{server.server_port}", server, thread)
+
+
+def _counters(registry: CollectorRegistry, model_name: str) -> Callable[[str, str], Counter]:
+    return lambda name, meaning: Counter(f"outrider_{name}", meaning, ["model_name"], registry=registry).labels(
+        model_name
+    )
+
+
+def _gauges(registry: CollectorRegistry, model_name: str) -> Callable[[str, str], Gauge]:
+    return lambda name, meaning: Gauge(f"outrider_{name}", meaning, ["model_name"], registry=registry).labels(
+        model_name
+    )
