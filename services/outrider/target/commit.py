@@ -1,0 +1,52 @@
+"""From a verdict to what is committed: token by token, so that a stop inside an accepted block is exact. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from outrider.speculation import Verdict
+
+
+class Finish(enum.Enum):
+    """Why a sequence ended. Values are those of outrider.rpc.v1.FinishReason."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step commits for one sequence."""
+
+    token_ids: list[int]
+    """Accepted drafts, then the target's own token unless the sequence ended before it."""
+    num_drafted: int
+    num_verified: int
+    """Positions judged that count: up to the end of the sequence, or to the first rejection."""
+    num_accepted: int
+    finish: Finish
+
+
+def conclude(verdict: Verdict, num_drafted: int, *, stop_token_ids: Collection[int], remaining: int) -> Outcome:
+    """Cuts a verdict at the first stop token, which is kept, or after `remaining` tokens, whichever comes first."""
+    tokens, finish = verdict.token_ids, Finish.NONE
+    for count, token in enumerate(tokens, start=1):
+        if token in stop_token_ids:
+            finish = Finish.STOP
+        elif count == remaining:
+            finish = Finish.LENGTH
+        if finish is not Finish.NONE:
+            tokens = tokens[:count]
+            break
+    accepted = min(verdict.num_accepted, len(tokens))
+    was_cut = len(tokens) < len(verdict.token_ids)
+    return Outcome(
+        token_ids=list(tokens),
+        num_drafted=num_drafted,
+        num_verified=accepted if was_cut else verdict.num_verified,
+        num_accepted=accepted,
+        finish=finish,
+    )

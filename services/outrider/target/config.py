@@ -1,0 +1,129 @@
+"""What one target worker is told at start: one frozen dataclass, parsed once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.engine import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """One target worker process."""
+
+    model: str
+    """A checkpoint directory, a GGUF file, or the name of a known model."""
+    listen: str
+    """HOST:PORT; port 0 lets the system choose."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    model_name: str = ""
+    """Name under which clients ask for the model; empty takes that of `model`."""
+    advertise: str = ""
+    """HOST:PORT under which routers reach it; empty takes the bound address."""
+    metadata_url: str = ""
+    """Metadata store that carries the lease; empty runs without one."""
+    max_sequences: int = 64
+    max_draft_tokens: int = 32
+    """Most drafted tokens judged in one step of one sequence."""
+    threads: int = 0
+    """Threads of one engine step on CPU; 0 leaves it to torch."""
+    cpu_cores: tuple[int, ...] = ()
+    """Cores the process may run on; empty means all."""
+    metrics_listen: str = ""
+    """HOST:PORT of the Prometheus endpoint; empty means none."""
+    drain_timeout_s: float = 30.0
+    """After SIGTERM, how long running sequences may take before their routers must move them."""
+    log_format: str = "human"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_sequences <= self.engine.max_batch_tokens:
+            # Each decoding sequence takes at least one token of every step.
+            bound = self.engine.max_batch_tokens
+            raise ValueError(f"max_sequences: must be in 1..{bound} (max_batch_tokens), got {self.max_sequences}")
+        if not 0 <= self.max_draft_tokens < self.engine.max_batch_tokens:
+            raise ValueError("max_draft_tokens: must be at least 0 and below max_batch_tokens")
+        if self.threads < 0:
+            raise ValueError("threads: must not be negative")
+        if self.drain_timeout_s < 0:
+            raise ValueError("drain_timeout_s: must not be negative")
+
+    @property
+    def served_name(self) -> str:
+        """As clients ask for it."""
+        if self.model_name:
+            return self.model_name
+        return os.path.basename(self.model.rstrip("/")).removesuffix(".gguf")
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """CPU cores as in taskset: 0,2,4-7. Raises ValueError."""
+    cores: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cores))
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
+    """Reads the command line. An unknown or impossible option ends the process with a message that names it."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return TargetConfig(
+            model=options.model,
+            listen=options.listen,
+            engine=EngineConfig(
+                dtype=options.dtype,
+                device=options.device,
+                block_size=options.block_size,
+                kv_cache_bytes=options.kv_cache_bytes,
+                max_batch_tokens=options.max_batch_tokens,
+                max_context_len=options.max_context_len,
+                prefix_cache=not options.no_prefix_cache,
+            ),
+            model_name=options.model_name,
+            advertise=options.advertise,
+            metadata_url=options.metadata,
+            max_sequences=options.max_sequences,
+            max_draft_tokens=options.max_draft_tokens,
+            threads=options.threads,
+            cpu_cores=parse_cores(options.cpu_cores),
+            metrics_listen=options.metrics_listen,
+            drain_timeout_s=options.drain_timeout,
+            log_format=options.log_format,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="outrider.target",
+        description="Target worker: verifies drafts and owns the text.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", required=True, metavar="PATH|NAME", help="checkpoint directory, GGUF file or known model")
+    add("--model-name", default="", metavar="NAME", help="name clients ask for; that of the model if empty")
+    add("--listen", required=True, metavar="HOST:PORT", help="gRPC address; port 0 lets the system choose")
+    add("--advertise", default="", metavar="HOST:PORT", help="address routers use; the bound one if empty")
+    add("--metadata", default="", metavar="URL", help="metadata store that carries the lease; none if empty")
+    add("--dtype", default="bfloat16", help="of weights, activations and KV cache")
+    add("--device", default="cpu", help="torch device")
+    add("--block-size", type=int, default=16, metavar="TOKENS", help="tokens in one KV block")
+    add("--kv-cache-bytes", type=int, default=None, metavar="N", help="memory for KV; chosen if not given")
+    add("--max-batch-tokens", type=int, default=512, metavar="N", help="most tokens of one engine step")
+    add("--max-sequences", type=int, default=64, metavar="N", help="open sequences, beyond which opens are refused")
+    add("--max-context-len", type=int, default=None, metavar="N", help="cap on positions; the model's if not given")
+    add("--max-draft-tokens", type=int, default=32, metavar="N", help="drafted tokens judged in one step of a sequence")
+    add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
+    add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
+    add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running sequences")
+    add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
+    return parser

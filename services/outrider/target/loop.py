@@ -1,0 +1,97 @@
+"""The step loop on its own thread: apply what came in, step, hand out what came of it; sleep when there is nothing.
+
+The thread owns the engine. Everyone else talks to it through `post`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from outrider.target.events import Event
+from outrider.target.report import Load, Report
+from outrider.target.worker import TargetWorker
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[Report], None]
+"""Called on the step thread after each step that has something to say, and once drained. Must not block."""
+
+_PAUSE_AFTER_FAULT_S = 0.05
+
+
+class StepLoop:
+    """Runs a worker until stopped."""
+
+    def __init__(self, worker: TargetWorker, deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
+        self.load: Load = worker.load
+        """As of the last step. May be read from any thread."""
+        self._worker = worker
+        self._deliver = deliver
+        self._clock = clock
+        self._inbox: deque[Event] = deque()
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="outrider-step", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step it is in."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join()
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Queues events for the next step, all of them for the same one. Wakes the thread. Never blocks."""
+        with self._wake:
+            self._inbox.extend(events)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        wake_at_s: float | None = None
+        while True:
+            events = self._wait(wake_at_s)
+            if events is None:
+                return
+            wake_at_s = self._turn(events)
+
+    def _wait(self, wake_at_s: float | None) -> list[Event] | None:
+        """Sleeps until there are events or it is time; None once stopped."""
+        with self._wake:
+            while not self._inbox and not self._stopped:
+                timeout = None if wake_at_s is None else wake_at_s - self._clock()
+                if timeout is not None and timeout <= 0:
+                    break
+                self._wake.wait(timeout)
+            if self._stopped:
+                return None
+            events = list(self._inbox)
+            self._inbox.clear()
+            return events
+
+    def _turn(self, events: list[Event]) -> float | None:
+        for event in events:
+            self._guarded(partial(self._worker.apply, event))
+        wake_at_s = self._guarded(self._worker.step)
+        self.load = self._worker.load
+        report = self._worker.take_report()
+        if report or self.load.drained:
+            self._deliver(report)
+        return wake_at_s
+
+    def _guarded(self, action: Callable[[], float | None]) -> float | None:
+        try:
+            return action()
+        except Exception as error:
+            # A fault outside any one sequence. All of them are told; the worker itself goes on.
+            log.error("step loop: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            self._worker.fail_all(error)
+            return self._clock() + _PAUSE_AFTER_FAULT_S

@@ -1,0 +1,44 @@
+"""Tells the metadata store what the prefix cache holds: off the path of tokens, coalesced while the store is slow."""
+
+from __future__ import annotations
+
+import asyncio
+
+from outrider.metadata.store import MetadataStore
+from outrider.rpc.v1 import worker_pb2
+
+
+class PrefixPublisher:
+    """Owned by one event loop. Without a store it forgets what it is told."""
+
+    def __init__(self, store: MetadataStore | None, worker_id: str) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._changes: dict[bytes, bool] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> PrefixPublisher:
+        if self._store is not None:
+            self._task = asyncio.create_task(self._run(self._store), name="publish prefix")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def note(self, added: list[bytes], removed: list[bytes]) -> None:
+        if self._task is not None:
+            self._changes.update(dict.fromkeys(added, True))
+            self._changes.update(dict.fromkeys(removed, False))
+            self._changed.set()
+
+    async def _run(self, store: MetadataStore) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            changes, self._changes = self._changes, {}
+            added = [block for block, present in changes.items() if present]
+            removed = [block for block, present in changes.items() if not present]
+            await store.publish_prefix(worker_pb2.WORKER_ROLE_TARGET, self._worker_id, added, removed)

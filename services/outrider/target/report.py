@@ -1,0 +1,88 @@
+"""What the worker has to say after a step, before it becomes messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.target.commit import Outcome
+from outrider.target.sequence import SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    key: SequenceKey
+    base_len: int
+    """Length before this commit."""
+    outcome: Outcome
+    num_dropped: int
+    queue_us: int
+    num_cached_tokens: int
+    """0 after the first commit of an opening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sequence that ended by a fault, or a draft that was refused."""
+
+    key: SequenceKey
+    error: Exception
+
+
+@dataclass(slots=True)
+class Report:
+    """One step, or the faults found before one."""
+
+    commits: list[Committed] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+    refused_drafts: list[Failed] = field(default_factory=list)
+    step_us: int = 0
+    batch_sequences: int = 0
+    batch_tokens: int = 0
+    prefix_added: list[bytes] = field(default_factory=list)
+    """Hashes of the blocks that became findable in the prefix cache."""
+    prefix_removed: list[bytes] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to say."""
+        said = (self.commits, self.failures, self.refused_drafts, self.prefix_added, self.prefix_removed)
+        return any(said)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How the worker fares, as of the last step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    draining: bool = False
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_running + self.num_waiting
+
+    @property
+    def drained(self) -> bool:
+        return self.draining and not self.num_sequences
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start. Written by the step thread alone; each is read at once."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_step_failures: int = 0
+    num_unknown: int = 0
+    """Messages about sequences that are not open: late, or never opened."""
+    num_draft_tokens: int = 0
+    num_verified_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_dropped_tokens: int = 0
+    num_refused_drafts: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_committed_tokens: int = 0
+    num_finished: int = 0
+    num_failed: int = 0
+    num_closed: int = 0

@@ -1,0 +1,101 @@
+"""One sequence on the target: the committed tokens, the guesses beyond them, and its place in the KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from outrider.engine import EngineSequence
+from outrider.speculation import VerificationMode
+from outrider.target.drafts import DraftBuffer, OfferedDraft
+from outrider.target.opening import Opening, Speculation
+
+
+class SequenceKey(NamedTuple):
+    """Sequence ids are made by routers, each for its own stream."""
+
+    stream: int
+    sequence_id: int
+
+
+@dataclass(slots=True, eq=False)
+class TargetSequence:
+    """Positions count from the first prompt token; times are monotonic seconds."""
+
+    key: SequenceKey
+    serial: int
+    """Order of opening: the newest is the first to lose its KV."""
+    opening: Opening
+    max_context_len: int
+    ready_since_s: float
+    """Since when it has stood ready for a step."""
+    speculation: Speculation = field(init=False)
+    tokens: list[int] = field(init=False)
+    """Prompt and output: the truth. Only `commit` extends it."""
+    drafts: DraftBuffer = field(default_factory=DraftBuffer)
+    kv: EngineSequence | None = None
+    """None while it waits for a place, at first and after a preemption."""
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when it first got a place."""
+    queue_s: float = 0.0
+    """Time it stood ready since the last commit."""
+    num_commits: int = 0
+
+    def __post_init__(self) -> None:
+        self.speculation = self.opening.speculation
+        self.tokens = [*self.opening.prompt, *self.opening.committed]
+
+    @property
+    def mode(self) -> VerificationMode:
+        return self.opening.mode
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def cached_len(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        return self.kv.cached_len if self.kv is not None else 0
+
+    @property
+    def pending(self) -> int:
+        """Committed tokens still to be run; 1 while decoding, more while prefilling."""
+        return self.committed_len - self.cached_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed: by max_new_tokens and by the context."""
+        output_len = self.committed_len - len(self.opening.prompt)
+        return min(self.opening.stopping.max_new_tokens - output_len, self.max_context_len - self.committed_len)
+
+    @property
+    def num_offered(self) -> int:
+        """Buffered drafts worth judging in the next step: its last token is always the target's own."""
+        return max(0, min(len(self.drafts), self.speculation.max_draft_tokens, self.remaining - 1))
+
+    def held_until(self, now_s: float) -> float | None:
+        """Until when the sequence is held back for a draft, or None when it may be stepped now."""
+        speculation, drafts = self.speculation, self.drafts
+        wants_draft = speculation.max_draft_tokens and not drafts.token_ids and self.remaining > 1
+        if not wants_draft or self.pending != 1 or drafts.declined_len >= self.committed_len:
+            return None
+        until = self.ready_since_s + speculation.max_wait_us * 1e-6
+        return until if until > now_s else None
+
+    def offer(self, draft: OfferedDraft) -> None:
+        """Buffers what is useful of a draft. Raises InvalidField when it could not be judged."""
+        draft.check(self.opening.params, self.mode)
+        if self.mode is not VerificationMode.RATIO:
+            draft = replace(draft, q=())
+        self.drafts.offer(draft, self.tokens, self.speculation.capacity)
+
+    def adjust(self, speculation: Speculation) -> None:
+        self.speculation = speculation
+        self.drafts.cut(speculation.capacity)
+
+    def commit(self, token_ids: list[int], num_drafted: int) -> None:
+        """Extends the truth."""
+        self.drafts.advance(token_ids, num_drafted)
+        self.tokens.extend(token_ids)
+        self.num_commits += 1

@@ -1,0 +1,123 @@
+"""TargetService: translates messages to events, hands them to the step loop, and reports back to messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import grpc
+
+from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.events import DrainStarted, Event, StreamEnded
+from outrider.target.loop import StepLoop
+from outrider.target.opening import Limits
+from outrider.target.report import Load, Report
+from outrider.target.wire import events_of, response_of
+from outrider.target.worker import TargetWorker
+
+log = logging.getLogger(__name__)
+
+_Outbox = asyncio.Queue[target_pb2.VerifyResponse]
+_Context = grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
+
+PrefixListener = Callable[[list[bytes], list[bytes]], None]
+"""Told which block hashes were added to and removed from the prefix cache; called in the event loop."""
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """One stream per router. Lives in the event loop in which it was made; the worker lives on the step thread."""
+
+    def __init__(
+        self, worker: TargetWorker, info: worker_pb2.WorkerInfo, limits: Limits, prefix_listener: PrefixListener
+    ) -> None:
+        self.info = info
+        self.drained = asyncio.Event()
+        """Set once nothing is open and nothing will be."""
+        self.tally = worker.tally
+        self._limits = limits
+        self._draining = False
+        self._prefix_listener = prefix_listener
+        self._outboxes: dict[int, _Outbox] = {}
+        self._streams = itertools.count(1)
+        event_loop = asyncio.get_running_loop()
+        self._steps = StepLoop(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
+
+    async def __aenter__(self) -> TargetServicer:
+        self._steps.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.to_thread(self._steps.stop)
+
+    @property
+    def load(self) -> Load:
+        return self._steps.load
+
+    async def flushed(self) -> None:
+        """Returns when gRPC has taken every message made so far."""
+        await asyncio.gather(*(outbox.join() for outbox in self._outboxes.values()))
+
+    def load_message(self) -> worker_pb2.WorkerLoad:
+        load = self.load
+        return worker_pb2.WorkerLoad(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            draining=self._draining,
+        )
+
+    def start_drain(self) -> None:
+        """Nothing new is opened from now on; the load says so at once."""
+        self._draining = True
+        self.post(DrainStarted())
+
+    def post(self, *events: Event) -> None:
+        self._steps.post(events)
+
+    async def GetInfo(
+        self, request: target_pb2.TargetServiceGetInfoRequest, context: object
+    ) -> target_pb2.TargetServiceGetInfoResponse:
+        return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load_message())
+
+    # A coroutine that writes, not a generator: its end is then certain to come when the call ends, not when it is
+    # collected. The generated type knows generators only.
+    async def Verify(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: _Context
+    ) -> None:
+        stream = next(self._streams)
+        outbox = self._outboxes[stream] = _Outbox()
+        writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
+        try:
+            async for request in request_iterator:
+                self._steps.post(list(events_of(request, stream, self._limits, time.monotonic())))
+        finally:
+            # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
+            self._steps.post([StreamEnded(stream)])
+            del self._outboxes[stream]
+            writer.cancel()
+            with suppress(asyncio.CancelledError, grpc.RpcError):
+                await writer
+
+    def _dispatch(self, report: Report) -> None:
+        if report.prefix_added or report.prefix_removed:
+            self._prefix_listener(report.prefix_added, report.prefix_removed)
+        for stream, response in response_of(report).items():
+            if (outbox := self._outboxes.get(stream)) is not None:
+                outbox.put_nowait(response)
+        if self.load.drained:
+            self.drained.set()
+
+
+async def _write(outbox: _Outbox, context: _Context) -> None:
+    while True:
+        await context.write(await outbox.get())
+        outbox.task_done()
+
+
+def _hand_over(event_loop: asyncio.AbstractEventLoop, dispatch: Callable[[Report], None], report: Report) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+        event_loop.call_soon_threadsafe(dispatch, report)

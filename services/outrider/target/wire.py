@@ -1,0 +1,144 @@
+"""Between messages and the worker's own words. Every field is checked here, again, whoever checked it before.
+
+A message about one sequence that cannot be followed becomes an event about that sequence; nothing here raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outrider.rpc import convert
+from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to_sequence_error
+from outrider.rpc.v1 import sequence_pb2, target_pb2
+from outrider.speculation import InvalidField
+from outrider.target.drafts import OfferedDraft
+from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offered, Opened, Refused
+from outrider.target.opening import Limits, Opening, Speculation, Stopping, check_tokens
+from outrider.target.report import Committed, Failed, Report
+from outrider.target.sequence import SequenceKey
+
+
+def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
+    """What a request asks for, in the order of its fields."""
+    for opening in request.opens:
+        yield _opened(SequenceKey(stream, opening.sequence_id), opening, limits, now_s)
+    for draft in request.drafts:
+        yield _offered(SequenceKey(stream, draft.sequence_id), draft, limits)
+    for setting in request.settings:
+        yield _adjusted(SequenceKey(stream, setting.sequence_id), setting, limits)
+    for close in request.closes:
+        yield Closed(SequenceKey(stream, close.sequence_id))
+
+
+def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Event:
+    try:
+        return Opened(key, opening_of(message, limits), now_s)
+    except (InvalidField, OutriderError) as error:
+        return Refused(key, error)
+
+
+def _offered(key: SequenceKey, message: sequence_pb2.Draft, limits: Limits) -> Event:
+    try:
+        return Offered(key, draft_of(message, limits))
+    except (InvalidField, OutriderError) as error:
+        return DraftRefused(key, error)
+
+
+def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Event:
+    try:
+        return Adjusted(key, speculation_of(message.speculation, limits))
+    except (InvalidField, OutriderError) as error:
+        return Refused(key, error)
+
+
+def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
+    """Raises InvalidField or InvalidRequest."""
+    opening = Opening(
+        prompt=tuple(message.prompt_token_ids),
+        params=convert.sampling_from_proto(message.sampling),
+        mode=convert.mode_from_proto(message.mode),
+        stopping=Stopping(message.stopping.max_new_tokens, frozenset(message.stopping.stop_token_ids)),
+        committed=tuple(message.committed_token_ids),
+        speculation=speculation_of(message.speculation, limits),
+        salt=message.cache_salt,
+    )
+    opening.check(limits)
+    return opening
+
+
+def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
+    """Raises InvalidField."""
+    speculation = Speculation(message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens)
+    speculation.check(limits)
+    return speculation
+
+
+def draft_of(message: sequence_pb2.Draft, limits: Limits) -> OfferedDraft:
+    """Raises InvalidField or InvalidRequest. The message may come from any draft: nothing in it is believed."""
+    count = len(message.token_ids)
+    if count > limits.max_draft_message:
+        raise InvalidField("token_ids", f"must be at most {limits.max_draft_message}, got {count}")
+    token_ids = tuple(message.token_ids)
+    check_tokens("token_ids", token_ids, limits.vocab_size)
+    if message.parents and list(message.parents) != list(range(-1, count - 1)):
+        raise InvalidField("parents", "this worker verifies chains only")
+    if message.q and len(message.q) != count:
+        raise InvalidField("q", f"must be one per token, got {len(message.q)} for {count}")
+    q = tuple(convert.distributions_from_proto(message.q))
+    for token, distribution in zip(token_ids, q, strict=False):
+        check_tokens("q", distribution.token_ids, limits.vocab_size)
+        if token not in distribution.token_ids:
+            raise InvalidField("q", "a drafted token could not have been drawn from it")
+    return OfferedDraft(
+        epoch=message.epoch,
+        base_len=message.base_len,
+        token_ids=token_ids,
+        q=q,
+        params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
+    )
+
+
+def response_of(report: Report) -> dict[int, target_pb2.VerifyResponse]:
+    """One message for each stream that the report concerns."""
+    responses: dict[int, target_pb2.VerifyResponse] = {}
+
+    def to(key: SequenceKey) -> target_pb2.VerifyResponse:
+        if key.stream not in responses:
+            responses[key.stream] = target_pb2.VerifyResponse(
+                step_us=report.step_us, batch_sequences=report.batch_sequences, batch_tokens=report.batch_tokens
+            )
+        return responses[key.stream]
+
+    for committed in report.commits:
+        to(committed.key).commits.append(_commit(committed))
+    for failed in report.failures:
+        to(failed.key).errors.append(_error(failed))
+    for refused in report.refused_drafts:
+        to(refused.key).refused_drafts.append(_error(refused))
+    return responses
+
+
+def _commit(committed: Committed) -> sequence_pb2.Commit:
+    outcome = committed.outcome
+    return sequence_pb2.Commit(
+        sequence_id=committed.key.sequence_id,
+        base_len=committed.base_len,
+        token_ids=outcome.token_ids,
+        num_drafted=outcome.num_drafted,
+        num_verified=outcome.num_verified,
+        num_accepted=outcome.num_accepted,
+        finish_reason=sequence_pb2.FinishReason.ValueType(outcome.finish.value),
+        num_dropped=committed.num_dropped,
+        queue_us=committed.queue_us,
+        num_cached_tokens=committed.num_cached_tokens,
+    )
+
+
+def _error(failed: Failed) -> sequence_pb2.SequenceError:
+    error = failed.error
+    if isinstance(error, InvalidField):
+        error = InvalidRequest(error.field, error.message)
+    if not isinstance(error, OutriderError):
+        # The message of an unforeseen error could carry anything; its kind is all that leaves the worker.
+        error = InternalError(f"{type(error).__name__} in the engine step")
+    return to_sequence_error(failed.key.sequence_id, error)

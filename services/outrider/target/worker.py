@@ -1,0 +1,237 @@
+"""The target worker's core: events in, steps run, reports out. Owned by one thread; knows no network.
+
+It owns the truth about its sequences. Whatever goes wrong with one of them ends that one, with an error that says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from outrider.engine import Engine, OutOfBlocks
+from outrider.rpc.errors import Overloaded, Unavailable
+from outrider.speculation import InvalidField, Verdict
+from outrider.target import events
+from outrider.target.commit import Finish, conclude
+from outrider.target.events import Event
+from outrider.target.judge import Judgement, judge, kv_of
+from outrider.target.opening import Limits
+from outrider.target.report import Committed, Failed, Load, Report, Tally
+from outrider.target.scheduler import Batching, Plan, PlannedRow, admissible, plan
+from outrider.target.sequence import SequenceKey, TargetSequence
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class TargetWorker:
+    """Sequences and the engine that runs them."""
+
+    def __init__(self, engine: Engine, limits: Limits, batching: Batching, clock: Clock) -> None:
+        self.tally = Tally()
+        self.draining = False
+        self._engine = engine
+        self._limits = limits
+        self._batching = batching
+        self._clock = clock
+        self._sequences: dict[SequenceKey, TargetSequence] = {}
+        self._serials = itertools.count()
+        self._report = Report()
+
+    @property
+    def load(self) -> Load:
+        running = sum(1 for s in self._sequences.values() if s.kv is not None)
+        waiting = len(self._sequences) - running
+        return Load(running, waiting, self._engine.num_free_blocks, self.draining)
+
+    def take_report(self) -> Report:
+        """What happened since the last call. May be empty."""
+        report, self._report = self._report, Report()
+        report.prefix_added, report.prefix_removed = self._engine.take_prefix_changes()
+        return report
+
+    def apply(self, event: Event) -> None:
+        """Follows one event; a fault in it ends its sequence and is reported."""
+        match event:
+            case events.Opened():
+                self._open(event)
+            case events.Offered() | events.DraftRefused():
+                self._offer(event)
+            case events.Adjusted():
+                if sequence := self._find(event.key):
+                    sequence.adjust(event.speculation)
+            case events.Closed():
+                if self._find(event.key):
+                    self._remove(event.key)
+                    self.tally.num_closed += 1
+            case events.StreamEnded():
+                for key in [k for k in self._sequences if k.stream == event.stream]:
+                    self._remove(key)
+                    self.tally.num_closed += 1
+            case events.Refused():
+                self._fail(event.key, event.error)
+            case events.DrainStarted():
+                self.draining = True
+            case events.DrainExpired():
+                self.fail_all(Unavailable("the worker is shutting down"))
+            case _:
+                assert_never(event)
+
+    def step(self) -> float | None:
+        """Runs one engine step.
+
+        Returns when to call again if nothing happens before: 0 for at once, None for never, else monotonic seconds.
+        """
+        started_s = self._clock()
+        planned = self._schedule(started_s)
+        if not planned.rows:
+            return planned.wake_at_s
+        try:
+            judgements = judge(self._engine, planned.rows)
+        except OutOfBlocks as error:
+            # The plan and the pool disagree. Giving up the newest sequence's KV is always safe.
+            log.error("planned a step that does not fit: %s", error)
+            self._recover(planned.rows)
+            return 0.0
+        self._finish_step(planned.rows, judgements, started_s)
+        return 0.0
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every sequence with `error`."""
+        for key in list(self._sequences):
+            self._fail(key, error)
+
+    def _schedule(self, now_s: float) -> Plan:
+        for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.num_free_blocks):
+            sequence.kv = self._engine.open(sequence.tokens, sequence.opening.salt)
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+                self.tally.num_prompt_tokens += len(sequence.opening.prompt)
+                self.tally.num_cached_tokens += sequence.num_cached_tokens
+        while True:
+            planned = plan(list(self._sequences.values()), self._batching, self._engine.num_free_blocks, now_s)
+            if planned.victim is None:
+                return planned
+            self._preempt(planned.victim)
+
+    def _preempt(self, victim: TargetSequence) -> None:
+        """Takes the victim's KV; it keeps its tokens and waits to be run again from what is cached by then."""
+        if victim.kv is not None:
+            self._engine.close(victim.kv)
+            victim.kv = None
+            self.tally.num_preemptions += 1
+
+    def _recover(self, rows: Sequence[PlannedRow]) -> None:
+        for row in rows:
+            if row.sequence.kv is not None:
+                self._engine.rewind(row.sequence.kv, row.sequence.committed_len - 1)
+        self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
+
+    def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:
+        for row, judgement in zip(rows, judgements, strict=True):
+            row.sequence.queue_s += max(0.0, started_s - row.sequence.ready_since_s)
+            try:
+                self._settle(row, judgement)
+            except Exception as error:
+                _log_failure(error)
+                self.tally.num_step_failures += 1
+                self._fail(row.sequence.key, error)
+        ended_s = self._clock()
+        for row in rows:
+            row.sequence.ready_since_s = ended_s
+        self._report.step_us = round((ended_s - started_s) * 1e6)
+        self._report.batch_sequences = len(rows)
+        self._report.batch_tokens = sum(row.num_tokens + row.num_drafted for row in rows)
+        self.tally.num_steps += 1
+
+    def _settle(self, row: PlannedRow, judgement: Judgement) -> None:
+        sequence = row.sequence
+        if isinstance(judgement, Exception):
+            raise judgement
+        finish = Finish.NONE if judgement is None else self._commit(sequence, judgement, row.num_drafted)
+        self._engine.publish(kv_of(sequence), sequence.committed_len)
+        if finish is not Finish.NONE:
+            self._remove(sequence.key)
+            self.tally.num_finished += 1
+
+    def _commit(self, sequence: TargetSequence, verdict: Verdict, num_drafted: int) -> Finish:
+        stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
+        outcome = conclude(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
+        sequence.commit(outcome.token_ids, num_drafted)
+        # Before anything is shared or answered: what was rejected must not be found in the cache.
+        self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)
+        committed = Committed(
+            key=sequence.key,
+            base_len=base_len,
+            outcome=outcome,
+            num_dropped=sequence.drafts.take_num_dropped(),
+            queue_us=round(sequence.queue_s * 1e6),
+            num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
+        )
+        sequence.queue_s = 0.0
+        self._report.commits.append(committed)
+        self._count(committed)
+        return outcome.finish
+
+    def _count(self, committed: Committed) -> None:
+        outcome, tally = committed.outcome, self.tally
+        tally.num_draft_tokens += outcome.num_drafted
+        tally.num_verified_tokens += outcome.num_verified
+        tally.num_accepted_tokens += outcome.num_accepted
+        tally.num_dropped_tokens += committed.num_dropped
+        tally.num_committed_tokens += len(outcome.token_ids)
+
+    def _open(self, event: events.Opened) -> None:
+        key = event.key
+        if key in self._sequences:
+            # Which of the two a later message means could not be told: neither may go on.
+            self._fail(key, InvalidField("sequence_id", "already open"))
+        elif self.draining:
+            self._fail(key, Unavailable("the worker is draining"))
+        elif len(self._sequences) >= self._limits.max_sequences:
+            self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
+        else:
+            self._sequences[key] = TargetSequence(
+                key, next(self._serials), event.opening, self._limits.max_context_len, event.received_s
+            )
+
+    def _offer(self, event: events.Offered | events.DraftRefused) -> None:
+        sequence = self._find(event.key)
+        if sequence is None:
+            return
+        try:
+            if isinstance(event, events.DraftRefused):
+                raise event.error
+            sequence.offer(event.draft)
+        except Exception as error:
+            # A draft is only ever a latency matter: the sequence goes on without it.
+            self.tally.num_refused_drafts += 1
+            self._report.refused_drafts.append(Failed(event.key, error))
+
+    def _find(self, key: SequenceKey) -> TargetSequence | None:
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            self.tally.num_unknown += 1
+        return sequence
+
+    def _fail(self, key: SequenceKey, error: Exception) -> None:
+        self._remove(key)
+        self._report.failures.append(Failed(key, error))
+        self.tally.num_failed += 1
+
+    def _remove(self, key: SequenceKey) -> None:
+        sequence = self._sequences.pop(key, None)
+        if sequence is not None and sequence.kv is not None:
+            self._engine.close(sequence.kv)
+            sequence.kv = None
+
+
+def _log_failure(error: Exception) -> None:
+    # The message of an error could carry token ids; its kind and place are enough to find it.
+    place = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a sequence failed in its step: %s\n%s", type(error).__name__, place)

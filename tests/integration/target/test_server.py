@@ -1,0 +1,344 @@
+"""The target service over real gRPC, on a real model: what a router sees, and what it cannot break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.engine import EngineConfig
+from outrider.rpc.channel import create_channel
+from outrider.rpc.server import create_server, serving
+from outrider.rpc.v1 import sequence_pb2 as sp
+from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.config import TargetConfig
+from outrider.target.process import SERVICE, drain, load, make_servicer
+from outrider.target.server import TargetServicer
+
+NUM_BLOCKS = 160
+GREEDY = sp.Sampling(temperature=0, top_p=1)
+SAMPLED = sp.Sampling(temperature=0.8, top_p=0.95, seed=5)
+
+
+def open_sequence(sequence_id: int, prompt: Sequence[int], **changes: object) -> sp.OpenSequence:
+    sound: dict[str, object] = {
+        "sequence_id": sequence_id,
+        "prompt_token_ids": prompt,
+        "sampling": GREEDY,
+        "mode": sp.VERIFICATION_MODE_GREEDY,
+        "stopping": sp.Stopping(max_new_tokens=20),
+        "speculation": sp.Speculation(max_draft_tokens=4),
+    }
+    return sp.OpenSequence(**{**sound, **changes})  # type: ignore[arg-type]
+
+
+class Router:
+    """One stream, and everything heard on it."""
+
+    def __init__(self, stub: target_pb2_grpc.TargetServiceAsyncStub, timeout_s: float | None = None) -> None:
+        self.call = stub.Verify(timeout=timeout_s)
+        self.text: dict[int, list[int]] = {}
+        self.finish: dict[int, int] = {}
+        self.errors: dict[int, sp.SequenceError] = {}
+        self.refused: list[sp.SequenceError] = []
+        self.responses: list[target_pb2.VerifyResponse] = []
+
+    async def send(self, **parts: object) -> None:
+        await self.call.write(target_pb2.VerifyRequest(**parts))  # type: ignore[arg-type]
+
+    async def read(self) -> target_pb2.VerifyResponse:
+        response = await asyncio.wait_for(self.call.read(), 10)
+        assert isinstance(response, target_pb2.VerifyResponse), "the stream ended"
+        self.responses.append(response)
+        for commit in response.commits:
+            self.text.setdefault(commit.sequence_id, []).extend(commit.token_ids)
+            if commit.finish_reason:
+                self.finish[commit.sequence_id] = commit.finish_reason
+        for error in response.errors:
+            self.errors[error.sequence_id] = error
+        self.refused.extend(response.refused_drafts)
+        return response
+
+    async def finished(self, *ids: int) -> None:
+        """Reads until each of these has finished or failed."""
+        while any(i not in self.finish and i not in self.errors for i in ids):
+            await self.read()
+
+
+@contextlib.asynccontextmanager
+async def target(checkpoint: Path) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
+    config = TargetConfig(
+        model=str(checkpoint),
+        listen="127.0.0.1:0",
+        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=96),
+        max_sequences=40,
+    )
+    engine, info = load(config)
+    async with make_servicer(engine, info, config, lambda added, removed: None) as servicer:
+        server = create_server()
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        async with serving(server, config.listen, services=[SERVICE], grace_s=0.2) as life:
+            await life.ready()
+            async with create_channel(life.address) as channel:
+                yield servicer, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_who_the_worker_is_and_how_it_fares(tiny: Path) -> None:
+    async with target(tiny) as (_, stub):
+        reply = await stub.GetInfo(target_pb2.TargetServiceGetInfoRequest())
+    info = reply.info
+    assert (info.role, info.model, info.vocab_size) == (worker_pb2.WORKER_ROLE_TARGET, tiny.name, 384)
+    assert (info.max_context_len, info.block_size, info.num_blocks) == (512, 8, NUM_BLOCKS)
+    assert info.protocol_version == 1
+    assert info.worker_id.startswith("target-")
+    assert info.tokenizer_fingerprint
+    assert info.model_revision
+    assert reply.load == worker_pb2.WorkerLoad(num_free_blocks=NUM_BLOCKS)
+
+
+async def test_commits_carry_the_step_they_come_from(tiny: Path) -> None:
+    async with target(tiny) as (_, stub):
+        router = Router(stub)
+        await router.send(
+            opens=[open_sequence(1, [5, 6, 7]), open_sequence(2, [8, 9], stopping=sp.Stopping(max_new_tokens=3))]
+        )
+        await router.finished(1, 2)
+    assert router.finish == {1: sp.FINISH_REASON_LENGTH, 2: sp.FINISH_REASON_LENGTH}
+    assert {i: len(text) for i, text in router.text.items()} == {1: 20, 2: 3}
+    first = router.responses[0]
+    assert first.step_us > 0
+    assert (first.batch_sequences, first.batch_tokens) == (2, 5)
+    bases = [c.base_len for r in router.responses for c in r.commits if c.sequence_id == 1]
+    assert bases == list(range(3, 23))
+
+
+async def test_drafts_over_the_wire_change_the_rounds_and_not_the_text(tiny: Path) -> None:
+    for sampling, mode in ((GREEDY, sp.VERIFICATION_MODE_GREEDY), (SAMPLED, sp.VERIFICATION_MODE_COUPLED)):
+        async with target(tiny) as (_, stub):
+            router = Router(stub)
+            await router.send(opens=[open_sequence(1, [5, 6, 7], sampling=sampling, mode=mode)])
+            await router.finished(1)
+            plain = router.text[1]
+            rounds = len(router.responses)
+            held = sp.Speculation(max_draft_tokens=4, max_wait_us=5_000_000)
+            await router.send(opens=[open_sequence(2, [5, 6, 7], sampling=sampling, mode=mode, speculation=held)])
+            while 2 not in router.finish:
+                await router.read()
+                done = len(router.text[2])
+                guess = [*plain[done : done + 2], 9, 9]
+                await router.send(drafts=[sp.Draft(sequence_id=2, base_len=3 + done, token_ids=guess)])
+        assert router.text[2] == plain
+        assert len(router.responses) - rounds < rounds / 2
+        accepted = sum(c.num_accepted for r in router.responses for c in r.commits if c.sequence_id == 2)
+        assert accepted >= 12
+
+
+def malformed_drafts(sequence_id: int) -> list[tuple[str, sp.Draft]]:
+    q = sp.DraftDistribution(token_ids=[5], counts=[65536])
+    sound = {"sequence_id": sequence_id, "base_len": 3, "token_ids": [5], "q": [q], "sampling": SAMPLED}
+
+    def draft(**changes: object) -> sp.Draft:
+        return sp.Draft(**{**sound, **changes})  # type: ignore[arg-type]
+
+    other = sp.Sampling(temperature=0.7, top_p=0.95, seed=5)
+    bad_sum = sp.DraftDistribution(token_ids=[5, 6], counts=[65536, 1])
+    elsewhere = sp.DraftDistribution(token_ids=[6], counts=[65536])
+    outside = sp.DraftDistribution(token_ids=[5, 400], counts=[65535, 1])
+    return [
+        ("token_ids", draft(token_ids=[400])),
+        ("token_ids", draft(token_ids=[5] * 5000)),
+        ("parents", draft(token_ids=[5, 5], q=[q, q], parents=[-1, -1])),
+        ("q", draft(q=[])),
+        ("q", draft(q=[q, q])),
+        ("q", draft(q=[bad_sum])),
+        ("q", draft(q=[elsewhere])),
+        ("q", draft(q=[outside])),
+        ("sampling", draft(sampling=other)),
+        ("sampling", draft(sampling=sp.Sampling(temperature=float("nan"), top_p=1))),
+        ("sampling", draft(sampling=None)),
+    ]
+
+
+async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tiny: Path) -> None:
+    ratio = {"sampling": SAMPLED, "mode": sp.VERIFICATION_MODE_RATIO}
+    patient = sp.Speculation(max_draft_tokens=4, max_wait_us=3_000_000)
+    bad = malformed_drafts(1)
+    async with target(tiny) as (_, stub):
+        router = Router(stub)
+        await router.send(opens=[open_sequence(1, [5, 6, 7], speculation=patient, **ratio), open_sequence(2, [7])])
+        await router.read()
+        await router.send(drafts=[draft for _, draft in bad])
+        await router.finished(2)
+        await router.send(settings=[sp.SetSpeculation(sequence_id=1, speculation=sp.Speculation())])
+        await router.finished(1)
+    assert not router.errors
+    assert {i: len(text) for i, text in router.text.items()} == {1: 20, 2: 20}
+    assert len(router.refused) == len(bad)
+    for (field, _), refused in zip(bad, router.refused, strict=True):
+        assert refused.field.startswith(field), f"{refused.field} for {field}"
+        assert refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("prompt_token_ids", {"prompt_token_ids": []}),
+        ("prompt_token_ids", {"prompt_token_ids": [384]}),
+        ("prompt_token_ids", {"prompt_token_ids": [5] * 600}),
+        ("sampling.temperature", {"sampling": sp.Sampling(temperature=float("nan"), top_p=1)}),
+        ("sampling.top_p", {"sampling": sp.Sampling(temperature=0.5, top_p=0)}),
+        ("mode", {"mode": sp.VERIFICATION_MODE_UNSPECIFIED}),
+        ("stopping.max_new_tokens", {"stopping": sp.Stopping()}),
+        ("speculation.max_draft_tokens", {"speculation": sp.Speculation(max_draft_tokens=1000)}),
+        ("cache_salt", {"cache_salt": b"x" * 1000}),
+    ],
+)
+async def test_a_bad_opening_ends_itself_by_name_and_nothing_else(
+    tiny: Path, field: str, changes: dict[str, object]
+) -> None:
+    async with target(tiny) as (servicer, stub):
+        router = Router(stub)
+        await router.send(opens=[open_sequence(1, [5, 6]), open_sequence(2, [5, 6], **changes)])
+        await router.finished(1, 2)
+        assert servicer.load.num_sequences == 0
+    assert len(router.text[1]) == 20
+    assert router.errors[2].field == field
+    assert router.errors[2].reason == "INVALID_FIELD"
+    assert 2 not in router.text
+
+
+async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Path) -> None:
+    async with target(tiny) as (servicer, stub):
+        router = Router(stub)
+        await router.send(
+            opens=[open_sequence(1, [5, 6]), open_sequence(2, [5, 6])],
+            drafts=[sp.Draft(sequence_id=99, base_len=2, token_ids=[5])],
+            settings=[sp.SetSpeculation(sequence_id=2, speculation=sp.Speculation(max_wait_us=2**32 - 1))],
+            closes=[sp.CloseSequence(sequence_id=98)],
+        )
+        await router.finished(1, 2)
+        assert servicer.tally.num_unknown == 2
+    assert router.errors[2].field == "speculation.max_wait_us"
+    assert set(router.errors) == {2}
+
+
+async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 259) for _ in range(rng.randint(1, 80))] for _ in range(32)]
+    async with target(tiny) as (servicer, stub):
+        routers = [Router(stub) for _ in range(4)]
+
+        async def drive(router: Router, ids: Sequence[int]) -> None:
+            await router.send(
+                opens=[open_sequence(i, prompts[i], stopping=sp.Stopping(max_new_tokens=5 + i)) for i in ids]
+            )
+            while any(i not in router.finish for i in ids):
+                for commit in (await router.read()).commits:
+                    base = commit.base_len + len(commit.token_ids)
+                    guess = sp.Draft(sequence_id=commit.sequence_id, base_len=base, token_ids=[rng.randrange(384)])
+                    await router.send(drafts=[guess])
+
+        await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
+        await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+        assert servicer.tally.num_finished == 32
+    assert {i: len(t) for r in routers for i, t in r.text.items()} == {i: 5 + i for i in range(32)}
+
+
+LONG = sp.Stopping(max_new_tokens=400)
+
+
+async def test_a_close_frees_the_sequence_and_the_others_go_on(tiny: Path) -> None:
+    async with target(tiny) as (servicer, stub):
+        router = Router(stub)
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG), open_sequence(2, [7], stopping=LONG)])
+        await router.read()
+        await router.send(closes=[sp.CloseSequence(sequence_id=1, reason=sp.CLOSE_REASON_CANCELLED)])
+        await until(lambda: servicer.load.num_sequences == 1)
+        await router.finished(2)
+    assert len(router.text[2]) == 400
+    assert 1 not in router.finish
+
+
+@pytest.mark.parametrize("how", ["cancel", "half-close", "deadline"])
+async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: str) -> None:
+    async with target(tiny) as (servicer, stub):
+        other = Router(stub)
+        await other.send(opens=[open_sequence(1, [9], stopping=LONG)])
+        router = Router(stub, timeout_s=0.3 if how == "deadline" else None)
+        held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)])
+        await router.read()
+        if how == "cancel":
+            router.call.cancel()
+        elif how == "half-close":
+            await router.call.done_writing()
+        await until(lambda: servicer.tally.num_closed == 1)
+        await other.finished(1)
+        assert len(other.text[1]) == 400
+        await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+
+
+async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -> None:
+    async with target(tiny) as (servicer, stub):
+        router = Router(stub)
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
+        await router.read()
+        servicer.start_drain()
+        await router.send(opens=[open_sequence(2, [5, 6])])
+        drained = asyncio.create_task(drain(servicer, timeout_s=20))
+        await router.finished(1, 2)
+        await drained
+    assert len(router.text[1]) == 400
+    assert router.errors[2].code == grpc.StatusCode.UNAVAILABLE.value[0]
+
+
+async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
+    async with target(tiny) as (servicer, stub):
+        router = Router(stub)
+        held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)])
+        await router.read()
+        servicer.start_drain()
+        await drain(servicer, timeout_s=0.05)
+        await router.finished(1)
+    assert router.errors[1].code == grpc.StatusCode.UNAVAILABLE.value[0]
+
+
+async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
+    arguments = ["--model", str(tiny), "--listen", "127.0.0.1:0", "--dtype", "float32", "--threads", "1"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "outrider.target", *arguments, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    assert process.stderr is not None
+    lines: list[str] = []
+    async with asyncio.timeout(60):
+        while not lines or " serves " not in lines[-1]:
+            line = (await process.stderr.readline()).decode()
+            assert line, f"it ended: {lines}"
+            lines.append(line)
+        address = lines[-1].split()[-1]
+        async with create_channel(address) as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+            router = Router(target_pb2_grpc.TargetServiceStub(channel))  # type: ignore[arg-type]
+            await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
+            await router.read()
+            process.send_signal(signal.SIGTERM)
+            await router.finished(1)
+        assert await process.wait() == 0
+    assert len(router.text[1]) == 400

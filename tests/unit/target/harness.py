@@ -1,0 +1,184 @@
+"""A worker on a tiny real model, driven step by step with a clock of our own; and drafts of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.engine import Engine, EngineConfig
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.commit import Finish
+from outrider.target.drafts import OfferedDraft
+from outrider.target.events import Adjusted, Closed, Event, Offered, Opened, StreamEnded
+from outrider.target.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.report import Committed, Failed, Report
+from outrider.target.scheduler import Batching
+from outrider.target.sequence import SequenceKey
+from outrider.target.worker import TargetWorker
+
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+
+FOUR_AHEAD = Speculation(max_draft_tokens=4)
+
+Drafter = Callable[[int, Sequence[int]], Sequence[OfferedDraft]]
+"""(sequence id, committed tokens with the prompt) → drafts offered before the next step."""
+
+
+def opening(
+    prompt: Sequence[int],
+    *,
+    max_new_tokens: int = 24,
+    params: SamplingParams = GREEDY,
+    mode: VerificationMode | None = None,
+    stops: Sequence[int] = (),
+    committed: Sequence[int] = (),
+    speculation: Speculation = FOUR_AHEAD,
+    salt: bytes = b"",
+) -> Opening:
+    fallback = VerificationMode.GREEDY if params.greedy else VerificationMode.COUPLED
+    return Opening(
+        prompt=tuple(prompt),
+        params=params,
+        mode=mode or fallback,
+        stopping=Stopping(max_new_tokens, frozenset(stops)),
+        committed=tuple(committed),
+        speculation=speculation,
+        salt=salt,
+    )
+
+
+def key(sequence_id: int, stream: int = 1) -> SequenceKey:
+    return SequenceKey(stream, sequence_id)
+
+
+@dataclass
+class Told:
+    """Everything one sequence was told."""
+
+    commits: list[Committed] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        return [token for commit in self.commits for token in commit.outcome.token_ids]
+
+    @property
+    def finish(self) -> Finish:
+        return self.commits[-1].outcome.finish if self.commits else Finish.NONE
+
+
+class Bench:
+    """A worker, its clock, and what it said."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        num_blocks: int = 256,
+        max_batch_tokens: int = 64,
+        max_sequences: int = 40,
+        prefix_cache: bool = True,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+    ) -> None:
+        config = EngineConfig(
+            dtype="float32",
+            block_size=8,
+            num_blocks=num_blocks,
+            max_batch_tokens=max_batch_tokens,
+            prefix_cache=prefix_cache,
+        )
+        self.engine = wrap(Engine.load(checkpoint, config))
+        info = self.engine.info
+        self.limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
+        self.now_s = 100.0
+        self.worker = TargetWorker(
+            self.engine, self.limits, Batching(info.block_size, max_batch_tokens), lambda: self.now_s
+        )
+        self.told: dict[SequenceKey, Told] = {}
+        self.tokens: dict[SequenceKey, list[int]] = {}
+        self.refused: list[Failed] = []
+        self.reports: list[Report] = []
+
+    def open(self, sequence_id: int, what: Opening) -> SequenceKey:
+        what.check(self.limits)
+        self.tokens[key(sequence_id)] = [*what.prompt, *what.committed]
+        self.apply(Opened(key(sequence_id), what, self.now_s))
+        return key(sequence_id)
+
+    def offer(self, sequence_id: int, base_len: int, token_ids: Sequence[int], epoch: int = 0) -> None:
+        self.apply(Offered(key(sequence_id), OfferedDraft(epoch, base_len, tuple(token_ids))))
+
+    def adjust(self, sequence_id: int, speculation: Speculation) -> None:
+        self.apply(Adjusted(key(sequence_id), speculation))
+
+    def close(self, sequence_id: int) -> None:
+        self.apply(Closed(key(sequence_id)))
+
+    def end_stream(self, stream: int = 1) -> None:
+        self.apply(StreamEnded(stream))
+
+    def apply(self, event: Event) -> None:
+        self.worker.apply(event)
+        self._listen()
+
+    def step(self) -> float | None:
+        wake_at_s = self.worker.step()
+        self._listen()
+        return wake_at_s
+
+    def run(self, drafter: Drafter = lambda sequence_id, tokens: (), max_steps: int = 2000) -> None:
+        """Steps until nothing is open, offering what the drafter says before each step."""
+        for _ in range(max_steps):
+            if not self.worker.load.num_sequences:
+                return
+            for k, tokens in self.tokens.items():
+                for draft in drafter(k.sequence_id, tokens):
+                    self.apply(Offered(k, draft))
+            self.step()
+        raise AssertionError(f"still open after {max_steps} steps")
+
+    def _listen(self) -> None:
+        report = self.worker.take_report()
+        self.reports.append(report)
+        for commit in report.commits:
+            assert commit.base_len == len(self.tokens[commit.key]), "a commit continues what was committed"
+            self.tokens[commit.key].extend(commit.outcome.token_ids)
+            self.told.setdefault(commit.key, Told()).commits.append(commit)
+        for failed in report.failures:
+            self.told.setdefault(failed.key, Told()).errors.append(failed.error)
+        self.refused.extend(report.refused_drafts)
+
+
+def prompts(count: int, *, longest: int = 60, seed: int = 3) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 259) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+@dataclass
+class Liar:
+    """A draft that knows the text to come and says it, distorted."""
+
+    texts: dict[int, list[int]]
+    """Per sequence: prompt and output of a plain run."""
+    how: str
+    vocab_size: int = 384
+    rng: random.Random = field(default_factory=lambda: random.Random(11))
+
+    def __call__(self, sequence_id: int, tokens: Sequence[int]) -> list[OfferedDraft]:
+        how = self.how if self.how != "random" else self.rng.choice(["right", "wrong", "stale", "gapped", "oversized"])
+        base, text = len(tokens), self.texts[sequence_id]
+        count = self.rng.randint(1, 6)
+        if how == "stale":
+            base = max(0, base - self.rng.randint(1, 5))
+        if how == "gapped":
+            base += self.rng.randint(1, 4)
+        if how == "oversized":
+            count = 60
+        guess = text[base : base + count] or [5]
+        if how == "wrong" or (how == "stale" and self.rng.random() < 0.5):
+            at = self.rng.randrange(len(guess))
+            guess = [*guess[:at], (guess[at] + 1) % self.vocab_size, *guess[at + 1 :]]
+        return [OfferedDraft(self.rng.randint(0, 3), base, tuple(guess))]

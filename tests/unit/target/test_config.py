@@ -1,0 +1,37 @@
+"""The command line: what is unknown or impossible is named."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.target.config import TargetConfig, parse_arguments, parse_cores
+
+
+def test_defaults_need_only_a_model_and_an_address() -> None:
+    config = parse_arguments(["--model", "/models/tiny-chat/", "--listen", "127.0.0.1:0"])
+    assert config == TargetConfig(model="/models/tiny-chat/", listen="127.0.0.1:0")
+    assert config.served_name == "tiny-chat"
+
+
+def test_cores_are_written_as_for_taskset() -> None:
+    assert parse_cores("0,2-4,3") == (0, 2, 3, 4)
+    assert parse_cores("") == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--max-sequences", "0"], "max_sequences"),
+        (["--max-sequences", "600"], "max_sequences"),
+        (["--max-draft-tokens", "-1"], "max_draft_tokens"),
+        (["--dtype", "int3"], "dtype"),
+        (["--block-size", "0"], "block_size"),
+        (["--threads", "-2"], "threads"),
+        (["--cpu-cores", "a"], "'a'"),
+        (["--sped", "1"], "--sped"),
+    ],
+)
+def test_an_impossible_option_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(["--model", "m", "--listen", "h:1", *arguments])
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""The draft buffer: what is taken, trimmed, dropped and counted."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.target.drafts import DraftBuffer, OfferedDraft
+
+TRUTH = [10, 11, 12, 13]
+
+
+def offered(base_len: int, *token_ids: int, epoch: int = 0) -> OfferedDraft:
+    return OfferedDraft(epoch, base_len, token_ids)
+
+
+def held(*drafts: OfferedDraft, capacity: int = 8) -> DraftBuffer:
+    buffer = DraftBuffer()
+    for draft in drafts:
+        buffer.offer(draft, TRUTH, capacity)
+    return buffer
+
+
+def test_a_draft_for_the_next_position_is_taken_whole() -> None:
+    buffer = held(offered(4, 20, 21))
+    assert buffer.token_ids == [20, 21]
+    assert buffer.num_dropped == 0
+
+
+def test_what_equals_the_committed_tokens_is_trimmed_and_not_counted() -> None:
+    buffer = held(offered(2, 12, 13, 20, 21))
+    assert buffer.token_ids == [20, 21]
+    assert buffer.num_dropped == 0
+
+
+def test_a_draft_that_is_altogether_old_and_right_leaves_no_trace() -> None:
+    buffer = held(offered(1, 11, 12))
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 0
+
+
+def test_a_draft_that_contradicts_the_committed_tokens_is_dropped_and_counted() -> None:
+    buffer = held(offered(2, 12, 99, 20))
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 3
+
+
+def test_a_gap_is_dropped_and_counted() -> None:
+    buffer = held(offered(5, 20, 21))
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 2
+
+
+def test_a_position_far_outside_is_dropped_and_counted() -> None:
+    assert held(offered(2**32 - 1, 20)).num_dropped == 1
+
+
+def test_the_next_draft_continues_the_one_before() -> None:
+    buffer = held(offered(4, 20, 21), offered(6, 22))
+    assert buffer.token_ids == [20, 21, 22]
+
+
+def test_an_equal_repetition_is_trimmed_and_extends() -> None:
+    buffer = held(offered(4, 20, 21), offered(3, 13, 20, 21, 22))
+    assert buffer.token_ids == [20, 21, 22]
+    assert buffer.num_dropped == 0
+
+
+def test_a_draft_that_contradicts_the_buffer_in_the_same_epoch_is_dropped() -> None:
+    buffer = held(offered(4, 20, 21), offered(4, 30, 31, 32))
+    assert buffer.token_ids == [20, 21]
+    assert buffer.num_dropped == 3
+
+
+def test_a_higher_epoch_replaces_the_guess_and_counts_what_it_replaced() -> None:
+    buffer = held(offered(4, 20, 21), offered(4, 30, epoch=1))
+    assert buffer.token_ids == [30]
+    assert buffer.epoch == 1
+    assert buffer.num_dropped == 2
+
+
+def test_a_lower_epoch_than_the_buffers_is_stale() -> None:
+    buffer = held(offered(4, 20, epoch=2), offered(5, 21, epoch=1))
+    assert buffer.token_ids == [20]
+    assert buffer.num_dropped == 1
+
+
+def test_another_draft_that_takes_over_may_count_epochs_anew() -> None:
+    buffer = held(offered(4, 20, epoch=5))
+    buffer.advance([99], num_judged=1)
+    buffer.offer(offered(5, 21, epoch=0), [*TRUTH, 99], 8)
+    assert buffer.token_ids == [21]
+
+
+def test_beyond_its_capacity_nothing_is_kept_and_all_is_counted() -> None:
+    buffer = held(offered(4, *range(20, 30)), capacity=3)
+    assert buffer.token_ids == [20, 21, 22]
+    assert buffer.num_dropped == 7
+
+
+def test_with_speculation_off_drafts_are_dropped() -> None:
+    buffer = held(offered(4, 20), capacity=0)
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 1
+
+
+def test_an_empty_draft_declines_the_position_it_names_and_no_later_one() -> None:
+    assert held(offered(4)).declined_len == 4
+    assert held(offered(400)).declined_len == len(TRUTH)
+
+
+def test_a_plain_token_that_equals_the_first_guess_keeps_the_rest() -> None:
+    buffer = held(offered(4, 20, 21, 22))
+    buffer.advance([20], num_judged=0)
+    assert buffer.token_ids == [21, 22]
+    assert buffer.num_dropped == 0
+
+
+def test_a_plain_token_that_differs_drops_the_guess_and_counts_it() -> None:
+    buffer = held(offered(4, 20, 21, 22))
+    buffer.advance([30], num_judged=0)
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 3
+
+
+def test_judged_drafts_are_not_counted_as_dropped() -> None:
+    buffer = held(offered(4, 20, 21, 22, 23))
+    buffer.advance([20, 99], num_judged=3)
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 1
+
+
+def test_a_bonus_token_that_equals_the_next_guess_keeps_what_follows() -> None:
+    buffer = held(offered(4, 20, 21, 22, 23))
+    buffer.advance([20, 21, 22], num_judged=2)
+    assert buffer.token_ids == [23]
+
+
+def test_more_committed_than_guessed_empties_the_buffer() -> None:
+    buffer = held(offered(4, 20, 21))
+    buffer.advance([20, 21, 50], num_judged=2)
+    assert not buffer.token_ids
+    assert buffer.num_dropped == 0
+
+
+def test_q_is_trimmed_with_its_tokens() -> None:
+    point = [DraftDistribution((token,), (65536,)) for token in (13, 20, 21)]
+    buffer = DraftBuffer()
+    buffer.offer(OfferedDraft(0, 3, (13, 20, 21), tuple(point)), TRUTH, 8)
+    assert buffer.q == point[1:]
+    buffer.advance([20], num_judged=0)
+    assert buffer.q == point[2:]
+
+
+PARAMS = SamplingParams(temperature=0.8, seed=1)
+POINT = DraftDistribution((20,), (65536,))
+
+
+def test_ratio_mode_takes_a_draft_with_q_under_its_own_sampling() -> None:
+    OfferedDraft(0, 4, (20,), (POINT,), PARAMS).check(PARAMS, VerificationMode.RATIO)
+
+
+@pytest.mark.parametrize(
+    ("draft", "field"),
+    [
+        (OfferedDraft(0, 4, (20,)), "q"),
+        (OfferedDraft(0, 4, (20,), (POINT,)), "sampling"),
+        (OfferedDraft(0, 4, (20,), (POINT,), SamplingParams(temperature=0.7, seed=1)), "sampling"),
+    ],
+)
+def test_ratio_mode_refuses_what_it_could_not_judge_exactly(draft: OfferedDraft, field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        draft.check(PARAMS, VerificationMode.RATIO)
+    assert caught.value.field == field
+
+
+def test_other_modes_need_no_q() -> None:
+    OfferedDraft(0, 4, (20,)).check(PARAMS, VerificationMode.COUPLED)

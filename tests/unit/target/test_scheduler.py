@@ -1,0 +1,156 @@
+"""The scheduler's decisions, without a model: sequences, free blocks and a clock in, a plan out."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.engine import EngineSequence
+from outrider.target.drafts import OfferedDraft
+from outrider.target.opening import Speculation
+from outrider.target.scheduler import Batching, Plan, admissible, plan
+from outrider.target.sequence import SequenceKey, TargetSequence
+
+from tests.unit.target.harness import FOUR_AHEAD, opening
+
+BATCHING = Batching(block_size=8, max_batch_tokens=32)
+
+
+def sequence(
+    serial: int,
+    *,
+    length: int = 10,
+    cached: int | None = 9,
+    drafts: int = 0,
+    speculation: Speculation = FOUR_AHEAD,
+    max_new_tokens: int = 100,
+    ready_since_s: float = 0.0,
+) -> TargetSequence:
+    what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
+    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, ready_since_s)
+    if cached is not None:
+        made.kv = EngineSequence(tokens=[1] * cached)
+    if drafts:
+        made.offer(OfferedDraft(0, length, (7,) * drafts))
+    return made
+
+
+def rows(planned: Plan) -> list[tuple[int, int, int, bool]]:
+    return [(r.sequence.serial, r.num_tokens, r.num_drafted, r.decides) for r in planned.rows]
+
+
+def test_plain_decoding_and_verification_share_a_step() -> None:
+    planned = plan([sequence(0, drafts=3), sequence(1)], BATCHING, free_blocks=9, now_s=0)
+    assert rows(planned) == [(0, 1, 3, True), (1, 1, 0, True)]
+
+
+def test_a_long_prompt_is_run_in_chunks_beside_decoding() -> None:
+    planned = plan([sequence(0), sequence(1, length=100, cached=0)], BATCHING, free_blocks=20, now_s=0)
+    assert rows(planned) == [(0, 1, 0, True), (1, 31, 0, False)]
+
+
+def test_the_last_chunk_decides_and_takes_drafts_along() -> None:
+    planned = plan([sequence(0, length=100, cached=90, drafts=2)], BATCHING, free_blocks=20, now_s=0)
+    assert rows(planned) == [(0, 10, 2, True)]
+
+
+def test_drafts_leave_prefill_its_share() -> None:
+    many = [sequence(i, drafts=4) for i in range(8)]
+    planned = plan([*many, sequence(8, length=100, cached=0)], BATCHING, free_blocks=99, now_s=0)
+    tokens = {serial: count + drafted for serial, count, drafted, _ in rows(planned)}
+    assert tokens[8] == 8
+    assert sum(tokens.values()) == 32
+    assert all(tokens[i] >= 1 for i in range(8))
+
+
+def test_no_step_exceeds_the_token_budget() -> None:
+    many = [sequence(i, drafts=4) for i in range(20)]
+    planned = plan(many, BATCHING, free_blocks=99, now_s=0)
+    assert len(planned.rows) == 20
+    assert sum(r.num_tokens + r.num_drafted for r in planned.rows) == 32
+
+
+def test_never_more_drafts_than_the_sequence_allows() -> None:
+    planned = plan([sequence(0, drafts=4, speculation=Speculation(2, 0, 5))], BATCHING, free_blocks=9, now_s=0)
+    assert rows(planned) == [(0, 1, 2, True)]
+
+
+def test_the_last_token_is_the_targets_own_so_drafts_end_before_it() -> None:
+    planned = plan([sequence(0, drafts=4, max_new_tokens=3)], BATCHING, free_blocks=9, now_s=0)
+    assert rows(planned) == [(0, 1, 2, True)]
+
+
+WAITING = Speculation(max_draft_tokens=4, max_wait_us=5000)
+
+
+def test_a_sequence_waits_for_its_draft_while_others_go_on() -> None:
+    planned = plan([sequence(0, speculation=WAITING), sequence(1)], BATCHING, free_blocks=9, now_s=0.001)
+    assert rows(planned) == [(1, 1, 0, True)]
+    assert planned.wake_at_s == pytest.approx(0.005)
+
+
+def test_the_wait_ends_at_its_bound() -> None:
+    planned = plan([sequence(0, speculation=WAITING)], BATCHING, free_blocks=9, now_s=0.0051)
+    assert rows(planned) == [(0, 1, 0, True)]
+
+
+def test_the_wait_ends_when_a_draft_is_there() -> None:
+    planned = plan([sequence(0, speculation=WAITING, drafts=1)], BATCHING, free_blocks=9, now_s=0.001)
+    assert rows(planned) == [(0, 1, 1, True)]
+
+
+def test_the_wait_ends_when_the_draft_declines() -> None:
+    declined = sequence(0, speculation=WAITING)
+    declined.offer(OfferedDraft(0, 10, ()))
+    assert rows(plan([declined], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
+
+
+def test_prefill_waits_for_nobody() -> None:
+    planned = plan([sequence(0, cached=0, speculation=WAITING)], BATCHING, free_blocks=9, now_s=0.001)
+    assert rows(planned) == [(0, 10, 0, True)]
+
+
+def test_nobody_waits_for_a_draft_of_the_very_last_token() -> None:
+    last = sequence(0, speculation=WAITING, max_new_tokens=1)
+    assert rows(plan([last], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
+
+
+def test_drafts_shrink_to_the_free_blocks_before_anyone_is_preempted() -> None:
+    full = sequence(0, length=16, cached=15, drafts=4)
+    assert rows(plan([full], BATCHING, free_blocks=0, now_s=0)) == [(0, 1, 0, True)]
+
+
+def test_drafts_of_the_old_leave_the_blocks_that_others_need_to_decode() -> None:
+    old, new = sequence(0, length=16, cached=15, drafts=4), sequence(1, length=17, cached=16)
+    assert rows(plan([old, new], BATCHING, free_blocks=1, now_s=0)) == [(0, 1, 0, True), (1, 1, 0, True)]
+
+
+def test_when_decoding_needs_a_block_the_newest_sequence_pays() -> None:
+    oldest, newest = sequence(0, length=17, cached=16), sequence(5, length=9, cached=8)
+    planned = plan([newest, oldest], BATCHING, free_blocks=1, now_s=0)
+    assert planned.victim is newest
+    assert not planned.rows
+
+
+def test_prefill_without_blocks_waits_for_the_decoding_to_end() -> None:
+    planned = plan([sequence(0), sequence(1, length=50, cached=16)], BATCHING, free_blocks=0, now_s=0)
+    assert rows(planned) == [(0, 1, 0, True)]
+    assert planned.victim is None
+
+
+def test_a_prefill_that_nothing_can_unblock_preempts_the_newest() -> None:
+    old, new = sequence(0, length=50, cached=16), sequence(1, length=50, cached=16)
+    assert plan([old, new], BATCHING, free_blocks=0, now_s=0).victim is new
+
+
+def test_places_are_given_in_the_order_of_opening_while_prefill_can_be_finished() -> None:
+    waiting = [sequence(i, length=20, cached=None) for i in (2, 0, 1)]
+    assert [s.serial for s in admissible(waiting, BATCHING, free_blocks=6)] == [0, 1]
+
+
+def test_a_place_is_not_given_twice_to_the_same_blocks() -> None:
+    prefilling = sequence(0, length=40, cached=8)
+    assert admissible([prefilling, sequence(1, length=16, cached=None)], BATCHING, free_blocks=5) == []
+    assert len(admissible([prefilling, sequence(1, length=16, cached=None)], BATCHING, free_blocks=6)) == 1
+
+
+def test_nothing_to_do_means_no_rows_and_no_time_to_wake() -> None:
+    assert plan([], BATCHING, free_blocks=5, now_s=0) == Plan()

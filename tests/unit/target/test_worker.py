@@ -1,0 +1,329 @@
+"""The worker on a real model: whatever drafts say, the text is the target's own; whatever fails, only its own sequence.
+
+Plain text is the same worker's without any draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from outrider.engine import Engine, Row
+from outrider.rpc.errors import Overloaded, Unavailable
+from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.target.commit import Finish
+from outrider.target.drafts import OfferedDraft
+from outrider.target.events import DraftRefused, DrainExpired, DrainStarted, Offered, Opened
+from outrider.target.opening import Opening, Speculation
+from torch import Tensor
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+
+PROMPTS = prompts(6)
+
+
+def plain_texts(checkpoint: Path, what: Sequence[Opening]) -> dict[int, list[int]]:
+    """Prompt and output of each opening, run without drafts."""
+    bench = Bench(checkpoint)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run()
+    return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
+
+
+@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "oversized", "random"])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, params: SamplingParams) -> None:
+    what = [opening(prompt, params=params) for prompt in PROMPTS]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run(Liar(texts, how))
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    tally = bench.worker.tally
+    assert tally.num_accepted_tokens <= tally.num_verified_tokens <= tally.num_draft_tokens
+    assert (tally.num_accepted_tokens > 0) == (how != "gapped")
+    assert tally.num_dropped_tokens > 0 or how in ("right", "wrong")
+
+
+def test_right_drafts_take_fewer_steps(tiny: Path) -> None:
+    what = [opening(PROMPTS[0], max_new_tokens=40)]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny)
+    bench.open(0, what[0])
+    bench.run(Liar(texts, "oversized"))
+    # Four drafts and the target's own token, each step.
+    assert len(bench.told[key(0)].commits) == 8
+
+
+def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=3)
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], params=params, mode=VerificationMode.RATIO))
+
+    def point_masses(sequence_id: int, tokens: Sequence[int]) -> list[OfferedDraft]:
+        guess = (7, 8)
+        q = tuple(DraftDistribution((token,), (65536,)) for token in guess)
+        return [OfferedDraft(0, len(tokens), guess, q, params)]
+
+    bench.run(point_masses)
+    assert len(bench.told[key(0)].text) == 24
+    assert bench.worker.tally.num_draft_tokens > 0
+    assert not bench.refused
+    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+
+
+def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:
+    what = [opening(PROMPTS[0], params=SAMPLED)]
+    text = plain_texts(tiny, what)[0]
+    output = text[len(PROMPTS[0]) :]
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], params=SAMPLED, committed=output[:9]))
+    bench.run()
+    assert bench.told[key(0)].text == output[9:]
+
+
+@pytest.mark.parametrize("how", ["right", "random"])
+def test_a_stop_token_inside_an_accepted_block_ends_the_text_there(tiny: Path, how: str) -> None:
+    text = plain_texts(tiny, [opening(PROMPTS[0])])[0]
+    output = text[len(PROMPTS[0]) :]
+    stop = output[6]
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], stops=[stop]))
+    bench.run(Liar({0: text}, how))
+    assert bench.told[key(0)].text == output[: output.index(stop) + 1]
+    assert bench.told[key(0)].finish is Finish.STOP
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
+def test_the_number_of_tokens_is_exact_with_drafts(tiny: Path, max_new_tokens: int) -> None:
+    text = plain_texts(tiny, [opening(PROMPTS[0])])[0]
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], max_new_tokens=max_new_tokens))
+    bench.run(Liar({0: text}, "oversized"))
+    assert len(bench.told[key(0)].text) == max_new_tokens
+    assert bench.told[key(0)].finish is Finish.LENGTH
+
+
+def test_a_full_context_ends_the_text_exactly(tiny: Path) -> None:
+    prompt = prompts(1, longest=1)[0] * 500
+    what = opening(prompt, max_new_tokens=1000)
+    text = plain_texts(tiny, [what])[0]
+    assert len(text) == 512
+    bench = Bench(tiny)
+    bench.open(0, what)
+    bench.run(Liar({0: text}, "oversized"))
+    assert bench.tokens[key(0)] == text
+    assert bench.told[key(0)].finish is Finish.LENGTH
+
+
+def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
+    what = [opening(prompt, max_new_tokens=40) for prompt in prompts(5, longest=30)]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny, num_blocks=12, prefix_cache=False)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run(Liar(texts, "random"))
+    assert bench.worker.tally.num_preemptions > 0
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert not any(told.errors for told in bench.told.values())
+    assert bench.engine.num_free_blocks == 12
+
+
+def test_with_a_prefix_cache_a_tiny_kv_pool_gives_the_same_text(tiny: Path) -> None:
+    shared = prompts(1, longest=60, seed=9)[0][:16]
+    what = [opening([*shared, *prompt], max_new_tokens=30) for prompt in prompts(5, longest=20)]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny, num_blocks=14)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run(Liar(texts, "random"))
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert bench.engine.num_free_blocks == 14
+
+
+def test_a_cached_prefix_is_reported_in_the_first_commit_only(tiny: Path) -> None:
+    prompt = prompts(1, longest=60, seed=5)[0] * 3
+    bench = Bench(tiny)
+    bench.open(0, opening(prompt, max_new_tokens=2))
+    bench.run()
+    bench.open(1, opening(prompt, max_new_tokens=2))
+    bench.open(2, opening(prompt, max_new_tokens=2, salt=b"another tenant"))
+    bench.run()
+    cached = {k.sequence_id: [c.num_cached_tokens for c in told.commits] for k, told in bench.told.items()}
+    full_blocks = (len(prompt) - 1) // 8 * 8
+    assert cached == {0: [0, 0], 1: [full_blocks, 0], 2: [0, 0]}
+
+
+def test_rejected_drafts_never_reach_the_prefix_cache(tiny: Path) -> None:
+    text = plain_texts(tiny, [opening(PROMPTS[1], max_new_tokens=40)])[0]
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[1], max_new_tokens=40))
+    bench.run(Liar({0: text}, "wrong"))
+    bench.open(1, opening(text[:-3], max_new_tokens=3))
+    bench.run()
+    assert bench.told[key(1)].commits[0].num_cached_tokens > 0
+    assert bench.tokens[key(1)] == text
+
+
+def test_32_sequences_of_mixed_lengths_complete_and_return_every_block(tiny: Path) -> None:
+    what = [opening(p, max_new_tokens=3 + 2 * (i % 13)) for i, p in enumerate(prompts(32, longest=90))]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny, num_blocks=100, max_batch_tokens=128)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run(Liar(texts, "random"))
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert bench.engine.num_free_blocks == 100
+    assert max(report.batch_sequences for report in bench.reports) > 10
+    assert max(report.batch_tokens for report in bench.reports) <= 128
+
+
+def test_a_close_frees_everything_before_the_next_step(tiny: Path) -> None:
+    bench = Bench(tiny, prefix_cache=False)
+    bench.open(0, opening(PROMPTS[0], max_new_tokens=100))
+    bench.open(1, opening(PROMPTS[1], max_new_tokens=100))
+    for _ in range(4):
+        bench.step()
+    bench.close(0)
+    held = -(-len(bench.tokens[key(1)]) // 8)
+    assert bench.engine.num_free_blocks >= bench.limits.num_blocks - held
+    bench.end_stream()
+    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.step() is None
+
+
+def test_the_end_of_a_stream_closes_its_sequences_and_no_others(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0]))
+    bench.tokens[key(0, stream=2)] = list(PROMPTS[1])
+    bench.apply(Opened(key(0, stream=2), opening(PROMPTS[1]), bench.now_s))
+    bench.step()
+    bench.end_stream(1)
+    bench.run()
+    assert len(bench.told[key(0, stream=2)].text) == 24
+
+
+def test_messages_about_unknown_sequences_are_counted_and_ignored(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.offer(77, 0, [1])
+    bench.adjust(77, Speculation())
+    bench.close(77)
+    assert bench.worker.tally.num_unknown == 3
+    assert not bench.told
+    assert not bench.refused
+
+
+def test_an_id_opened_twice_ends_that_sequence_only(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0]))
+    bench.open(1, opening(PROMPTS[1]))
+    bench.apply(Opened(key(0), opening(PROMPTS[0]), bench.now_s))
+    bench.run()
+    assert [type(e) for e in bench.told[key(0)].errors] == [InvalidField]
+    assert len(bench.told[key(1)].text) == 24
+
+
+def test_no_more_sequences_than_the_limit_are_opened(tiny: Path) -> None:
+    bench = Bench(tiny, max_sequences=2)
+    for i in range(3):
+        bench.open(i, opening(PROMPTS[i]))
+    bench.run()
+    assert [type(e) for e in bench.told[key(2)].errors] == [Overloaded]
+    assert all(len(bench.told[key(i)].text) == 24 for i in (0, 1))
+
+
+def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], params=SAMPLED, mode=VerificationMode.RATIO))
+    bench.apply(Offered(key(0), OfferedDraft(0, len(PROMPTS[0]), (5,))))
+    bench.apply(DraftRefused(key(0), InvalidField("token_ids", "an id is outside the vocabulary")))
+    bench.run()
+    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidField)] == ["q", "token_ids"]
+    assert len(bench.told[key(0)].text) == 24
+    assert not bench.told[key(0)].errors
+
+
+def test_the_drain_lets_running_sequences_finish_and_opens_nothing(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0]))
+    bench.step()
+    bench.apply(DrainStarted())
+    bench.open(1, opening(PROMPTS[1]))
+    bench.run()
+    assert len(bench.told[key(0)].text) == 24
+    assert [type(e) for e in bench.told[key(1)].errors] == [Unavailable]
+    assert bench.worker.load.draining
+
+
+def test_when_the_drain_expires_the_rest_is_given_back(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0]))
+    bench.step()
+    bench.apply(DrainExpired())
+    assert [type(e) for e in bench.told[key(0)].errors] == [Unavailable]
+    assert bench.worker.load.num_sequences == 0
+
+
+def test_a_waiting_sequence_is_stepped_when_its_bound_has_passed(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=5000)))
+    bench.step()
+    assert bench.step() == pytest.approx(bench.now_s + 0.005)
+    bench.now_s += 0.006
+    bench.step()
+    commits = bench.told[key(0)].commits
+    assert len(commits) == 2
+    assert commits[1].queue_us == 6000
+
+
+def test_turning_speculation_off_ends_the_wait_and_drops_the_buffer(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=10**6)))
+    bench.step()
+    bench.offer(0, len(bench.tokens[key(0)]), [1, 2])
+    bench.adjust(0, Speculation())
+    bench.step()
+    commit = bench.told[key(0)].commits[1]
+    assert (commit.outcome.num_drafted, commit.num_dropped) == (0, 2)
+
+
+class Unlucky(Engine):
+    """An engine that fails whenever a batch holds a token it cannot stand, before or after running the model."""
+
+    POISON = 3
+
+    @classmethod
+    def around(cls, engine: Engine, *, nan: bool) -> Unlucky:
+        engine.__class__ = cls
+        assert isinstance(engine, Unlucky)
+        engine.nan = nan
+        return engine
+
+    nan: bool
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        poisoned = any(self.POISON in [*row.sequence.tokens, *row.token_ids] for row in rows)
+        if poisoned and not self.nan:
+            raise RuntimeError("device-side assert")
+        logits = super().forward(rows)
+        return logits * float("nan") if poisoned else logits
+
+
+@pytest.mark.parametrize("nan", [False, True], ids=["raises", "gives NaN"])
+def test_a_fault_in_the_step_ends_the_guilty_sequence_and_no_other(tiny: Path, nan: bool) -> None:
+    what = [opening([t if t != Unlucky.POISON else 4 for t in p]) for p in prompts(5, longest=20)]
+    texts = plain_texts(tiny, what)
+    assert not any(Unlucky.POISON in text for text in texts.values())
+    bench = Bench(tiny, wrap=lambda engine: Unlucky.around(engine, nan=nan))
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.open(9, opening([5, Unlucky.POISON, 6]))
+    bench.run(lambda i, tokens: Liar(texts, "right")(i, tokens) if i != 9 else [])
+    assert len(bench.told[key(9)].errors) == 1
+    assert not bench.told[key(9)].commits
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items() if k.sequence_id != 9} == texts
+    assert bench.engine.num_free_blocks == bench.limits.num_blocks
