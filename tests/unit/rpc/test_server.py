@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from outrider.rpc.channel import create_channel, remaining_s, wait_ready
+from outrider.rpc.errors import DeadlineExceeded, Unavailable, from_rpc_error
+from outrider.rpc.server import ServerLife, bind, create_server, serving
+from outrider.rpc.v1 import generation_pb2
+
+SERVICE = "outrider.rpc.v1.GenerationService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[tuple[ServerLife, grpc.aio.Channel]]:
+    server = create_server()
+    async with serving(server, "127.0.0.1:0", services=[SERVICE]) as life, create_channel(life.address) as channel:
+        yield life, channel
+
+
+async def check(channel: grpc.aio.Channel, service: str) -> int:
+    response = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    return response.status
+
+
+async def test_health_is_serving_only_between_ready_and_drain() -> None:
+    async with running() as (life, channel):
+        seen = []
+        for change in (None, life.ready, life.drain, life.ready):
+            if change is not None:
+                await change()
+            seen.append([await check(channel, name) for name in ("", SERVICE)])
+    assert seen == [[NOT_SERVING] * 2, [SERVING] * 2, [NOT_SERVING] * 2, [NOT_SERVING] * 2]
+    assert life.draining.is_set()
+
+
+async def test_health_of_a_service_that_is_not_there_is_not_found(call_error: Callable[..., Any]) -> None:
+    async with running() as (_, channel):
+        error = await call_error(check(channel, "no.such.Service"))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services_under_both_its_names(version: str) -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="*")
+
+    async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        yield request
+
+    async with running() as (_, channel):
+        call = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(requests())
+        names = [
+            service.name for response in [await call.read()] for service in response.list_services_response.service
+        ]
+    assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
+
+
+async def test_a_port_that_is_taken_is_an_error_not_a_second_listener() -> None:
+    async with serving(create_server(), "127.0.0.1:0", services=[SERVICE]) as life:
+        with pytest.raises(OSError, match=life.address):
+            bind(create_server(), life.address)
+
+
+@pytest.mark.parametrize("address", ["", "8080", ":8080", "localhost:", "localhost:http", "127.0.0.1:70000"])
+async def test_an_address_that_is_none_is_named(address: str) -> None:
+    with pytest.raises(OSError, match="HOST:PORT"):
+        bind(create_server(), address)
+
+
+async def test_a_message_at_the_limit_passes_and_one_above_is_refused_without_harm(
+    serve: Any, call_error: Callable[..., Any]
+) -> None:
+    async def echo(request: Any, context: Any) -> Any:
+        return generation_pb2.GenerateResponse(id=str(len(request.text)))
+
+    limit = 100_000
+    overhead = generation_pb2.GenerateRequest(text="x" * limit).ByteSize() - limit
+    async with serve(unary=echo, max_message_bytes=limit) as (stub, _):
+        fits = generation_pb2.GenerateRequest(text="x" * (limit - overhead))
+        assert (await stub.Generate(fits)).id == str(limit - overhead)
+        error = await call_error(stub.Generate(generation_pb2.GenerateRequest(text="x" * (limit - overhead + 1))))
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Generate(fits)).id == str(limit - overhead)
+
+
+async def test_a_call_made_for_a_call_gets_what_is_left_of_its_deadline(serve: Any, request_message: Any) -> None:
+    left: list[float | None] = []
+
+    async def note(request: Any, context: Any) -> Any:
+        left.append(remaining_s(context, margin_s=0.1))
+        return generation_pb2.GenerateResponse()
+
+    async with serve(unary=note) as (stub, _):
+        await stub.Generate(request_message, timeout=5)
+        await stub.Generate(request_message)
+    assert left[0] is not None and 4 < left[0] <= 4.9
+    assert left[1] is None
+
+
+async def test_a_deadline_with_nothing_left_is_an_error_of_its_own(
+    serve: Any, request_message: Any, call_error: Callable[..., Any]
+) -> None:
+    async def note(request: Any, context: Any) -> Any:
+        remaining_s(context, margin_s=10)
+
+    async with serve(unary=note) as (stub, _):
+        error = from_rpc_error(await call_error(stub.Generate(request_message, timeout=5)))
+    assert isinstance(error, DeadlineExceeded)
+    assert error.reason == "DEADLINE_EXCEEDED"
+
+
+async def test_waiting_for_a_server_that_is_not_there_ends_as_unavailable() -> None:
+    async with create_channel("127.0.0.1:1") as channel:
+        with pytest.raises(Unavailable, match="no connection"):
+            await wait_ready(channel, 0.2)
+
+
+async def test_waiting_for_a_server_that_is_there_ends_at_once(serve: Any) -> None:
+    async with serve() as (_, life), create_channel(life.address) as channel:
+        await wait_ready(channel, 5)
+
+
+WORKER = """
+import asyncio, sys
+from outrider.rpc.server import STOP_SIGNALS, create_server, serving
+
+async def main():
+    async with serving(create_server(), "127.0.0.1:0", services=["a.B"], signals=STOP_SIGNALS) as life:
+        await life.ready()
+        print("ready", flush=True)
+        await life.draining.wait()
+        print("draining", life.health.serving, flush=True)
+        if sys.argv[1] == "hang":
+            await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_starts_the_drain_and_the_process_ends_with_zero(number: signal.Signals) -> None:
+    process = await start_worker("leave")
+    process.send_signal(number)
+    out, _ = await asyncio.wait_for(process.communicate(), 10)
+    assert out.decode().split() == ["draining", "False"]
+    assert process.returncode == 0
+
+
+async def test_a_second_signal_ends_a_drain_that_hangs() -> None:
+    process = await start_worker("hang")
+    assert process.stdout is not None
+    process.terminate()
+    assert await process.stdout.readline() == b"draining False\n"
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 10) == 128 + signal.SIGTERM
+
+
+async def start_worker(behaviour: str) -> asyncio.subprocess.Process:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKER, behaviour, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n"
+    return process
