@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from outrider.telemetry.logging import configure_logging, log_context
+
+logger = logging.getLogger("outrider.test")
+
+
+@pytest.fixture(autouse=True)
+def restore() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def configured(log_format: str) -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging("draft", log_format, stream=stream)
+    return stream
+
+
+def test_json_is_one_object_a_line_with_component_level_and_fields() -> None:
+    stream = configured("json")
+    with log_context(request_id="r1", tenant="acme"):
+        logger.info("opened %d\nsequences", 3, extra={"num_tokens": 7, "what": "x" * 1000})
+    logger.warning("after")
+    first, second = lines(stream)
+    assert (first["component"], first["level"], first["message"]) == ("draft", "info", "opened 3\nsequences")
+    assert (first["request_id"], first["tenant"], first["num_tokens"]) == ("r1", "acme", 7)
+    assert len(first["what"]) == 200
+    assert "request_id" not in second
+
+
+async def test_the_context_follows_a_request_into_its_tasks_and_no_other() -> None:
+    stream = configured("json")
+
+    async def request(name: str) -> None:
+        with log_context(request_id=name):
+            await asyncio.sleep(0)
+            await asyncio.create_task(step(name))
+
+    async def step(name: str) -> None:
+        logger.info(name)
+
+    await asyncio.gather(request("a"), request("b"))
+    assert sorted((line["request_id"], line["message"]) for line in lines(stream)) == [("a", "a"), ("b", "b")]
+
+
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_an_exception_is_logged_by_type_and_place_but_never_by_its_message(log_format: str) -> None:
+    stream = configured(log_format)
+    prompt = " ".join(["my", "secret", "diary"])
+    try:
+        raise ValueError(f"cannot tokenize {prompt!r}")
+    except ValueError:
+        logger.exception("a request failed")
+    text = stream.getvalue()
+    assert "ValueError" in text and "test_logging.py" in text
+    assert "my secret" not in text
+
+
+def test_human_lines_are_short_and_carry_the_fields() -> None:
+    stream = configured("human")
+    with log_context(request_id="r1"):
+        logger.info("opened")
+    assert stream.getvalue().endswith("I draft: opened request_id=r1\n")
+
+
+def test_an_unknown_format_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"log_format: 'xml'"):
+        configure_logging("draft", "xml")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+from outrider.telemetry.metrics import (
+    LabelCap,
+    MetadataCollector,
+    RouterMetrics,
+    SpeculationMetrics,
+    WorkerMetrics,
+    start_metrics_server,
+)
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def scrape(registry: CollectorRegistry) -> dict[str, float]:
+    return samples_of(generate_latest(registry).decode())
+
+
+def samples_of(text: str) -> dict[str, float]:
+    """As `name`, or `name{values of its other labels}`."""
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(value for name, value in sorted(sample.labels.items()) if name != "model_name")
+            samples[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return samples
+
+
+def test_speculation_counters_are_the_sums_of_the_rounds() -> None:
+    registry = CollectorRegistry()
+    metrics = SpeculationMetrics(registry, "m")
+    metrics.round(num_drafted=5, num_verified=3, num_accepted=2)
+    metrics.round(num_drafted=3, num_verified=3, num_accepted=3, num_dropped=4)
+    metrics.round(num_drafted=0, num_verified=0, num_accepted=0)
+    samples = scrape(registry)
+    assert samples["outrider_spec_decode_num_drafts_total"] == 2
+    assert samples["outrider_spec_decode_num_draft_tokens_total"] == 8
+    assert samples["outrider_spec_decode_num_verified_tokens_total"] == 6
+    assert samples["outrider_spec_decode_num_accepted_tokens_total"] == 5
+    per_position = [samples[f"outrider_spec_decode_num_accepted_tokens_per_pos_total{{{i}}}"] for i in range(4)]
+    assert per_position == [2, 2, 1, 0]
+    assert samples["outrider_wasted_draft_tokens_total"] == 3 + 4
+
+
+def test_a_chain_longer_than_the_positions_counted_apart_loses_no_token() -> None:
+    registry = CollectorRegistry()
+    SpeculationMetrics(registry, "m").round(num_drafted=40, num_verified=40, num_accepted=40)
+    name = "outrider_spec_decode_num_accepted_tokens_per_pos_total"
+    assert sum(value for key, value in scrape(registry).items() if key.startswith(name)) == 40
+
+
+def test_a_worker_tells_its_load_cache_and_steps() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "m", block_size=16, num_blocks=100)
+    metrics.load(num_running=3, num_waiting=2, num_free_blocks=25)
+    metrics.opened(num_prompt_tokens=64, num_cached_tokens=48)
+    metrics.step(duration_s=0.02, num_tokens=4)
+    samples = scrape(registry)
+    assert samples["outrider_num_requests_running"] == 3
+    assert samples["outrider_num_requests_waiting"] == 2
+    assert samples["outrider_kv_cache_usage_perc"] == 0.75
+    assert samples["outrider_prefix_cache_queries_total"] == 64
+    assert samples["outrider_prefix_cache_hits_total"] == 48
+    assert samples["outrider_generation_tokens_total"] == 4
+    assert samples["outrider_step_duration_seconds_count"] == 1
+    assert samples["outrider_cache_config_info{16,100}"] == 1
+
+
+def test_a_worker_without_a_cache_uses_none_of_it() -> None:
+    registry = CollectorRegistry()
+    WorkerMetrics(registry, "ngram").load(num_running=1, num_waiting=0, num_free_blocks=0)
+    assert scrape(registry)["outrider_kv_cache_usage_perc"] == 0
+
+
+def test_a_router_tells_phases_fallbacks_failovers_and_refusals() -> None:
+    registry = CollectorRegistry()
+    metrics = RouterMetrics(registry)
+    metrics.phase("verify", 0.03)
+    metrics.fallback("draft_lost")
+    metrics.failover("target")
+    metrics.rejected("acme", "queue_full")
+    samples = scrape(registry)
+    assert samples["outrider_round_duration_seconds_count{verify}"] == 1
+    assert samples["outrider_round_duration_seconds_count{network}"] == 0
+    assert samples["outrider_fallback_total{draft_lost}"] == 1
+    assert samples["outrider_failover_total{target}"] == 1
+    assert samples["outrider_admission_rejected_total{queue_full,acme}"] == 1
+    with pytest.raises(KeyError):
+        metrics.phase("lunch", 1.0)
+
+
+def test_the_metadata_store_is_read_when_scraped() -> None:
+    registry = CollectorRegistry()
+    state = {"num_outages": 0}
+    MetadataCollector(registry, lambda: state["num_outages"] == 0, lambda: state)
+    assert scrape(registry)["outrider_metadata_available"] == 1
+    state["num_outages"] = 2
+    samples = scrape(registry)
+    assert (samples["outrider_metadata_available"], samples["outrider_metadata_num_outages_total"]) == (0, 2)
+
+
+def test_a_label_has_at_most_so_many_values() -> None:
+    cap = LabelCap(2)
+    assert [cap(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def test_two_workers_in_one_process_do_not_mix() -> None:
+    first, second = CollectorRegistry(), CollectorRegistry()
+    WorkerMetrics(first, "m").step(duration_s=0.1, num_tokens=1)
+    WorkerMetrics(second, "m")
+    assert scrape(second)["outrider_generation_tokens_total"] == 0
+
+
+def test_the_endpoint_serves_the_registry_until_it_is_stopped() -> None:
+    registry = CollectorRegistry()
+    RouterMetrics(registry).fallback("draft_lost")
+    server = start_metrics_server("127.0.0.1:0", registry)
+    url = f"http://{server.address}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as response:
+        assert samples_of(response.read().decode())["outrider_fallback_total{draft_lost}"] == 1
+    server.stop()
+    with pytest.raises(OSError):
+        urllib.request.urlopen(url, timeout=5)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(OSError, match="HOST:PORT"):
+        start_metrics_server("9090", CollectorRegistry())
