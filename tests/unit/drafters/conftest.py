@@ -1,0 +1,50 @@
+"""What the drafters' tests share: openings, and a plain decoder to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from outrider.drafters import Opening
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.speculation import SamplingParams, VerificationMode
+
+MakeEngine = Callable[..., Engine]
+Continue = Callable[[list[int], int], list[int]]
+
+
+@pytest.fixture
+def make_engine(tiny: Path) -> MakeEngine:
+    def make(**config: object) -> Engine:
+        return Engine.load(tiny, EngineConfig(**{"dtype": "float32", "num_blocks": 64, **config}))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def greedy_continuation(make_engine: MakeEngine) -> Continue:
+    """What the tiny model itself says, token by token, from a fresh KV cache."""
+    engine = make_engine()
+
+    def go_on(prompt: list[int], count: int) -> list[int]:
+        kv, output, feed = engine.open(prompt), [], list(prompt)
+        feed = feed[kv.cached_len :]
+        for _ in range(count):
+            feed = [int(engine.forward([Row(kv, feed, 1)])[0].argmax())]
+            output += feed
+        engine.close(kv)
+        return output
+
+    return go_on
+
+
+@pytest.fixture
+def greedy() -> Callable[..., Opening]:
+    """A greedy opening that may draft four tokens, unless told otherwise."""
+
+    def make(prompt: list[int], **more: object) -> Opening:
+        settings = {"max_draft_tokens": 4, "params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY}
+        return Opening(prompt, **{**settings, **more})  # type: ignore[arg-type]
+
+    return make

@@ -1,0 +1,79 @@
+"""How much is ingested, and when a proposal ends."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.drafters import Drafted, ModelConfig
+from outrider.drafters.rounds import Chain, plan_ingestion
+from outrider.speculation import DraftDistribution, Proposal
+
+CONFIG = ModelConfig(max_batch_tokens=100, catch_up_tokens=40, ready_lag=10)
+
+
+@pytest.mark.parametrize(
+    ("lags", "counts"),
+    [
+        ([], []),
+        ([3, 10, 1], [3, 10, 1]),
+        ([500], [100]),
+        ([60], [60]),
+        ([60, 60], [60, 40]),
+        ([500, 3, 500], [40, 3, 0]),
+        ([30, 3, 30], [30, 3, 10]),
+        ([10] * 11, [10] * 10 + [0]),
+    ],
+)
+def test_ready_sequences_go_first_and_the_rest_is_bounded(lags: list[int], counts: list[int]) -> None:
+    assert plan_ingestion(lags, CONFIG) == counts
+
+
+def chain(**more: object) -> Chain:
+    return Chain(**{"drafted": Drafted("model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
+
+
+def test_a_chain_ends_before_the_token_that_makes_it_unlikely() -> None:
+    grown = chain()
+    for token, confidence in [(1, 0.9), (2, 0.7), (3, 0.7)]:
+        grown.add(Proposal(token, confidence, None))
+    assert (grown.drafted.token_ids, grown.ended) == ([1, 2], True)
+
+
+def test_a_chain_without_a_threshold_takes_all_it_may() -> None:
+    grown = chain(min_confidence=0.0)
+    for token in range(4):
+        assert not grown.ended
+        grown.add(Proposal(token, 1e-9, None))
+    assert grown.ended
+
+
+def test_a_chain_ends_after_a_stop_token() -> None:
+    grown = chain(stop_token_ids=frozenset({7}))
+    grown.add(Proposal(7, 1.0, None))
+    assert (grown.drafted.token_ids, grown.ended) == ([7], True)
+
+
+def test_a_chain_that_already_has_what_is_wanted_takes_no_more() -> None:
+    assert chain(drafted=Drafted("model", [1, 2, 3, 4], [1.0] * 4)).ended
+    assert chain(wanted=0).ended
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_shown(drawn: int) -> None:
+    counts = (60000, 5536)
+    grown = chain()
+    grown.add(Proposal(drawn, counts[drawn] / 65536, DraftDistribution((0, 1), counts)))
+    assert grown.drafted.token_ids == [drawn]
+
+
+def test_in_ratio_mode_a_flat_distribution_ends_the_chain_before_it() -> None:
+    grown = chain()
+    grown.add(Proposal(3, 0.25, DraftDistribution((0, 1, 2, 3), (16384,) * 4)))
+    assert (grown.drafted.token_ids, grown.ended) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"min_confidence": 1.0}, {"min_confidence": float("nan")}, {"max_batch_tokens": 0}, {"ready_lag": 0}]
+)
+def test_an_impossible_configuration_is_refused_by_name(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        ModelConfig(**bad)  # type: ignore[arg-type]
