@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 
 from outrider.engine import CheckpointError
 from outrider.target.config import parse_arguments
-from outrider.target.process import limit_cpu, run
+from outrider.target.process import run
+from outrider.telemetry.logging import configure_logging
 
 
 def main() -> int:
     config = parse_arguments()
-    logging.basicConfig(level=logging.INFO)
-    limit_cpu(config)
+    configure_logging("target", config.log_format)
     try:
         asyncio.run(run(config))
     except (CheckpointError, OSError) as error:

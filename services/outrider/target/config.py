@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine import EngineConfig
+from outrider.telemetry.logging import LOG_FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +126,5 @@ def _parser() -> argparse.ArgumentParser:
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
     add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running sequences")
-    add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
+    add("--log-format", default="human", choices=LOG_FORMATS, help="of the lines on stderr")
     return parser

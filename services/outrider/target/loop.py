@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -20,7 +19,7 @@ from outrider.target.worker import TargetWorker
 log = logging.getLogger(__name__)
 
 Deliver = Callable[[Report], None]
-"""Called on the step thread after each step that has something to say, and once drained. Must not block."""
+"""Called on the step thread after each turn. Must not block."""
 
 _PAUSE_AFTER_FAULT_S = 0.05
 
@@ -82,9 +81,7 @@ class StepLoop:
             self._guarded(partial(self._worker.apply, event))
         wake_at_s = self._guarded(self._worker.step)
         self.load = self._worker.load
-        report = self._worker.take_report()
-        if report or self.load.drained:
-            self._deliver(report)
+        self._deliver(self._worker.take_report())
         return wake_at_s
 
     def _guarded(self, action: Callable[[], float | None]) -> float | None:
@@ -92,6 +89,6 @@ class StepLoop:
             return action()
         except Exception as error:
             # A fault outside any one sequence. All of them are told; the worker itself goes on.
-            log.error("step loop: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            log.error("the step loop failed", exc_info=error)
             self._worker.fail_all(error)
             return self._clock() + _PAUSE_AFTER_FAULT_S

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from outrider.metadata.store import MetadataStore
 from outrider.rpc.v1 import worker_pb2
+
+if TYPE_CHECKING:
+    from outrider.metadata.store import MetadataStore
 
 
 class PrefixPublisher:

@@ -6,23 +6,32 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import time
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import torch
+from prometheus_client import CollectorRegistry
 
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
-from outrider.metadata.store import MetadataStore
-from outrider.rpc.server import STOP_SIGNALS, create_server, serving
+from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.events import DrainExpired
+from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.prefix_publisher import PrefixPublisher
 from outrider.target.scheduler import Batching
 from outrider.target.server import PrefixListener, TargetServicer
 from outrider.target.worker import TargetWorker
+from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
+
+if TYPE_CHECKING:
+    from outrider.metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +52,56 @@ def limit_cpu(config: TargetConfig) -> None:
 async def run(config: TargetConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, or OSError when it cannot listen."""
     started_s = time.monotonic()
-    engine, info = await asyncio.to_thread(load, config)
+    limit_cpu(config)
+    # Loading blocks for seconds; the event loop has nothing to do meanwhile.
+    engine, info = load(config)
     log.info("loaded %s in %.1f s", info.model, time.monotonic() - started_s)
-    async with AsyncExitStack() as stack:
-        store = MetadataStore.connect(config.metadata_url) if config.metadata_url else None
-        if store is not None:
-            await stack.enter_async_context(store)
-        prefix = await stack.enter_async_context(PrefixPublisher(store, info.worker_id))
-        servicer = await stack.enter_async_context(make_servicer(engine, info, config, prefix.note))
-        server = create_server()
-        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], signals=STOP_SIGNALS))
-        await life.ready()
-        address = config.advertise or life.address
-        lease = store.register(info, address, servicer.load_message) if store is not None else None
-        if lease is not None:
-            await stack.enter_async_context(lease)
-        log.info("worker %s serves %s at %s", info.worker_id, info.model, address)
+    async with serve(config, engine, info, signals=STOP_SIGNALS) as (life, servicer):
+        log.info("%s serves %s at %s", info.worker_id, info.model, life.address)
         await life.draining.wait()
         servicer.start_drain()
-        if lease is not None:
-            lease.wake()
         await drain(servicer, config.drain_timeout_s)
     log.info("drained")
+
+
+@asynccontextmanager
+async def serve(
+    config: TargetConfig,
+    engine: Engine,
+    info: worker_pb2.WorkerInfo,
+    *,
+    signals: Sequence[signal.Signals] = (),
+) -> AsyncIterator[tuple[ServerLife, TargetServicer]]:
+    """The worker as others see it: serving, and with a lease if there is a metadata store."""
+    async with AsyncExitStack() as stack:
+        registry = CollectorRegistry()
+        store = await stack.enter_async_context(connect(config, registry)) if config.metadata_url else None
+        prefix = await stack.enter_async_context(PrefixPublisher(store, info.worker_id))
+        servicer = make_servicer(engine, info, config, registry, prefix.note)
+        await stack.enter_async_context(servicer)
+        if config.metrics_listen:
+            endpoint = start_metrics_server(config.metrics_listen, registry)
+            stack.callback(endpoint.stop)
+            log.info("metrics at http://%s/metrics", endpoint.address)
+        server = create_server()
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], signals=signals))
+        await life.ready()
+        if store is not None:
+            address = config.advertise or life.address
+            lease = await stack.enter_async_context(store.register(info, address, servicer.load_message))
+            servicer.on_drain = lease.wake
+        yield life, servicer
+
+
+@asynccontextmanager
+async def connect(config: TargetConfig, registry: CollectorRegistry) -> AsyncIterator[MetadataStore]:
+    # Only here: a worker without a metadata store needs no Redis client installed.
+    from outrider.metadata.store import MetadataStore
+
+    async with MetadataStore.connect(config.metadata_url) as store:
+        MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
+        yield store
 
 
 def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
@@ -94,7 +130,11 @@ def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
 
 
 def make_servicer(
-    engine: Engine, info: worker_pb2.WorkerInfo, config: TargetConfig, prefix_listener: PrefixListener
+    engine: Engine,
+    info: worker_pb2.WorkerInfo,
+    config: TargetConfig,
+    registry: CollectorRegistry,
+    prefix_listener: PrefixListener = lambda added, removed: None,
 ) -> TargetServicer:
     """Must be called in the event loop that will serve."""
     limits = Limits(
@@ -107,7 +147,7 @@ def make_servicer(
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     worker = TargetWorker(engine, limits, batching, time.monotonic)
-    return TargetServicer(worker, info, limits, prefix_listener)
+    return TargetServicer(worker, info, limits, prefix_listener, TargetMetrics(registry, info, worker.tally))
 
 
 async def drain(servicer: TargetServicer, timeout_s: float) -> None:

@@ -16,8 +16,10 @@ class Committed:
     outcome: Outcome
     num_dropped: int
     queue_us: int
+    num_prompt_tokens: int
+    """Of the opening; 0 after its first commit."""
     num_cached_tokens: int
-    """0 after the first commit of an opening."""
+    """Of the prompt, found in the prefix cache; 0 after the first commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Failed:
 
 @dataclass(slots=True)
 class Report:
-    """One step, or the faults found before one."""
+    """One turn of the loop: a step, or only what was found before one. May say nothing."""
 
     commits: list[Committed] = field(default_factory=list)
     failures: list[Failed] = field(default_factory=list)
@@ -41,11 +43,6 @@ class Report:
     prefix_added: list[bytes] = field(default_factory=list)
     """Hashes of the blocks that became findable in the prefix cache."""
     prefix_removed: list[bytes] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to say."""
-        said = (self.commits, self.failures, self.refused_drafts, self.prefix_added, self.prefix_removed)
-        return any(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,6 @@ class Tally:
     num_accepted_tokens: int = 0
     num_dropped_tokens: int = 0
     num_refused_drafts: int = 0
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
     num_committed_tokens: int = 0
     num_finished: int = 0
     num_failed: int = 0

@@ -14,6 +14,7 @@ import grpc
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.events import DrainStarted, Event, StreamEnded
 from outrider.target.loop import StepLoop
+from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.report import Load, Report
 from outrider.target.wire import events_of, response_of
@@ -32,15 +33,23 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """One stream per router. Lives in the event loop in which it was made; the worker lives on the step thread."""
 
     def __init__(
-        self, worker: TargetWorker, info: worker_pb2.WorkerInfo, limits: Limits, prefix_listener: PrefixListener
+        self,
+        worker: TargetWorker,
+        info: worker_pb2.WorkerInfo,
+        limits: Limits,
+        prefix_listener: PrefixListener = lambda added, removed: None,
+        metrics: TargetMetrics | None = None,
     ) -> None:
         self.info = info
         self.drained = asyncio.Event()
         """Set once nothing is open and nothing will be."""
         self.tally = worker.tally
+        self.on_drain: Callable[[], None] = lambda: None
+        """Called when the drain starts."""
         self._limits = limits
         self._draining = False
         self._prefix_listener = prefix_listener
+        self._metrics = metrics
         self._outboxes: dict[int, _Outbox] = {}
         self._streams = itertools.count(1)
         event_loop = asyncio.get_running_loop()
@@ -74,6 +83,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Nothing new is opened from now on; the load says so at once."""
         self._draining = True
         self.post(DrainStarted())
+        self.on_drain()
 
     def post(self, *events: Event) -> None:
         self._steps.post(events)
@@ -108,6 +118,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         for stream, response in response_of(report).items():
             if (outbox := self._outboxes.get(stream)) is not None:
                 outbox.put_nowait(response)
+        if self._metrics is not None:
+            self._metrics.observe(report, self.load)
         if self.load.drained:
             self.drained.set()
 

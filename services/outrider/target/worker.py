@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import traceback
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
@@ -111,8 +110,6 @@ class TargetWorker:
             sequence.kv = self._engine.open(sequence.tokens, sequence.opening.salt)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
-                self.tally.num_prompt_tokens += len(sequence.opening.prompt)
-                self.tally.num_cached_tokens += sequence.num_cached_tokens
         while True:
             planned = plan(list(self._sequences.values()), self._batching, self._engine.num_free_blocks, now_s)
             if planned.victim is None:
@@ -138,7 +135,7 @@ class TargetWorker:
             try:
                 self._settle(row, judgement)
             except Exception as error:
-                _log_failure(error)
+                log.error("a sequence failed in its step", exc_info=error)
                 self.tally.num_step_failures += 1
                 self._fail(row.sequence.key, error)
         ended_s = self._clock()
@@ -171,6 +168,7 @@ class TargetWorker:
             outcome=outcome,
             num_dropped=sequence.drafts.take_num_dropped(),
             queue_us=round(sequence.queue_s * 1e6),
+            num_prompt_tokens=len(sequence.opening.prompt) if sequence.num_commits == 1 else 0,
             num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
         )
         sequence.queue_s = 0.0
@@ -229,9 +227,3 @@ class TargetWorker:
         if sequence is not None and sequence.kv is not None:
             self._engine.close(sequence.kv)
             sequence.kv = None
-
-
-def _log_failure(error: Exception) -> None:
-    # The message of an error could carry token ids; its kind and place are enough to find it.
-    place = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a sequence failed in its step: %s\n%s", type(error).__name__, place)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -15,12 +15,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.engine import EngineConfig
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.metadata.store import MetadataStore
+from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
-from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.process import SERVICE, drain, load, make_servicer
+from outrider.target.process import drain, load, serve
 from outrider.target.server import TargetServicer
 
 NUM_BLOCKS = 160
@@ -74,21 +76,19 @@ class Router:
 
 
 @contextlib.asynccontextmanager
-async def target(checkpoint: Path) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
+async def target(
+    checkpoint: Path, **changes: object
+) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
     config = TargetConfig(
         model=str(checkpoint),
         listen="127.0.0.1:0",
         engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=96),
         max_sequences=40,
+        **changes,  # type: ignore[arg-type]
     )
     engine, info = load(config)
-    async with make_servicer(engine, info, config, lambda added, removed: None) as servicer:
-        server = create_server()
-        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
-        async with serving(server, config.listen, services=[SERVICE], grace_s=0.2) as life:
-            await life.ready()
-            async with create_channel(life.address) as channel:
-                yield servicer, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
+    async with serve(config, engine, info) as (life, servicer), create_channel(life.address) as channel:
+        yield servicer, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -320,9 +320,8 @@ async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
 
 async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
     arguments = ["--model", str(tiny), "--listen", "127.0.0.1:0", "--dtype", "float32", "--threads", "1"]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "outrider.target", *arguments, stderr=asyncio.subprocess.PIPE, env=environment
+        sys.executable, "-m", "outrider.target", *arguments, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     lines: list[str] = []
@@ -342,3 +341,58 @@ async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
             await router.finished(1)
         assert await process.wait() == 0
     assert len(router.text[1]) == 400
+
+
+async def test_an_unusable_model_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
+    arguments = ["--model", str(tmp_path), "--listen", "127.0.0.1:0"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "outrider.target", *arguments, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert len(said.decode().splitlines()) == 1
+    assert "pytorch_model.bin" in said.decode()
+
+
+async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Path, tmp_path: Path) -> None:
+    prompt = list(range(10, 50))
+    with EmbeddedServer.start(tmp_path / "metadata") as metadata:
+        async with MetadataStore.connect(metadata.url) as store:
+            async with target(tiny, metadata_url=metadata.url) as (servicer, stub):
+                router = Router(stub)
+                await router.send(opens=[open_sequence(1, prompt, cache_salt=b"tenant")])
+                await router.finished(1)
+                (lease,) = await store.workers(worker_pb2.WORKER_ROLE_TARGET)
+                assert lease.info == servicer.info
+                hashes = block_hashes(prompt, 8, b"tenant")
+                async with asyncio.timeout(5):
+                    while not (found := await store.lookup_prefix(worker_pb2.WORKER_ROLE_TARGET, hashes)):  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                assert found == {servicer.info.worker_id: 5}
+            assert await store.workers(worker_pb2.WORKER_ROLE_TARGET) == []
+
+
+async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with target(tiny, metrics_listen="127.0.0.1:0") as (servicer, stub):
+        router = Router(stub)
+        await router.send(
+            opens=[open_sequence(1, [5, 6, 7]), open_sequence(2, [7, 8])],
+            drafts=[sp.Draft(sequence_id=1, base_len=3, token_ids=[400])],
+        )
+        await router.finished(1, 2)
+        await until(lambda: servicer.load.num_sequences == 0)
+        (url,) = [m.split()[-1] for m in caplog.messages if m.startswith("metrics at")]
+        text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
+        num_steps = servicer.tally.num_steps
+    label = f'{{model_name="{tiny.name}"}}'
+    for name, value in {
+        "generation_tokens_total": 40,
+        "prompt_tokens_total": 5,
+        "refused_drafts_total": 1,
+        "num_requests_running": 0,
+        "step_duration_seconds_count": num_steps,
+    }.items():
+        assert f"outrider_{name}{label} {value:.1f}" in text.splitlines()

@@ -1,0 +1,64 @@
+"""Prometheus metrics of a target worker: fed by its reports, and by its tally when scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from outrider.rpc.v1 import worker_pb2
+from outrider.target.report import Load, Report, Tally
+from outrider.telemetry.metrics import SpeculationMetrics, WorkerMetrics
+
+
+class TargetMetrics:
+    """One worker's part of a registry."""
+
+    def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, tally: Tally) -> None:
+        self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
+        self._speculation = SpeculationMetrics(registry, info.model)
+        registry.register(_TallyCollector(info.model, tally))
+
+    def observe(self, report: Report, load: Load) -> None:
+        """One turn of the loop."""
+        self._worker.load(
+            num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks
+        )
+        if report.batch_sequences:
+            num_tokens = sum(len(committed.outcome.token_ids) for committed in report.commits)
+            self._worker.step(duration_s=report.step_us * 1e-6, num_tokens=num_tokens)
+        for committed in report.commits:
+            outcome = committed.outcome
+            if committed.num_prompt_tokens:
+                self._worker.opened(
+                    num_prompt_tokens=committed.num_prompt_tokens, num_cached_tokens=committed.num_cached_tokens
+                )
+            self._speculation.round(
+                num_drafted=outcome.num_drafted,
+                num_verified=outcome.num_verified,
+                num_accepted=outcome.num_accepted,
+                num_dropped=committed.num_dropped,
+            )
+
+
+class _TallyCollector(Collector):
+    """What went differently from plan."""
+
+    def __init__(self, model_name: str, tally: Tally) -> None:
+        self._model_name = model_name
+        self._tally = tally
+
+    def collect(self) -> Iterator[Metric]:
+        tally = self._tally
+        for name, meaning, value in (
+            ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", tally.num_preemptions),
+            ("step_failures", "Sequences that ended by a fault in their step.", tally.num_step_failures),
+            ("refused_drafts", "Malformed drafts.", tally.num_refused_drafts),
+            ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", tally.num_dropped_tokens),
+            ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
+        ):
+            family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])
+            family.add_metric([self._model_name], value)
+            yield family
