@@ -1,0 +1,1 @@
+"""Router: one request from start to end. Knows token ids, targets and drafts; not text, weights or Ray."""

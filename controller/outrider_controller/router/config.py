@@ -1,0 +1,112 @@
+"""Everything a router can be told. Parsed once by the process that starts it, handed down in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+def _positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{owner}.{name}: must be above 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Speculation when neither the client nor an operator says otherwise."""
+
+    max_draft_tokens: int = 5
+    """Most drafted tokens per step. 0 turns speculation off."""
+    max_wait_us: int = 50_000
+    """Longest the target may hold a sequence back for a draft, however much it promises."""
+    run_ahead_tokens: int = 0
+    """Tokens a draft may guess beyond what it has sent."""
+    silent_commits: int = 3
+    """Commits a draft may leave unanswered before the target stops waiting for it."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_draft_tokens <= 64:
+            raise ValueError(f"policy.max_draft_tokens: must be in 0..64, got {self.max_draft_tokens}")
+        if self.max_wait_us < 0 or self.run_ahead_tokens < 0:
+            raise ValueError("policy.max_wait_us, policy.run_ahead_tokens: must not be negative")
+        _positive("policy", silent_commits=self.silent_commits)
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverConfig:
+    """When a worker counts as lost, and how long a request may look for another."""
+
+    max_target_failures: int = 2
+    """Targets one request may lose before it is taken for the cause and rejected."""
+    max_draft_failures: int = 4
+    """Drafts one request may lose before it goes on without."""
+    wait_for_target_s: float = 10.0
+    """Longest a request waits for a live target to appear."""
+    stall_after_s: float = 1.0
+    """Silence on a stream with open sequences before the worker's health is asked."""
+    probe_timeout_s: float = 1.0
+    max_failed_probes: int = 2
+    """Consecutive health checks without a good answer before the stream is given up."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            "failover",
+            max_target_failures=self.max_target_failures,
+            wait_for_target_s=self.wait_for_target_s,
+            stall_after_s=self.stall_after_s,
+            probe_timeout_s=self.probe_timeout_s,
+            max_failed_probes=self.max_failed_probes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkConfig:
+    """The connection to one worker."""
+
+    connect_timeout_s: float = 5.0
+    first_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    max_message_bytes: int = 1 << 20
+    """A message is closed and the next begun beyond this size; workers accept 4 MiB."""
+
+    def __post_init__(self) -> None:
+        _positive(
+            "link",
+            connect_timeout_s=self.connect_timeout_s,
+            first_backoff_s=self.first_backoff_s,
+            max_backoff_s=self.max_backoff_s,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """Bounds on what is accepted. Checked before the first token, never after."""
+
+    max_sessions: int = 1024
+    """Requests one router carries at a time."""
+    retry_after_s: float = 1.0
+    """Sent with a rejection for overload."""
+    max_stop_token_ids: int = 64
+
+    def __post_init__(self) -> None:
+        _positive("admission", max_sessions=self.max_sessions, retry_after_s=self.retry_after_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """One router."""
+
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT; port 0 lets the system choose."""
+    cache_salt_key: bytes = b""
+    """Secret from which tenants' cache salts are derived. Routers that share workers must share it."""
+    refresh_s: float = 0.5
+    """How often the leases are read."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    failover: FailoverConfig = field(default_factory=FailoverConfig)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+
+    def __post_init__(self) -> None:
+        _positive("router", refresh_s=self.refresh_s)

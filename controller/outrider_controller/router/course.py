@@ -1,0 +1,87 @@
+"""One session under way: where it is open, how it has fared, and what its driver has to look at next."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import Enum
+
+from outrider.rpc.errors import OutriderError
+from outrider.rpc.v1 import router_pb2 as router
+
+from outrider_controller.router.drafts import DraftRules
+from outrider_controller.router.policy import Pace
+from outrider_controller.router.pools import DraftLink, LinkKey, Prefix, TargetLink
+from outrider_controller.router.session import Session
+
+
+class Wake(Enum):
+    """A worker is missing, or one that was missing may have come."""
+
+    LOOK = "look"
+
+
+Event = router.RouteResponse | OutriderError | Wake
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOpening:
+    sequence_id: int
+    link: TargetLink
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOpening:
+    sequence_id: int
+    link: DraftLink
+    rules: DraftRules
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """Changed only in the event loop, by link callbacks and by the one task that drives it."""
+
+    session: Session
+    pace: Pace
+    draft_limit: int
+    """Most drafted tokens per step that this request may have; 0 means no draft is ever opened."""
+    revision: str
+    """Of the target's weights: a failover stays on them."""
+    target: TargetOpening | None = None
+    draft: DraftOpening | None = None
+    avoid_targets: set[LinkKey] = field(default_factory=set)
+    refused_by: set[LinkKey] = field(default_factory=set)
+    """Targets that had no room. Asked again after a while."""
+    avoid_drafts: set[LinkKey] = field(default_factory=set)
+    target_failures: int = 0
+    draft_failures: int = 0
+    num_targets: int = 0
+    num_drafts: int = 0
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _waking: bool = False
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.session.token_ids, self.session.request.cache_salt)
+
+    @property
+    def lacks_draft(self) -> bool:
+        """A draft could be of use and none is open."""
+        return self.draft is None and self.draft_limit > 0 and not self.session.finished
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was committed by any target: the request may still be turned away."""
+        return self.session.metrics.num_steps == 0
+
+    def wake(self) -> None:
+        """Has the driver look at the course; once, however often it is called before it does."""
+        if not self._waking:
+            self._waking = True
+            self.events.put_nowait(Wake.LOOK)
+
+    async def next_event(self) -> Event:
+        event = await self.events.get()
+        if event is Wake.LOOK:
+            self._waking = False
+        return event

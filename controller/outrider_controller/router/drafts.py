@@ -1,0 +1,86 @@
+"""What a draft may say. Pure. A Draft that breaks a rule is dropped here and never reaches a target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+from outrider_controller.router.session import BadReply, Session
+
+Q_TOTAL = 65536
+MAX_Q_TOKENS = 64
+
+
+@dataclass(slots=True)
+class DraftRules:
+    """The rules for one opening of one sequence on a draft."""
+
+    max_draft_tokens: int
+    max_context_len: int
+    epoch: int = 0
+
+    def check(self, draft: sequence.Draft, session: Session) -> None:
+        """Raises BadReply naming the field when no correct draft would have sent it.
+
+        A draft that is merely late passes: the target trims, drops and counts it. So does an empty one, which says
+        "nothing this time" and saves the target from waiting.
+        """
+        self._check_shape(draft, session)
+        _check_tree(draft, session.mode)
+        _check_confidence(draft)
+        if session.mode == sequence.VERIFICATION_MODE_RATIO:
+            _check_q(draft, session)
+        elif draft.q:
+            raise BadReply("draft.q: given outside ratio mode")
+        self.epoch = draft.epoch
+
+    def _check_shape(self, draft: sequence.Draft, session: Session) -> None:
+        if draft.epoch < self.epoch:
+            raise BadReply(f"draft.epoch: went back from {self.epoch} to {draft.epoch}")
+        if len(draft.token_ids) > self.max_draft_tokens:
+            raise BadReply(f"draft.token_ids: {len(draft.token_ids)} where {self.max_draft_tokens} were allowed")
+        if not session.prompt_len <= draft.base_len <= self.max_context_len:
+            raise BadReply(f"draft.base_len: {draft.base_len} is outside the output")
+        if any(token >= session.vocab_size for token in draft.token_ids):
+            raise BadReply(f"draft.token_ids: an id is outside the vocabulary of {session.vocab_size}")
+
+
+def _check_tree(draft: sequence.Draft, mode: sequence.VerificationMode.ValueType) -> None:
+    if not draft.parents:
+        return
+    if mode == sequence.VERIFICATION_MODE_RATIO:
+        raise BadReply("draft.parents: trees are not verified in ratio mode")
+    if len(draft.parents) != len(draft.token_ids):
+        raise BadReply("draft.parents: not as many as token_ids")
+    if any(not -1 <= parent < i for i, parent in enumerate(draft.parents)):
+        raise BadReply("draft.parents: a parent does not come before its child")
+
+
+def _check_confidence(draft: sequence.Draft) -> None:
+    if draft.confidence and len(draft.confidence) != len(draft.token_ids):
+        raise BadReply("draft.confidence: not as many as token_ids")
+    if any(not math.isfinite(c) or not 0 <= c <= 1.0001 for c in draft.confidence):
+        raise BadReply("draft.confidence: not a probability")
+
+
+def _check_q(draft: sequence.Draft, session: Session) -> None:
+    if len(draft.q) != len(draft.token_ids):
+        raise BadReply("draft.q: not as many as token_ids")
+    if draft.token_ids and draft.sampling != session.request.sampling:
+        raise BadReply("draft.sampling: differs from the sequence's")
+    for q, token in zip(draft.q, draft.token_ids, strict=True):
+        _check_distribution(q, token, session.vocab_size)
+
+
+def _check_distribution(q: sequence.DraftDistribution, token: int, vocab_size: int) -> None:
+    ids = set(q.token_ids)
+    if not len(ids) == len(q.token_ids) == len(q.counts) <= MAX_Q_TOKENS:
+        raise BadReply("draft.q: ids repeat, or ids and counts do not match")
+    if sum(q.counts) != Q_TOTAL or min(q.counts) < 1:
+        raise BadReply(f"draft.q: counts must be at least 1 and sum to {Q_TOTAL}")
+    if token not in ids:
+        raise BadReply("draft.q: the drafted token could not have been drawn from it")
+    if max(ids) >= vocab_size:
+        raise BadReply(f"draft.q: an id is outside the vocabulary of {vocab_size}")

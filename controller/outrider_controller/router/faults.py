@@ -1,0 +1,47 @@
+"""Whose fault it is that a worker ended a sequence. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from grpc import StatusCode
+
+
+class Fault(Enum):
+    """Why a target lost a sequence."""
+
+    REQUEST = "request"
+    """Every target would say the same: the client hears it."""
+    WORKER = "worker"
+    """Another target may do better, but not many will be tried."""
+    FULL = "full"
+    """The worker has no room now."""
+    LEAVING = "leaving"
+    """The worker is draining: nobody failed."""
+
+
+class Loss(Enum):
+    """Why a draft lost a sequence. The values label a metric."""
+
+    WORKER = "draft_lost"
+    ERROR = "draft_error"
+    MALFORMED = "draft_malformed"
+
+
+_REQUEST = {
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.OUT_OF_RANGE,
+    StatusCode.FAILED_PRECONDITION,
+    StatusCode.UNIMPLEMENTED,
+}
+
+
+def fault_of(code: StatusCode) -> Fault:
+    """From the code of a target's SequenceError."""
+    if code in _REQUEST:
+        return Fault.REQUEST
+    if code is StatusCode.RESOURCE_EXHAUSTED:
+        return Fault.FULL
+    if code is StatusCode.UNAVAILABLE:
+        return Fault.LEAVING
+    return Fault.WORKER

@@ -1,0 +1,229 @@
+"""The connection to one worker: one channel, one bidirectional stream, one outbox; reconnects while it is wanted.
+
+Knows nothing of sessions. It reports three things to its owner: up, a reply, down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.router.config import FailoverConfig, LinkConfig
+from outrider_controller.router.outbox import M, Outbox
+from outrider_controller.router.pairing import info_problem
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", draft_pb2.DraftResponse, target_pb2.VerifyResponse)
+
+
+class LinkDown(Exception):
+    """The stream is unusable; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener(Generic[M, R]):
+    """Whoever the link reports to. Called in the event loop; must neither raise nor block."""
+
+    up: Callable[[WorkerLink[M, R]], None]
+    down: Callable[[WorkerLink[M, R]], None]
+    replied: Callable[[WorkerLink[M, R], R], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs(Generic[M, R]):
+    """What differs between a target and a draft."""
+
+    role: worker.WorkerRole.ValueType
+    request_type: type[M]
+    get_info: Callable[[grpc.aio.Channel, float], Any]
+    open_stream: Callable[[grpc.aio.Channel], Any]
+
+
+def _target_info(channel: grpc.aio.Channel, timeout_s: float) -> Any:
+    return target_pb2_grpc.TargetServiceStub(channel).GetInfo(
+        target_pb2.TargetServiceGetInfoRequest(), timeout=timeout_s
+    )
+
+
+def _draft_info(channel: grpc.aio.Channel, timeout_s: float) -> Any:
+    return draft_pb2_grpc.DraftServiceStub(channel).GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=timeout_s)
+
+
+TARGET_VERBS: Verbs[target_pb2.VerifyRequest, target_pb2.VerifyResponse] = Verbs(
+    worker.WORKER_ROLE_TARGET,
+    target_pb2.VerifyRequest,
+    _target_info,
+    lambda channel: target_pb2_grpc.TargetServiceStub(channel).Verify(),
+)
+DRAFT_VERBS: Verbs[draft_pb2.DraftRequest, draft_pb2.DraftResponse] = Verbs(
+    worker.WORKER_ROLE_DRAFT,
+    draft_pb2.DraftRequest,
+    _draft_info,
+    lambda channel: draft_pb2_grpc.DraftServiceStub(channel).Draft(),
+)
+
+
+class WorkerLink(Generic[M, R]):
+    """One worker, from the lease that named it until `stop`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        verbs: Verbs[M, R],
+        listener: Listener[M, R],
+        config: LinkConfig,
+        failover: FailoverConfig,
+    ) -> None:
+        self.worker_id = worker_id
+        self.address = address
+        self.outbox: Outbox[M] = Outbox(verbs.request_type, config.max_message_bytes)
+        self.info = worker.WorkerInfo()
+        self.load = worker.WorkerLoad()
+        self.open_sequences: set[int] = set()
+        self.generation = 0
+        self.up = False
+        self.problem = "not connected yet"
+        self.tried = asyncio.Event()
+        """Set once the first attempt to connect has ended, well or not."""
+        self._verbs: Verbs[M, R] = verbs
+        self._listener: Listener[M, R] = listener
+        self._config = config
+        self._failover = failover
+        self._heard_s = 0.0
+        self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """This worker over this connection: what a sequence that fared badly there avoids."""
+        return self.worker_id, self.generation
+
+    @property
+    def full(self) -> bool:
+        limit = self.info.max_sequences
+        return bool(limit) and len(self.open_sequences) >= limit
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        backoff_s = self._config.first_backoff_s
+        while True:
+            started_s = time.monotonic()
+            try:
+                async with create_channel(self.address) as channel:
+                    await self._serve(channel)
+            except (LinkDown, grpc.RpcError, TimeoutError) as error:
+                self._report(error)
+            if time.monotonic() - started_s > self._config.max_backoff_s:
+                backoff_s = self._config.first_backoff_s
+            # Jittered, or every router would return to a restarted worker in the same instant.
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+
+    def _report(self, error: Exception) -> None:
+        problem = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
+        if problem != self.problem:
+            log.warning("worker %s at %s: %s", self.worker_id, self.address, problem)
+        self.problem = problem or "stream ended"
+        self.tried.set()
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        """One connection, from GetInfo to the end of its stream."""
+        reply = await self._verbs.get_info(channel, self._config.connect_timeout_s)
+        problem = info_problem(reply.info, self._verbs.role, self.worker_id)
+        if problem:
+            raise LinkDown(problem)
+        call = self._verbs.open_stream(channel)
+        try:
+            self._came_up(reply.info, reply.load)
+            await self._pump(channel, call)
+        finally:
+            call.cancel()
+            self._went_down()
+
+    def _came_up(self, info: worker.WorkerInfo, load: worker.WorkerLoad) -> None:
+        self.info, self.load = info, load
+        self.outbox.clear()
+        self.generation += 1
+        self.up, self.problem = True, ""
+        self._heard_s = time.monotonic()
+        log.info("worker %s at %s: up", self.worker_id, self.address)
+        self.tried.set()
+        self._listener.up(self)
+
+    def _went_down(self) -> None:
+        if not self.up:
+            return
+        self.up = False
+        self.outbox.clear()
+        self._listener.down(self)
+        self.open_sequences.clear()
+
+    async def _pump(self, channel: grpc.aio.Channel, call: Any) -> None:
+        """Reads, writes and watches until one of the three ends, then ends all."""
+        tasks = [
+            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
+            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
+            asyncio.create_task(self._watch(channel), name=f"watch {self.worker_id}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                raise LinkDown(f"stream ended: {await call.details() or await call.code()}")
+            self._heard_s = time.monotonic()
+            self._listener.replied(self, reply)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            message = await self.outbox.take()
+            try:
+                await call.write(message)
+            except asyncio.InvalidStateError as error:
+                raise LinkDown("stream ended while writing") from error
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """Gives the stream up when it is silent and the worker's health has no good answer."""
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        failed = 0
+        while True:
+            await asyncio.sleep(self._failover.stall_after_s / 2)
+            silent_s = time.monotonic() - self._heard_s
+            if not self.open_sequences or silent_s < self._failover.stall_after_s:
+                failed = 0
+                continue
+            failed = 0 if await self._healthy(health) else failed + 1
+            if failed >= self._failover.max_failed_probes:
+                raise LinkDown(f"silent for {silent_s:.1f} s and not healthy")
+
+    async def _healthy(self, health: Any) -> bool:
+        try:
+            reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=self._failover.probe_timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

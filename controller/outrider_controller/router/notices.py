@@ -1,0 +1,135 @@
+"""What the router tells operators: counters, log lines and the shared events stream. Token ids appear in none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from outrider_controller.router.faults import Fault, Loss
+from outrider_controller.router.session import Request
+
+log = logging.getLogger(__name__)
+
+_MAX_PENDING_EVENTS = 256
+
+
+class EventStream(Protocol):
+    """The part of the metadata store that takes events."""
+
+    async def emit(self, kind: str, fields: Mapping[str, str | int | float | bool]) -> None: ...
+
+
+class Notices:
+    """One per router; its methods never wait. `async with` it: events are written by a task of its own."""
+
+    def __init__(self, registry: CollectorRegistry, events: EventStream) -> None:
+        self._metrics = RouterMetrics(registry)
+        self._models = _PerModel(registry)
+        self._late = Counter(
+            "outrider_late_replies", "Replies about sequences no longer open there.", ["role"], registry=registry
+        )
+        self._running = Gauge("outrider_router_requests_running", "Requests this router carries.", registry=registry)
+        self._events = events
+        self._pending: asyncio.Queue[tuple[str, dict[str, str | int]]] = asyncio.Queue(_MAX_PENDING_EVENTS)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Notices:
+        self._task = asyncio.create_task(self._write_events(), name="events writer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def round(self, model: str, response: router.RouteResponse, commit: sequence.Commit) -> None:
+        self._models[model].round(
+            num_drafted=response.num_drafted,
+            num_verified=response.num_verified,
+            num_accepted=response.num_accepted,
+            num_dropped=commit.num_dropped,
+        )
+        timing = response.timing
+        self._metrics.phase("verify", timing.verify_us / 1e6)
+        self._metrics.phase("network", max(0, timing.round_us - timing.queue_us - timing.verify_us) / 1e6)
+        if response.num_drafted:
+            self._metrics.phase("draft", timing.draft_us / 1e6)
+
+    def dropped(self, model: str, num_tokens: int) -> None:
+        """Drafted tokens that found no target to go to."""
+        self._models[model].round(num_drafted=0, num_verified=0, num_accepted=0, num_dropped=num_tokens)
+
+    def late_reply(self, role: str) -> None:
+        self._late.labels(role).inc()
+
+    def running(self, count: int) -> None:
+        self._running.set(count)
+
+    def rejected(self, tenant: str, reason: str) -> None:
+        self._metrics.rejected(tenant, reason)
+
+    def failover(self, role: str) -> None:
+        """A sequence was opened again."""
+        self._metrics.failover(role)
+
+    def lost_target(self, worker_id: str, request: Request, fault: Fault, why: str) -> None:
+        log.warning("target %s lost request %s: %s", worker_id, request.request_id, why)
+        self._event("target_lost", worker_id, request, fault.value)
+
+    def lost_draft(self, worker_id: str, request: Request, loss: Loss, why: str) -> None:
+        log.warning("draft %s lost request %s: %s", worker_id, request.request_id, why)
+        self._metrics.fallback(loss.value)
+        self._event("draft_lost", worker_id, request, loss.value)
+
+    def _event(self, kind: str, worker_id: str, request: Request, reason: str) -> None:
+        fields: dict[str, str | int] = {
+            "worker_id": worker_id,
+            "request_id": request.request_id,
+            "model": request.model,
+            "reason": reason,
+        }
+        # Full: the store is slow. Events are for people; requests do not wait for them.
+        with suppress(asyncio.QueueFull):
+            self._pending.put_nowait((kind, fields))
+
+    async def _write_events(self) -> None:
+        while True:
+            kind, fields = await self._pending.get()
+            try:
+                await self._events.emit(kind, fields)
+            except ValueError as error:
+                log.error("event %s not written: %s", kind, error)
+
+
+class _PerModel(Collector):
+    """Speculation counters, one set per model, shown as one family each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._models: dict[str, tuple[CollectorRegistry, SpeculationMetrics]] = {}
+        registry.register(self)
+
+    def __getitem__(self, model: str) -> SpeculationMetrics:
+        if model not in self._models:
+            registry = CollectorRegistry()
+            self._models[model] = registry, SpeculationMetrics(registry, model)
+        return self._models[model][1]
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for registry, _ in self._models.values():
+            for metric in registry.collect():
+                families.setdefault(metric.name, metric)
+                if families[metric.name] is not metric:
+                    families[metric.name].samples.extend(metric.samples)
+        yield from families.values()

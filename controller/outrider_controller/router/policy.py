@@ -1,0 +1,130 @@
+"""How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
+
+Waiting for a draft is a bet. It is worth at most the steps it saves, and nothing when the draft is slower than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider_controller.router.config import PolicyConfig
+
+# Forgetting per round: half of the evidence is replaced in about 64 rounds, spoken or not, so that a request
+# that stopped waiting comes back to the prior and tries again.
+_KEEP = 0.99
+_PRIOR_STEPS = 8.0
+_PRIOR_ACCEPTED = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the target and the draft of one sequence are told."""
+
+    max_draft_tokens: int
+    max_wait_us: int
+    run_ahead_tokens: int = 0
+
+
+PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
+
+
+def draft_token_limit(config: PolicyConfig, *, wanted: bool, requested: int | None) -> int:
+    """Most drafted tokens per step for one request; 0 means that no draft is opened at all."""
+    if not wanted:
+        return 0
+    return config.max_draft_tokens if requested is None else requested
+
+
+def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
+    """Longest wait that the expected gain pays for: one step's time per token expected to be accepted.
+
+    Unknown durations are 0: then only the cap holds. A draft that takes longer than its gain is not waited for.
+    """
+    if step_us <= 0:
+        return cap_us
+    worth_us = min(float(cap_us), accepted_per_step * step_us)
+    return int(worth_us) if turnaround_us <= worth_us else 0
+
+
+@dataclass(slots=True)
+class Pace:
+    """One request's pace: what its draft has shown so far, and the setting that follows."""
+
+    config: PolicyConfig
+    limit: int
+    """Most drafted tokens per step, already lowered to what both workers can do."""
+    speaking: bool = False
+    unanswered: int = 0
+    step_us: float = 0.0
+    turnaround_us: float = 0.0
+    _asked_us: int | None = None
+    _steps: float = field(default=_PRIOR_STEPS)
+    _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
+    _sent: Setting = PLAIN
+
+    @property
+    def accepted_per_step(self) -> float:
+        return self._accepted / self._steps
+
+    def opened(self, limit: int) -> Setting:
+        """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill."""
+        self.limit, self.speaking, self.unanswered, self._asked_us = limit, False, 0, None
+        self._sent = self._wanted()
+        return self._sent
+
+    def lost(self) -> Setting:
+        """The draft is gone: decode plainly."""
+        self.limit, self.speaking = 0, False
+        self._sent = PLAIN
+        return self._sent
+
+    def committed(self, *, num_drafted: int, num_accepted: int, step_us: int, now_us: int) -> Setting | None:
+        """One round's outcome. Returns a setting to send when it changes noticeably."""
+        self.step_us = _smooth(self.step_us, step_us)
+        gap = 1 - _KEEP
+        self._steps = _KEEP * self._steps + gap * _PRIOR_STEPS
+        self._accepted = _KEEP * self._accepted + gap * _PRIOR_STEPS * _PRIOR_ACCEPTED
+        if num_drafted:
+            self._steps += 1
+            self._accepted += num_accepted
+        self.unanswered += 1
+        self._asked_us = now_us if self._asked_us is None else self._asked_us
+        if self.unanswered >= self.config.silent_commits:
+            self.speaking = False
+        return self._change()
+
+    def drafted(self, now_us: int) -> Setting | None:
+        """The draft spoke."""
+        if self._asked_us is not None:
+            self.turnaround_us = _smooth(self.turnaround_us, now_us - self._asked_us)
+        self.speaking, self.unanswered, self._asked_us = True, 0, None
+        return self._change()
+
+    def _wanted(self) -> Setting:
+        if self.limit == 0:
+            return PLAIN
+        wait_us = worthwhile_wait_us(
+            cap_us=self.config.max_wait_us,
+            accepted_per_step=self.accepted_per_step,
+            step_us=self.step_us,
+            turnaround_us=self.turnaround_us,
+        )
+        return Setting(self.limit, wait_us if self.speaking else 0, self.config.run_ahead_tokens)
+
+    def _change(self) -> Setting | None:
+        wanted = self._wanted()
+        if _alike(wanted, self._sent):
+            return None
+        self._sent = wanted
+        return wanted
+
+
+def _smooth(old: float, new: float) -> float:
+    return float(new) if old <= 0 else 0.8 * old + 0.2 * new
+
+
+def _alike(a: Setting, b: Setting) -> bool:
+    """Equal but for a wait that moved by less than a quarter: not worth a message."""
+    if a.max_draft_tokens != b.max_draft_tokens or (a.max_wait_us == 0) != (b.max_wait_us == 0):
+        return False
+    return abs(a.max_wait_us - b.max_wait_us) <= 0.25 * max(a.max_wait_us, b.max_wait_us)

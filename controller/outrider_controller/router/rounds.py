@@ -1,0 +1,424 @@
+"""The pump: commits from targets go to clients and drafts, drafts go to targets, and what breaks is opened elsewhere.
+
+Replies are handled where they arrive, without waiting; only the search for another worker waits, in the task of the
+request concerned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from outrider.rpc.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+    from_sequence_error,
+)
+from outrider.rpc.v1 import draft_pb2, target_pb2
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.course import Course, DraftOpening, TargetOpening, Wake
+from outrider_controller.router.drafts import DraftRules
+from outrider_controller.router.faults import Fault, Loss, fault_of
+from outrider_controller.router.links import Listener
+from outrider_controller.router.notices import Notices
+from outrider_controller.router.pairing import verification_mode
+from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit
+from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
+from outrider_controller.router.session import BadReply, Request, Session
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[router.RouteResponse], Awaitable[None]]
+
+
+class Rounds:
+    """All sessions of one router. `async with` it: links and their tasks live inside."""
+
+    def __init__(self, directory: Directory, config: RouterConfig, notices: Notices) -> None:
+        self.pools = Pools(
+            directory,
+            config,
+            Listener(self._link_up, self._target_down, self._target_replied),
+            Listener(self._link_up, self._draft_down, self._draft_replied),
+            self._pools_changed,
+        )
+        self._config = config
+        self._notices = notices
+        self._courses: set[Course] = set()
+        self._by_target: dict[int, Course] = {}
+        self._by_draft: dict[int, Course] = {}
+        # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
+        self._ids = itertools.count(secrets.randbits(62) + 1)
+
+    async def __aenter__(self) -> Rounds:
+        await self.pools.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.pools.__aexit__()
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._courses)
+
+    # -- driving one request
+
+    async def run(self, request: Request, deliver: Deliver, deadline_s: float | None = None) -> None:
+        """Carries one request to its finish, handing each round to `deliver`.
+
+        `deadline_s`: seconds from now. Raises OutriderError. However it ends, every worker hears of it at once.
+        """
+        expires = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
+        course: Course | None = None
+        reason = sequence.CLOSE_REASON_CANCELLED
+        try:
+            async with asyncio.timeout_at(expires):
+                course = await self._begin(request)
+                await self._drive(course, deliver)
+        except TimeoutError:
+            reason = sequence.CLOSE_REASON_DEADLINE
+            raise DeadlineExceeded("the deadline passed before the request was finished") from None
+        finally:
+            if course is not None:
+                self._end(course, reason)
+
+    async def _drive(self, course: Course, deliver: Deliver) -> None:
+        while True:
+            event = await course.next_event()
+            if isinstance(event, Wake):
+                await self._place(course)
+            elif isinstance(event, OutriderError):
+                raise event
+            else:
+                await deliver(event)
+                if event.finish_reason:
+                    return
+
+    async def _begin(self, request: Request) -> Course:
+        """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
+        prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
+        target = await self._first_target(request, prefix)
+        limit = draft_token_limit(self._config.policy, wanted=request.speculate, requested=request.max_draft_tokens)
+        draft = await self.pools.choose_draft(target.info, prefix) if limit else None
+        course = self._new_course(request, target, draft, limit)
+        self._courses.add(course)
+        self._open_both(course, target, draft)
+        return course
+
+    def _new_course(self, request: Request, target: TargetLink, draft: DraftLink | None, limit: int) -> Course:
+        mode = verification_mode(
+            temperature=request.sampling.temperature,
+            seeded=request.seeded,
+            draft_kind=draft.info.draft_kind if draft else None,
+        )
+        session = Session(request, mode, target.info.vocab_size, opened_us=_now_us())
+        return Course(session, Pace(self._config.policy, limit), limit, target.info.model_revision)
+
+    def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
+        setting = PLAIN
+        if draft is not None and draft.up:
+            setting = course.pace.opened(_draft_limit(course, target, draft))
+            self._open_draft(course, draft, setting)
+        self._open_target(course, target, setting)
+
+    async def _place(self, course: Course) -> None:
+        """Opens the session where it is missing. Raises when no target can be had."""
+        if course.session.finished:
+            return
+        if course.target is None:
+            await self._replace_target(course)
+        if course.lacks_draft:
+            await self._replace_draft(course)
+
+    async def _first_target(self, request: Request, prefix: Prefix) -> TargetLink:
+        def turned_away() -> OutriderError | None:
+            if not self.pools.has_full_target(request.model):
+                return None
+            return Overloaded(
+                f"every target of {request.model!r} is full", retry_after_s=self._config.admission.retry_after_s
+            )
+
+        return await self._find_target(request.model, None, prefix, set, turned_away)
+
+    async def _replace_target(self, course: Course) -> None:
+        config = self._config.failover
+        if course.target_failures >= config.max_target_failures:
+            raise InternalError(
+                f"given up after {course.target_failures} targets failed with this request", reason="TARGETS_FAILED"
+            )
+        target = await self._find_target(
+            course.session.request.model,
+            course.revision,
+            course.prefix,
+            lambda: course.avoid_targets | course.refused_by,
+            lambda: self._refused_everywhere(course),
+        )
+        if course.num_targets:
+            course.session.metrics.num_target_failovers += 1
+            self._notices.failover("target")
+        setting = course.pace.opened(course.pace.limit) if course.draft else PLAIN
+        self._open_target(course, target, setting)
+
+    def _refused_everywhere(self, course: Course) -> OutriderError | None:
+        if course.untouched and course.refused_by:
+            return Overloaded("no target has room", retry_after_s=self._config.admission.retry_after_s)
+        # An accepted request asks again, for as long as it waits at all.
+        course.refused_by.clear()
+        return None
+
+    async def _find_target(
+        self,
+        model: str,
+        revision: str | None,
+        prefix: Prefix,
+        avoid: Callable[[], set[LinkKey]],
+        turned_away: Callable[[], OutriderError | None],
+    ) -> TargetLink:
+        """A live target with room; waits a bounded time for one to appear."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._config.failover.wait_for_target_s
+        while True:
+            changed = self.pools.changed()
+            target = await self.pools.choose_target(model, revision, prefix, avoid())
+            if target is not None:
+                return target
+            if refusal := turned_away():
+                raise refusal
+            if loop.time() >= give_up_s:
+                raise Unavailable(f"no target of {model!r} is up", reason="NO_TARGET")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), give_up_s - loop.time())
+
+    async def _replace_draft(self, course: Course) -> None:
+        if course.target is None or course.draft_failures >= self._config.failover.max_draft_failures:
+            return
+        draft = await self.pools.choose_draft(course.target.link.info, course.prefix, course.avoid_drafts)
+        # The search waited: the target may be gone, the session finished.
+        if draft is None or course.target is None or not course.lacks_draft:
+            return
+        setting = course.pace.opened(_draft_limit(course, course.target.link, draft))
+        if course.num_drafts:
+            course.session.metrics.num_draft_failovers += 1
+            self._notices.failover("draft")
+        self._open_draft(course, draft, setting)
+        self._tell_target(course, setting)
+
+    # -- opening and closing
+
+    def _open_target(self, course: Course, link: TargetLink, setting: Setting) -> None:
+        if not link.up:
+            course.wake()
+            return
+        opening = TargetOpening(next(self._ids), link)
+        course.target = opening
+        course.num_targets += 1
+        self._by_target[opening.sequence_id] = course
+        link.open_sequences.add(opening.sequence_id)
+        link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
+
+    def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
+        rules = DraftRules(setting.max_draft_tokens + setting.run_ahead_tokens, link.info.max_context_len)
+        opening = DraftOpening(next(self._ids), link, rules)
+        course.draft = opening
+        course.num_drafts += 1
+        self._by_draft[opening.sequence_id] = course
+        link.open_sequences.add(opening.sequence_id)
+        link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
+
+    def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
+        self._courses.discard(course)
+        self._drop_target(course, reason)
+        self._drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
+
+    def _drop_target(self, course: Course, reason: sequence.CloseReason.ValueType | None) -> TargetOpening | None:
+        """Forgets the target's sequence, and closes it there if a reason is given."""
+        opening, course.target = course.target, None
+        if opening is None:
+            return None
+        del self._by_target[opening.sequence_id]
+        opening.link.open_sequences.discard(opening.sequence_id)
+        if reason is not None and opening.link.up:
+            opening.link.outbox.close(sequence.CloseSequence(sequence_id=opening.sequence_id, reason=reason))
+        return opening
+
+    def _drop_draft(self, course: Course, reason: sequence.CloseReason.ValueType | None) -> DraftOpening | None:
+        opening, course.draft = course.draft, None
+        if opening is None:
+            return None
+        del self._by_draft[opening.sequence_id]
+        opening.link.open_sequences.discard(opening.sequence_id)
+        if reason is not None and opening.link.up:
+            opening.link.outbox.close(sequence.CloseSequence(sequence_id=opening.sequence_id, reason=reason))
+        return opening
+
+    # -- what targets say
+
+    def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
+        now_us = _now_us()
+        for commit in reply.commits:
+            if course := self._at_target(link, commit.sequence_id):
+                self._commit(course, commit, reply.step_us, now_us)
+        for error in reply.errors:
+            if course := self._at_target(link, error.sequence_id):
+                self._target_refused(course, error)
+        for refused in reply.refused_drafts:
+            if (course := self._at_target(link, refused.sequence_id)) and course.draft is not None:
+                self._lose_draft(course, f"refused by the target: {refused.field or refused.reason}", Loss.MALFORMED)
+
+    def _at_target(self, link: TargetLink, sequence_id: int) -> Course | None:
+        """The session that is open there under this id. Late replies, and replies about others' ids, find none."""
+        course = self._by_target.get(sequence_id)
+        if course is None or course.target is None or course.target.link is not link:
+            self._notices.late_reply("target")
+            return None
+        return course
+
+    def _commit(self, course: Course, commit: sequence.Commit, step_us: int, now_us: int) -> None:
+        try:
+            response = course.session.apply(commit, step_us=step_us, now_us=now_us)
+        except BadReply as bad:
+            self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
+            return
+        self._notices.round(course.session.request.model, response, commit)
+        course.events.put_nowait(response)
+        if course.session.finished:
+            self._drop_target(course, None)
+            self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
+            return
+        if course.draft is not None:
+            self._forward_commit(course, course.draft, commit, step_us, now_us)
+
+    def _forward_commit(
+        self, course: Course, draft: DraftOpening, commit: sequence.Commit, step_us: int, now_us: int
+    ) -> None:
+        commit.sequence_id = draft.sequence_id
+        draft.link.outbox.put_commit(commit)
+        setting = course.pace.committed(
+            num_drafted=commit.num_drafted, num_accepted=commit.num_accepted, step_us=step_us, now_us=now_us
+        )
+        self._tell_target(course, setting)
+
+    def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
+        error = from_sequence_error(message)
+        fault = fault_of(error.code)
+        if fault is Fault.REQUEST:
+            self._drop_target(course, None)
+            course.events.put_nowait(error)
+            return
+        self._lose_target(course, str(error), fault)
+
+    def _target_down(self, link: TargetLink) -> None:
+        for sequence_id in tuple(link.open_sequences):
+            self._lose_target(self._by_target[sequence_id], link.problem, Fault.WORKER)
+        self.pools.notify()
+
+    def _lose_target(self, course: Course, why: str, fault: Fault) -> None:
+        opening = self._drop_target(course, sequence.CLOSE_REASON_MOVED)
+        if opening is None:
+            return
+        if fault is Fault.FULL:
+            course.refused_by.add(opening.link.key)
+        else:
+            course.avoid_targets.add(opening.link.key)
+        course.target_failures += fault is Fault.WORKER
+        self._notices.lost_target(opening.link.worker_id, course.session.request, fault, why)
+        course.wake()
+
+    # -- what drafts say
+
+    def _draft_replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
+        now_us = _now_us()
+        for draft in reply.drafts:
+            if course := self._at_draft(link, draft.sequence_id):
+                self._draft(course, draft, now_us)
+        for error in reply.errors:
+            if course := self._at_draft(link, error.sequence_id):
+                self._lose_draft(course, str(from_sequence_error(error)), Loss.ERROR)
+
+    def _at_draft(self, link: DraftLink, sequence_id: int) -> Course | None:
+        course = self._by_draft.get(sequence_id)
+        if course is None or course.draft is None or course.draft.link is not link:
+            self._notices.late_reply("draft")
+            return None
+        return course
+
+    def _draft(self, course: Course, draft: sequence.Draft, now_us: int) -> None:
+        opening, target = course.draft, course.target
+        assert opening is not None
+        try:
+            opening.rules.check(draft, course.session)
+        except BadReply as bad:
+            self._lose_draft(course, f"malformed reply: {bad}", Loss.MALFORMED)
+            return
+        if target is not None:
+            course.session.forwarded(draft)
+            draft.sequence_id = target.sequence_id
+            target.link.outbox.put_draft(draft)
+        else:
+            course.session.metrics.num_dropped_draft_tokens += len(draft.token_ids)
+            self._notices.dropped(course.session.request.model, len(draft.token_ids))
+        self._tell_target(course, course.pace.drafted(now_us))
+
+    def _draft_down(self, link: DraftLink) -> None:
+        for sequence_id in tuple(link.open_sequences):
+            self._lose_draft(self._by_draft[sequence_id], link.problem, Loss.WORKER)
+        self.pools.notify()
+
+    def _lose_draft(self, course: Course, why: str, loss: Loss) -> None:
+        """The target decodes plainly from now on; another draft is looked for meanwhile."""
+        opening = self._drop_draft(course, sequence.CLOSE_REASON_MOVED)
+        if opening is None:
+            return
+        course.avoid_drafts.add(opening.link.key)
+        course.draft_failures += 1
+        self._tell_target(course, course.pace.lost())
+        self._notices.lost_draft(opening.link.worker_id, course.session.request, loss, why)
+        course.wake()
+
+    # -- the rest
+
+    def _tell_target(self, course: Course, setting: Setting | None) -> None:
+        if setting is None or course.target is None:
+            return
+        course.target.link.outbox.set(
+            sequence.SetSpeculation(sequence_id=course.target.sequence_id, speculation=_speculation(setting))
+        )
+
+    def _link_up(self, link: TargetLink | DraftLink) -> None:
+        self.pools.notify()
+
+    def _pools_changed(self) -> None:
+        if not self.pools.draft_has_room():
+            return
+        for course in self._courses:
+            if course.lacks_draft:
+                course.wake()
+
+
+def _draft_limit(course: Course, target: TargetLink, draft: DraftLink) -> int:
+    """What the request may have, lowered to what both workers can do. A worker that names 0 names no limit."""
+    limits = (course.draft_limit, target.info.max_draft_tokens, draft.info.max_draft_tokens)
+    return min(limit for limit in limits if limit)
+
+
+def _speculation(setting: Setting) -> sequence.Speculation:
+    return sequence.Speculation(
+        max_draft_tokens=setting.max_draft_tokens,
+        max_wait_us=setting.max_wait_us,
+        run_ahead_tokens=setting.run_ahead_tokens,
+    )
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,164 @@
+"""RouterService: translates, delegates to the rounds, translates back. Also the router's life, whoever runs it.
+
+Ray runs it inside an actor; tests run it as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import grpc
+from outrider.metadata import MetadataStore
+from outrider.rpc.channel import remaining_s
+from outrider.rpc.errors import OutriderError, Overloaded, Unavailable, UnknownModel
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import router_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from prometheus_client import CollectorRegistry
+
+from outrider_controller.router.config import AdmissionConfig, RouterConfig
+from outrider_controller.router.notices import Notices
+from outrider_controller.router.pairing import PROTOCOL_VERSION
+from outrider_controller.router.request import check_model_name, check_request
+from outrider_controller.router.rounds import Rounds
+
+log = logging.getLogger(__name__)
+
+SERVICE = "outrider.rpc.v1.RouterService"
+# Leaves the answer time to reach the client before its own clock ends the call.
+_DEADLINE_MARGIN_S = 0.005
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """One request per call. An OutriderError becomes its status in the server's interceptor."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        notices: Notices,
+        admission: AdmissionConfig,
+        salt_key: bytes,
+        draining: Callable[[], bool],
+    ) -> None:
+        self._rounds = rounds
+        self._notices = notices
+        self._admission = admission
+        self._salt_key = salt_key
+        self._draining = draining
+        self._num_calls = 0
+
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside this coroutine, at once,
+    # and not when the collector finds an abandoned generator.
+    async def Route(  # type: ignore[override]
+        self, message: router.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        self._num_calls += 1
+        self._notices.running(self._num_calls)
+        started = False
+
+        async def deliver(response: router.RouteResponse) -> None:
+            nonlocal started
+            started = True
+            await context.write(response)
+
+        try:
+            await self._route(message, context, deliver)
+        except OutriderError as error:
+            if not started:
+                self._notices.rejected(message.tenant[:128], error.reason or "UNKNOWN")
+            raise
+        finally:
+            self._num_calls -= 1
+            self._notices.running(self._num_calls)
+
+    async def _route(
+        self, message: router.RouteRequest, context: grpc.aio.ServicerContext[Any, Any], deliver: Any
+    ) -> None:
+        self._admit()
+        deadline_s = remaining_s(context, margin_s=_DEADLINE_MARGIN_S)
+        model = check_model_name(message)
+        await self._rounds.pools.ready()
+        info = self._rounds.pools.model_info(model)
+        if info is None:
+            raise UnknownModel(model)
+        request = check_request(message, info, self._admission, self._salt_key)
+        if request.finish_reason:
+            await deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
+            return
+        await self._rounds.run(request, deliver, deadline_s)
+
+    def _admit(self) -> None:
+        if self._draining():
+            raise Unavailable("the router is draining", reason="DRAINING")
+        if self._num_calls > self._admission.max_sessions:
+            raise Overloaded(
+                f"all {self._admission.max_sessions} places are taken", retry_after_s=self._admission.retry_after_s
+            )
+
+    async def ListModels(
+        self, request: router.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> router.ListModelsResponse:
+        await self._rounds.pools.ready()
+        return router.ListModelsResponse(models=self._rounds.pools.models())
+
+    def load(self) -> worker.WorkerLoad:
+        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining())
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router that serves."""
+
+    worker_id: str
+    life: ServerLife
+    rounds: Rounds
+    registry: CollectorRegistry
+
+    @property
+    def address(self) -> str:
+        return self.life.address
+
+
+@asynccontextmanager
+async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
+    """Serves until the block is left. Raises OSError when the address cannot be bound."""
+    registry = CollectorRegistry()
+    info = worker.WorkerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        role=worker.WORKER_ROLE_ROUTER,
+        worker_id=f"router-{secrets.token_hex(6)}",
+        max_sequences=config.admission.max_sessions,
+        version=package_version(),
+    )
+    async with AsyncExitStack() as stack:
+        notices = await stack.enter_async_context(Notices(registry, store))
+        rounds = await stack.enter_async_context(Rounds(store, config, notices))
+        life: ServerLife | None = None
+        servicer = RouterServicer(
+            rounds,
+            notices,
+            config.admission,
+            config.cache_salt_key or secrets.token_bytes(32),
+            lambda: life is not None and life.draining.is_set(),
+        )
+        server = create_server()
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
+        await stack.enter_async_context(store.register(info, life.address, servicer.load))
+        await life.ready()
+        log.info("router %s listens on %s", info.worker_id, life.address)
+        yield RunningRouter(info.worker_id, life, rounds, registry)
+
+
+def package_version() -> str:
+    """Of the installed distribution; empty when it runs from somewhere else."""
+    with suppress(PackageNotFoundError):
+        return version("outrider")
+    return ""

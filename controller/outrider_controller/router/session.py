@@ -1,0 +1,181 @@
+"""One request: what is committed, and what a worker's commit must be for it to count. Pure.
+
+Knows nothing of workers, streams or clocks: it is told what arrived and when, and answers what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+_FINISHES = (sequence.FINISH_REASON_STOP, sequence.FINISH_REASON_LENGTH)
+
+
+class BadReply(Exception):
+    """A worker said something that cannot be true. Its message names the field; it never carries token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked RouteRequest: every field in range for the model that will serve it."""
+
+    request_id: str
+    tenant: str
+    model: str
+    prompt: tuple[int, ...]
+    resume: tuple[int, ...]
+    sampling: sequence.Sampling
+    stopping: sequence.Stopping
+    seeded: bool
+    speculate: bool
+    max_draft_tokens: int | None
+    cache_salt: bytes
+
+    @property
+    def finish_reason(self) -> sequence.FinishReason.ValueType:
+        """How the tokens resumed from already end the request; unspecified when they do not."""
+        if self.resume and self.resume[-1] in self.stopping.stop_token_ids:
+            return sequence.FINISH_REASON_STOP
+        if len(self.resume) >= self.stopping.max_new_tokens:
+            return sequence.FINISH_REASON_LENGTH
+        return sequence.FINISH_REASON_UNSPECIFIED
+
+
+@dataclass(slots=True)
+class Session:
+    """The truth about one request, which is `committed` and nothing else."""
+
+    request: Request
+    mode: sequence.VerificationMode.ValueType
+    vocab_size: int
+    opened_us: int
+    committed: list[int] = field(default_factory=list)
+    """Output tokens, resumed ones first."""
+    finish_reason: sequence.FinishReason.ValueType = sequence.FINISH_REASON_UNSPECIFIED
+    metrics: router.RequestMetrics = field(default_factory=router.RequestMetrics)
+    _drafts: list[tuple[int, int, int]] = field(default_factory=list)
+    _committed_us: int = 0
+
+    def __post_init__(self) -> None:
+        self.committed = list(self.request.resume)
+        self._committed_us = self.opened_us
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def committed_len(self) -> int:
+        """Absolute: the prompt is counted."""
+        return self.prompt_len + len(self.committed)
+
+    @property
+    def remaining(self) -> int:
+        return self.request.stopping.max_new_tokens - len(self.committed)
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason != sequence.FINISH_REASON_UNSPECIFIED
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return (*self.request.prompt, *self.committed)
+
+    def open_message(self, sequence_id: int, speculation: sequence.Speculation) -> sequence.OpenSequence:
+        """Everything another worker needs to go on from here."""
+        return sequence.OpenSequence(
+            sequence_id=sequence_id,
+            prompt_token_ids=self.request.prompt,
+            committed_token_ids=self.committed,
+            sampling=self.request.sampling,
+            stopping=self.request.stopping,
+            mode=self.mode,
+            speculation=speculation,
+            cache_salt=self.request.cache_salt,
+        )
+
+    def forwarded(self, draft: sequence.Draft) -> None:
+        """Remembers what a draft cost, for the round that will judge it."""
+        self._drafts.append((draft.base_len, draft.base_len + len(draft.token_ids), draft.draft_us))
+
+    def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> router.RouteResponse:
+        """Appends what the target committed and returns the round as the client hears of it.
+
+        Raises BadReply, changing nothing, when the commit does not continue this request.
+        """
+        self._check(commit)
+        first = self.metrics.num_steps == 0
+        timing = router.RoundTiming(
+            round_us=max(0, now_us - self._committed_us),
+            draft_us=self._draft_us(commit),
+            verify_us=step_us,
+            queue_us=commit.queue_us,
+        )
+        self.committed.extend(commit.token_ids)
+        self.finish_reason = commit.finish_reason
+        self._committed_us = now_us
+        self._drafts = [d for d in self._drafts if d[1] > self.committed_len]
+        self._count(commit, timing)
+        return router.RouteResponse(
+            token_ids=commit.token_ids,
+            num_accepted=commit.num_accepted,
+            num_drafted=commit.num_drafted,
+            num_verified=commit.num_verified,
+            finish_reason=commit.finish_reason,
+            metrics=self.metrics if self.finished else None,
+            timing=timing,
+            num_cached_tokens=commit.num_cached_tokens if first else 0,
+        )
+
+    def _check(self, commit: sequence.Commit) -> None:
+        if self.finished:
+            raise BadReply("commit after the finish")
+        if commit.base_len != self.committed_len:
+            raise BadReply(f"commit.base_len: expected {self.committed_len}, got {commit.base_len}")
+        self._check_tokens(commit)
+        if not commit.num_accepted <= commit.num_verified <= commit.num_drafted:
+            raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
+        if commit.num_accepted > len(commit.token_ids):
+            raise BadReply("commit.num_accepted: more than token_ids")
+
+    def _check_tokens(self, commit: sequence.Commit) -> None:
+        finish = commit.finish_reason
+        if finish != sequence.FINISH_REASON_UNSPECIFIED and finish not in _FINISHES:
+            raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")
+        if not commit.token_ids and finish != sequence.FINISH_REASON_LENGTH:
+            raise BadReply("commit.token_ids: empty")
+        if len(commit.token_ids) > self.remaining:
+            raise BadReply(f"commit.token_ids: {len(commit.token_ids)} where {self.remaining} remained")
+        if any(token >= self.vocab_size for token in commit.token_ids):
+            raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
+        if finish == sequence.FINISH_REASON_UNSPECIFIED and len(commit.token_ids) == self.remaining:
+            raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")
+
+    def _draft_us(self, commit: sequence.Commit) -> int:
+        if not commit.num_drafted:
+            return 0
+        spent = [us for base, end, us in self._drafts if base <= commit.base_len < end]
+        return spent[-1] if spent else 0
+
+    def _count(self, commit: sequence.Commit, timing: router.RoundTiming) -> None:
+        m = self.metrics
+        if m.num_steps == 0:
+            m.num_cached_tokens = commit.num_cached_tokens
+        m.num_steps += 1
+        m.num_dropped_draft_tokens += commit.num_dropped
+        m.queue_us += timing.queue_us
+        m.draft_us += timing.draft_us
+        m.verify_us += timing.verify_us
+        m.round_us += timing.round_us
+        if not commit.num_drafted:
+            return
+        m.num_spec_steps += 1
+        m.num_draft_tokens += commit.num_drafted
+        m.num_verified_tokens += commit.num_verified
+        m.num_accepted_draft_tokens += commit.num_accepted
+        missing = commit.num_accepted + 1 - len(m.acceptance_histogram)
+        m.acceptance_histogram.extend([0] * missing)
+        m.acceptance_histogram[commit.num_accepted] += 1

@@ -1,0 +1,399 @@
+"""Simulated workers: real gRPC servers that speak the protocol, with a text that is a function of the prefix.
+
+A `SimulatedTarget` answers as a target whose model is `next_token`; a `SimulatedDraft` guesses that function with a
+given accuracy. Both can be made to break, freeze or lie, so that what depends on them can be tested in milliseconds
+and without weights. They check nothing they are told: that is the real workers' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import worker_pb2 as worker
+
+TARGET_SERVICE = "outrider.rpc.v1.TargetService"
+DRAFT_SERVICE = "outrider.rpc.v1.DraftService"
+
+_CONTEXT_TOKENS = 16
+_Q_TOTAL = 65536
+
+
+def next_token(prefix: Sequence[int], vocab_size: int) -> int:
+    """What the simulated model says after `prefix`. Never 0, which tests may use as a stop token."""
+    tail = array("I", prefix[-_CONTEXT_TOKENS:]).tobytes()
+    digest = hashlib.blake2b(tail, digest_size=8, salt=len(prefix).to_bytes(8, "little")).digest()
+    return 1 + int.from_bytes(digest, "little") % (vocab_size - 1)
+
+
+def continuation(prefix: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """The next `count` tokens: what every correct answer to `prefix` starts with."""
+    tokens = list(prefix)
+    for _ in range(count):
+        tokens.append(next_token(tokens, vocab_size))
+    return tokens[len(prefix) :]
+
+
+def simulated_info(role: worker.WorkerRole.ValueType, **overrides: Any) -> worker.WorkerInfo:
+    """Who a simulated worker says it is; any field can be overridden."""
+    kind = {worker.WORKER_ROLE_DRAFT: "draft", worker.WORKER_ROLE_TARGET: "target"}.get(role, "worker")
+    fields: dict[str, Any] = {
+        "protocol_version": 1,
+        "role": role,
+        "worker_id": f"{kind}-{secrets.token_hex(4)}",
+        "model": "simulated" if kind == "target" else "simulated-draft",
+        "model_revision": "1",
+        "tokenizer_fingerprint": "f" * 16,
+        "vocab_size": 1000,
+        "draft_kind": "model" if kind == "draft" else "",
+        "max_context_len": 4096,
+        "max_draft_tokens": 8,
+        "max_sequences": 256,
+        "block_size": 16,
+        "num_blocks": 1024,
+        "device": "none",
+        "dtype": "none",
+    }
+    return worker.WorkerInfo(**{**fields, **overrides})
+
+
+@dataclass(slots=True)
+class _Sequence:
+    opening: sequence.OpenSequence
+    tokens: list[int]
+    speculation: sequence.Speculation
+    draft: list[int] = field(default_factory=list)
+    ready_s: float = 0.0
+    num_dropped: int = 0
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, opening: sequence.OpenSequence) -> _Sequence:
+        tokens = [*opening.prompt_token_ids, *opening.committed_token_ids]
+        return cls(opening, tokens, opening.speculation, ready_s=asyncio.get_running_loop().time())
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.opening.prompt_token_ids)
+
+    def offer(self, draft: sequence.Draft) -> None:
+        """Keeps what continues the truth; drops and counts the rest."""
+        known = [*self.tokens[draft.base_len :], *self.draft]
+        overlap = len(self.tokens) + len(self.draft) - draft.base_len
+        tokens = list(draft.token_ids)
+        if overlap < 0 or tokens[:overlap] != known[: len(tokens)] or not self.speculation.max_draft_tokens:
+            self.num_dropped += len(tokens)
+            return
+        self.draft.extend(tokens[overlap:])
+
+
+class _Worker:
+    """What both kinds have in common: identity, records of what was asked, and ways to misbehave."""
+
+    def __init__(self, info: worker.WorkerInfo) -> None:
+        self.info = info
+        self.load = worker.WorkerLoad()
+        self.opens: list[sequence.OpenSequence] = []
+        self.closes: list[sequence.CloseSequence] = []
+        self.settings: list[sequence.SetSpeculation] = []
+        self.num_messages = 0
+        self.live: dict[int, Any] = {}
+        """Sequences open now."""
+        self.life: ServerLife | None = None
+        self.refuse_opens: grpc.StatusCode | None = None
+        """Answers every opening with a SequenceError of this code."""
+        self._running = asyncio.Event()
+        self._running.set()
+        self._broken = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        assert self.life is not None
+        return self.life.address
+
+    async def freeze(self) -> None:
+        """Stops working while its streams stay open; the health check has no good answer."""
+        assert self.life is not None
+        self._running.clear()
+        await self.life.health.set_not_serving()
+
+    async def thaw(self) -> None:
+        assert self.life is not None
+        self._running.set()
+        await self.life.health.set_serving()
+
+    def break_streams(self) -> None:
+        """Ends every stream with an error; new streams are served."""
+        self._broken.set()
+        self._broken = asyncio.Event()
+
+    async def kill(self) -> None:
+        """Gone at once: streams break, the port is closed."""
+        assert self._server is not None
+        await self._server.stop(0)
+
+    async def _until_broken(self, context: Any, work: Callable[[], Any]) -> None:
+        """Runs one stream's tasks until the client leaves or `break_streams` ends it."""
+        broken = asyncio.create_task(self._broken.wait())
+        tasks = [broken, *work()]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
+                await context.abort(grpc.StatusCode.INTERNAL, "the worker broke")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _refusal(self, opening: sequence.OpenSequence) -> sequence.SequenceError | None:
+        if self.refuse_opens is None:
+            return None
+        code = self.refuse_opens
+        return sequence.SequenceError(
+            sequence_id=opening.sequence_id, code=code.value[0], reason="SIMULATED", field="x", message="refused"
+        )
+
+
+class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
+    """A target that takes `step_s` per step, however many sequences are in it."""
+
+    def __init__(self, *, step_s: float = 0.002, **info: Any) -> None:
+        super().__init__(simulated_info(worker.WORKER_ROLE_TARGET, **info))
+        self.step_s = step_s
+        self.corrupt: Callable[[target_pb2.VerifyResponse], target_pb2.VerifyResponse] | None = None
+        """Applied to every response, to tell lies."""
+        self.num_steps = 0
+        self.num_accepted = 0
+
+    async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
+        await self._running.wait()
+        return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load)
+
+    async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Any) -> None:  # type: ignore[override]
+        mine: dict[int, _Sequence] = {}
+        pending = target_pb2.VerifyResponse()
+
+        async def read() -> None:
+            async for request in requests:
+                self.num_messages += 1
+                self._apply(request, mine, pending)
+
+        async def step() -> None:
+            while True:
+                await asyncio.sleep(self.step_s)
+                await self._running.wait()
+                self._step(mine, pending)
+                if pending.commits or pending.errors:
+                    message = target_pb2.VerifyResponse()
+                    message.CopyFrom(pending)
+                    pending.Clear()
+                    await context.write(self.corrupt(message) if self.corrupt else message)
+
+        try:
+            await self._until_broken(context, lambda: [asyncio.create_task(read()), asyncio.create_task(step())])
+        finally:
+            for sequence_id in mine:
+                self.live.pop(sequence_id, None)
+
+    def _apply(
+        self, request: target_pb2.VerifyRequest, mine: dict[int, _Sequence], pending: target_pb2.VerifyResponse
+    ) -> None:
+        for opening in request.opens:
+            self.opens.append(opening)
+            if refusal := self._refusal(opening):
+                pending.errors.append(refusal)
+                continue
+            mine[opening.sequence_id] = self.live[opening.sequence_id] = _Sequence.of(opening)
+        for draft in request.drafts:
+            if draft.sequence_id in mine:
+                mine[draft.sequence_id].offer(draft)
+        for setting in request.settings:
+            self.settings.append(setting)
+            if setting.sequence_id in mine:
+                mine[setting.sequence_id].speculation = setting.speculation
+        for close in request.closes:
+            self.closes.append(close)
+            mine.pop(close.sequence_id, None)
+            self.live.pop(close.sequence_id, None)
+
+    def _step(self, mine: dict[int, _Sequence], pending: target_pb2.VerifyResponse) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for sequence_id, state in list(mine.items()):
+            waits = state.speculation.max_draft_tokens and not state.draft
+            if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
+                continue
+            commit = self._verify(sequence_id, state)
+            pending.commits.append(commit)
+            pending.step_us = round(self.step_s * 1e6)
+            state.ready_s = now_s
+            if commit.finish_reason:
+                del mine[sequence_id]
+                self.live.pop(sequence_id, None)
+        self.num_steps += bool(pending.commits)
+
+    def _verify(self, sequence_id: int, state: _Sequence) -> sequence.Commit:
+        """Judges the buffered draft by the true continuation: accepted tokens and one of the target's own."""
+        stopping, base_len = state.opening.stopping, len(state.tokens)
+        draft = state.draft[: state.speculation.max_draft_tokens]
+        accepted = 0
+        emitted: list[int] = []
+        finish = sequence.FINISH_REASON_UNSPECIFIED
+        while not finish:
+            token = next_token(state.tokens, self.info.vocab_size)
+            guessed = accepted < len(draft) and draft[accepted] == token
+            state.tokens.append(token)
+            emitted.append(token)
+            accepted += guessed
+            if token in stopping.stop_token_ids:
+                finish = sequence.FINISH_REASON_STOP
+            elif state.num_output >= stopping.max_new_tokens or len(state.tokens) >= self.info.max_context_len:
+                finish = sequence.FINISH_REASON_LENGTH
+            if not guessed:
+                break
+        self.num_accepted += accepted
+        dropped = state.num_dropped + max(0, len(state.draft) - len(draft))
+        state.draft, state.num_dropped = [], 0
+        return sequence.Commit(
+            sequence_id=sequence_id,
+            base_len=base_len,
+            token_ids=emitted,
+            num_drafted=len(draft),
+            num_verified=min(len(draft), accepted + (len(emitted) > accepted)),
+            num_accepted=accepted,
+            finish_reason=finish,
+            num_dropped=dropped,
+        )
+
+
+class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
+    """A draft that guesses each token right with probability `accuracy`, `delay_s` after the commit."""
+
+    def __init__(self, *, accuracy: float = 0.8, delay_s: float = 0.0, **info: Any) -> None:
+        super().__init__(simulated_info(worker.WORKER_ROLE_DRAFT, **info))
+        self.accuracy = accuracy
+        self.delay_s = delay_s
+        self.corrupt: Callable[[draft_pb2.DraftResponse], draft_pb2.DraftResponse] | None = None
+        self.num_commits = 0
+        self.behind: Counter[str] = Counter()
+        """Commits that did not continue what this draft knew: the router must never send one."""
+
+    async def GetInfo(self, request: Any, context: Any) -> draft_pb2.DraftServiceGetInfoResponse:
+        await self._running.wait()
+        return draft_pb2.DraftServiceGetInfoResponse(info=self.info, load=self.load)
+
+    async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:  # type: ignore[override]
+        mine: dict[int, _Sequence] = {}
+        pending = draft_pb2.DraftResponse()
+        filled = asyncio.Event()
+
+        async def read() -> None:
+            async for request in requests:
+                self.num_messages += 1
+                self._apply(request, mine, pending)
+                filled.set()
+
+        async def propose() -> None:
+            while True:
+                await filled.wait()
+                filled.clear()
+                await asyncio.sleep(self.delay_s)
+                await self._running.wait()
+                message = draft_pb2.DraftResponse()
+                message.CopyFrom(pending)
+                pending.Clear()
+                if message.drafts or message.errors:
+                    await context.write(self.corrupt(message) if self.corrupt else message)
+
+        try:
+            await self._until_broken(context, lambda: [asyncio.create_task(read()), asyncio.create_task(propose())])
+        finally:
+            for sequence_id in mine:
+                self.live.pop(sequence_id, None)
+
+    def _apply(
+        self, request: draft_pb2.DraftRequest, mine: dict[int, _Sequence], pending: draft_pb2.DraftResponse
+    ) -> None:
+        fresh: dict[int, _Sequence] = {}
+        for opening in request.opens:
+            self.opens.append(opening)
+            if refusal := self._refusal(opening):
+                pending.errors.append(refusal)
+                continue
+            fresh[opening.sequence_id] = mine[opening.sequence_id] = _Sequence.of(opening)
+            self.live[opening.sequence_id] = mine[opening.sequence_id]
+        for commit in request.commits:
+            self.num_commits += 1
+            state = mine.get(commit.sequence_id)
+            if state is None or commit.base_len != len(state.tokens):
+                self.behind["unknown" if state is None else "gap"] += 1
+                continue
+            state.tokens.extend(commit.token_ids)
+            fresh[commit.sequence_id] = state
+        for setting in request.settings:
+            self.settings.append(setting)
+            if setting.sequence_id in mine:
+                mine[setting.sequence_id].speculation = setting.speculation
+        for close in request.closes:
+            self.closes.append(close)
+            for sequences in (mine, self.live, fresh):
+                sequences.pop(close.sequence_id, None)
+        pending.drafts.extend(self._guess(sequence_id, state) for sequence_id, state in fresh.items())
+
+    def _guess(self, sequence_id: int, state: _Sequence) -> sequence.Draft:
+        tokens = list(state.tokens)
+        for _ in range(state.speculation.max_draft_tokens):
+            token = next_token(tokens, self.info.vocab_size)
+            chance = next_token([*tokens, 1], 10_001) / 10_000
+            tokens.append(token if chance <= self.accuracy else 1 + token % (self.info.vocab_size - 1))
+        draft = sequence.Draft(
+            sequence_id=sequence_id,
+            epoch=state.epoch,
+            base_len=len(state.tokens),
+            token_ids=tokens[len(state.tokens) :],
+            source="simulated",
+            draft_us=round(self.delay_s * 1e6) + 1,
+        )
+        if state.opening.mode == sequence.VERIFICATION_MODE_RATIO:
+            draft.sampling.CopyFrom(state.opening.sampling)
+            for token in draft.token_ids:
+                draft.q.add(token_ids=[token], counts=[_Q_TOTAL])
+        return draft
+
+
+@asynccontextmanager
+async def serving_target(target: SimulatedTarget, address: str = "127.0.0.1:0") -> AsyncIterator[SimulatedTarget]:
+    """Serves until the block is left."""
+    server = create_server()
+    target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
+    async with _serving(target, server, address, TARGET_SERVICE):
+        yield target
+
+
+@asynccontextmanager
+async def serving_draft(draft: SimulatedDraft, address: str = "127.0.0.1:0") -> AsyncIterator[SimulatedDraft]:
+    """Serves until the block is left."""
+    server = create_server()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+    async with _serving(draft, server, address, DRAFT_SERVICE):
+        yield draft
+
+
+@asynccontextmanager
+async def _serving(simulated: _Worker, server: grpc.aio.Server, address: str, service: str) -> AsyncIterator[None]:
+    async with serving(server, address, services=[service], grace_s=0) as life:
+        simulated.life, simulated._server = life, server
+        await life.ready()
+        yield
