@@ -32,10 +32,11 @@ from outrider.gateway.requests import (
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.tally import Finish, Tally, Usage
 from outrider.gateway.tokenizer.model import TemplateError
-from outrider.rpc.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, Unavailable, from_rpc_error
+from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable, from_rpc_error
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 TENANT = "default"
+_TOO_LATE = "the deadline passed before the answer was complete"
 _SPECULATION = {
     SpeculationChoice.AUTO: router_pb2.SPECULATION_MODE_AUTO,
     SpeculationChoice.ON: router_pb2.SPECULATION_MODE_ON,
@@ -62,8 +63,6 @@ class Answer:
     model: str
     include_metrics: bool
     chunks: AsyncIterator[Chunk]
-    cancel: Callable[[], None]
-    """Ends the call to the router, from wherever it is called. Not needed when the block is left."""
 
 
 @dataclass(slots=True)
@@ -78,18 +77,10 @@ class _Job:
     tally: Tally
     deadline_s: float
     """On the monotonic clock."""
-    call: grpc.aio.Call | None = None
-    """To the router, while there is one."""
-    cancelled: bool = False
 
     @property
     def usage(self) -> Usage:
         return Usage(len(self.prompt_token_ids), len(self.output.token_ids), self.tally.num_cached)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        if self.call is not None:
-            self.call.cancel()
 
     def route_request(self) -> router_pb2.RouteRequest:
         """The rest of this request, as a router takes it: all of it, or what is left after a break."""
@@ -164,7 +155,7 @@ class Generator:
             job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s)
             metered.prepared(job.model.name, len(job.prompt_token_ids))
             async with aclosing(self._run(job, metered)) as chunks:
-                yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks, job.cancel)
+                yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks)
 
     async def _prepare(
         self, generation: Generation, default_max_tokens: int | None, started_s: float, deadline_s: float
@@ -224,20 +215,20 @@ class Generator:
         """One call to one router. Ends by raising: _RouterLost when another may do better, OutriderError otherwise."""
         remaining_s = job.deadline_s - self.clock()
         if remaining_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the answer was complete")
+            raise DeadlineExceeded(_TOO_LATE)
         try:
             router = await self.routers.pick()
         except Unavailable as none_known:
             raise _RouterLost(str(none_known)) from none_known
-        if job.cancelled:
-            raise Cancelled("the client left")
-        call = job.call = router.stub.Route(job.route_request(), timeout=remaining_s)
+        call = router.stub.Route(job.route_request(), timeout=remaining_s)
         try:
             async for response in call:
                 self.routers.answered(router)
                 yield response
         except grpc.aio.AioRpcError as rpc_error:
             error = from_rpc_error(rpc_error)
+            if error.reason is None and error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(_TOO_LATE) from rpc_error
             if not breaks_off(error, has_tokens=bool(job.output.token_ids)):
                 raise error from rpc_error
             self.routers.failed(router)

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -60,8 +60,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.StreamGenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
         async with self._start(request.request, "request.", context) as answer:
-            # gRPC drops this generator unclosed when the client leaves between two messages.
-            context.add_done_callback(cast(Any, lambda _: answer.cancel()))
             async for chunk in answer.chunks:
                 yield _response(answer.id, answer.model, chunk, answer.include_metrics)
 

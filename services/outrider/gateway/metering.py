@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from outrider.gateway.tally import Finish
 from outrider.rpc.errors import OutriderError
 
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 40, 160)
 _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 8)
 _E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 600)
@@ -29,9 +30,9 @@ class Meter:
         )
         self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
         self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model_name")
-        self.cached_tokens = self._counter("cached_prompt_tokens", "Of those, found in a cache.", "model_name")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens delivered.", "model_name")
+        self.prompt_tokens = self._tokens("request_prompt_tokens", "Tokens of a request's prompt.")
+        self.cached_tokens = self._tokens("request_cached_tokens", "Of those, found in a prefix cache.")
+        self.generation_tokens = self._tokens("request_generation_tokens", "Tokens delivered to a request.")
         self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
         self.itl = self._seconds(
             "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
@@ -43,6 +44,9 @@ class Meter:
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"outrider_{name}", meaning, labels, registry=self.registry)
+
+    def _tokens(self, name: str, meaning: str) -> Histogram:
+        return Histogram(f"outrider_{name}", meaning, ["model_name"], buckets=_TOKEN_BUCKETS, registry=self.registry)
 
     def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
@@ -73,6 +77,8 @@ class Meter:
             raise
         finally:
             self.running.dec()
+            if metered.num_tokens:
+                self.generation_tokens.labels(metered.model).observe(metered.num_tokens)
 
 
 @dataclass(slots=True)
@@ -83,17 +89,18 @@ class Metered:
     started_s: float
     model: str = ""
     """Set once it is known to be served: names that clients make up are no label."""
+    num_tokens: int = 0
     last_s: float | None = None
     finished: bool = False
 
     def prepared(self, model: str, prompt_tokens: int) -> None:
         self.model = model
-        self.meter.prompt_tokens.labels(model).inc(prompt_tokens)
+        self.meter.prompt_tokens.labels(model).observe(prompt_tokens)
 
     def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
         """Something is about to be delivered."""
         if num_tokens:
-            self.meter.generation_tokens.labels(self.model).inc(num_tokens)
+            self.num_tokens += num_tokens
             if self.last_s is None:
                 self.meter.ttft.labels(self.model).observe(now_s - self.started_s)
             else:
@@ -105,7 +112,7 @@ class Metered:
     def _finish(self, finish: Finish, now_s: float) -> None:
         self.finished = True
         self.meter.succeeded.labels(self.model, finish.reason).inc()
-        self.meter.cached_tokens.labels(self.model).inc(finish.usage.cached_tokens)
+        self.meter.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
         self.meter.e2e.labels(self.model).observe(now_s - self.started_s)
         if finish.usage.completion_tokens > 1:
             self.meter.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)

@@ -51,6 +51,7 @@ class Tally:
         """One round as the router reported it, before anything of it is trimmed."""
         if self.num_steps == 0:
             self.queue_us_first = response.timing.queue_us
+            self.num_cached = response.num_cached_tokens
         self.num_steps += 1 if response.token_ids else 0
         self.num_drafted += response.num_drafted
         self.num_verified += response.num_verified
@@ -66,7 +67,9 @@ class Tally:
             self._add_final(response.metrics)
 
     def _add_final(self, metrics: router_pb2.RequestMetrics) -> None:
-        self.num_cached = max(self.num_cached, metrics.num_cached_tokens)
+        if not self.num_router_failovers:
+            # After a move the cache may hold a part of the answer too, which is no part of the prompt.
+            self.num_cached = max(self.num_cached, metrics.num_cached_tokens)
         self.num_dropped += metrics.num_dropped_draft_tokens
         self.num_target_failovers += metrics.num_target_failovers
         self.num_draft_failovers += metrics.num_draft_failovers

@@ -25,6 +25,9 @@ from outrider.gateway.requests import Generation
 from outrider.rpc.errors import InvalidRequest, OutriderError
 
 log = logging.getLogger(__name__)
+_CLOSE = {"Connection": "close"}
+# A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
+_READ_ON = 8
 Body = CompletionRequest | ChatRequest
 
 
@@ -104,24 +107,32 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     if kind != "application/json":
         raise HttpError(415, f"Content-Type: has to be application/json, not {kind or 'empty'}", param="Content-Type")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > limits.max_body_bytes:
+    if "expect" in request.headers and declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise _too_large(limits)
-    body = bytearray()
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.max_body_bytes:
-                    raise _too_large(limits)
+            return await _read_within(request, limits)
     except TimeoutError as error:
-        raise HttpError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from error
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
+        raise HttpError(408, message, headers=_CLOSE) from error
+
+
+async def _read_within(request: Request, limits: Limits) -> bytes:
+    body, num_read = bytearray(), 0
+    async for part in request.stream():
+        num_read += len(part)
+        if num_read <= limits.max_body_bytes:
+            body += part
+        elif num_read > _READ_ON * limits.max_body_bytes:
+            break
+    if num_read > limits.max_body_bytes:
+        raise _too_large(limits)
     return bytes(body)
 
 
 def _too_large(limits: Limits) -> HttpError:
-    # The rest of the body is not read, so the connection is of no further use.
     message = f"the body is larger than the {limits.max_body_bytes} bytes allowed"
-    return HttpError(413, message, code="request_too_large", headers={"Connection": "close"})
+    return HttpError(413, message, code="request_too_large", headers=_CLOSE)
 
 
 def _generation(body: Body) -> Generation:

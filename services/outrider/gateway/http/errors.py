@@ -60,7 +60,7 @@ def from_outrider(error: OutriderError) -> HttpError:
         # Whole seconds (RFC 9110, 10.2.3), and never 0, which would mean at once.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     message = str(error) if status != 500 else "internal error"
-    code = "model_not_found" if isinstance(error, UnknownModel) else (error.reason or "unavailable").lower()
+    code = "model_not_found" if isinstance(error, UnknownModel) else (error.reason or error.code.name).lower()
     return HttpError(status, message, kind, param=error.field or None, code=code, headers=headers)
 
 

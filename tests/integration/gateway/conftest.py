@@ -1,0 +1,50 @@
+"""A gateway on loopback before scripted routers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.gateway.config import Failover, GatewayConfig, Limits
+from outrider.gateway.server import RunningGateway, running
+from outrider.gateway.tokenizer.model import ModelTokenizer
+
+from tests.integration.gateway.scripted_router import MODEL
+
+OpenGateway = Callable[..., AbstractAsyncContextManager[RunningGateway]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny: Path) -> ModelTokenizer:
+    return ModelTokenizer.load(MODEL, tiny)
+
+
+@pytest.fixture
+def gateway(tiny: Path) -> OpenGateway:
+    """Opens a gateway: `async with gateway(router_address, ...)`."""
+
+    @asynccontextmanager
+    async def opened(
+        *routers: str,
+        limits: Limits | None = None,
+        failover: Failover | None = None,
+        drain_timeout_s: float = 5.0,
+        **more: Any,
+    ) -> AsyncIterator[RunningGateway]:
+        config = GatewayConfig(
+            listen_grpc="127.0.0.1:0",
+            listen_http="127.0.0.1:0",
+            routers=routers,
+            model_paths={MODEL: tiny},
+            limits=limits or Limits(),
+            failover=failover or Failover(window_s=3.0),
+            drain_timeout_s=drain_timeout_s,
+            **more,
+        )
+        async with running(config) as started:
+            yield started
+
+    return opened

@@ -1,0 +1,139 @@
+"""A real RouterService that says what a script tells it to. Also a process of its own, for tests that kill one:
+
+python scripted_router.py PORT FINGERPRINT PAUSE_S TOKEN_ID...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from outrider.rpc.server import create_server, serving
+from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
+
+Script = Callable[[router_pb2.RouteRequest], AsyncIterator[router_pb2.RouteResponse]]
+MODEL = "tiny"
+CONTEXT = 512
+VOCAB = 384
+SERVICE = "outrider.rpc.v1.RouterService"
+
+
+def round_of(
+    token_ids: Sequence[int], accepted: int = 0, drafted: int = 0, verified: int = 0, **more: Any
+) -> router_pb2.RouteResponse:
+    return router_pb2.RouteResponse(
+        token_ids=token_ids,
+        num_accepted=accepted,
+        num_drafted=drafted,
+        num_verified=verified,
+        timing=router_pb2.RoundTiming(round_us=2000, draft_us=500, verify_us=1000, queue_us=100),
+        **more,
+    )
+
+
+def saying(
+    token_ids: Sequence[int],
+    *,
+    size: int = 1,
+    pause_s: float = 0.0,
+    finish: sequence_pb2.FinishReason.ValueType = sequence_pb2.FINISH_REASON_STOP,
+) -> Script:
+    """Gives these output tokens, `size` a round, going on after those the client has already."""
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        start = len(request.resume_token_ids)
+        assert list(request.resume_token_ids) == list(token_ids[:start])
+        left = token_ids[start : request.stopping.max_new_tokens]
+        for at in range(0, len(left), size):
+            last = at + size >= len(left)
+            kept = left[at : at + size]
+            drafted = len(kept) - 1
+            yield round_of(
+                kept,
+                accepted=drafted,
+                drafted=drafted,
+                verified=drafted,
+                num_cached_tokens=3 if at == 0 else 0,
+                finish_reason=finish if last else sequence_pb2.FINISH_REASON_UNSPECIFIED,
+                metrics=router_pb2.RequestMetrics(num_cached_tokens=3) if last else None,
+            )
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+@dataclass
+class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
+    """What it was asked, and how each call ended."""
+
+    script: Script
+    fingerprint: str = ""
+    models: tuple[str, ...] = (MODEL,)
+    requests: list[router_pb2.RouteRequest] = field(default_factory=list)
+    num_running: int = 0
+    num_cancelled: int = 0
+    timeouts_s: list[float | None] = field(default_factory=list)
+
+    async def Route(
+        self, request: router_pb2.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[router_pb2.RouteResponse]:
+        self.requests.append(request)
+        self.timeouts_s.append(context.time_remaining())
+        self.num_running += 1
+        try:
+            async for response in self.script(request):
+                yield response
+        except (asyncio.CancelledError, GeneratorExit):
+            self.num_cancelled += 1
+            raise
+        finally:
+            self.num_running -= 1
+
+    async def ListModels(
+        self, request: router_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> router_pb2.ListModelsResponse:
+        return router_pb2.ListModelsResponse(
+            models=[
+                router_pb2.ServedModel(
+                    model=name,
+                    max_context_len=CONTEXT,
+                    vocab_size=VOCAB,
+                    tokenizer_fingerprint=self.fingerprint,
+                    num_targets=1,
+                )
+                for name in self.models
+            ]
+        )
+
+
+@asynccontextmanager
+async def routing(router: ScriptedRouter, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
+    """The router on its port; broken off at the end of the block."""
+    server = create_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+    async with serving(server, address, services=[SERVICE], grace_s=0) as life:
+        await life.ready()
+        yield life.address
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 3.0) -> None:
+    """Waits for a fact about another party that tells nobody. Raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _main(port: str, fingerprint: str, pause_s: str, *token_ids: str) -> None:
+    script = saying([int(i) for i in token_ids], pause_s=float(pause_s))
+    async with routing(ScriptedRouter(script, fingerprint), f"127.0.0.1:{port}") as address:
+        print(address, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(*sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""Routers that die under a request: the client sees a pause, and a bounded one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from outrider.gateway.config import Failover, GatewayConfig
+from outrider.gateway.server import running
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.metadata.store import MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import Overloaded, Unavailable, from_rpc_error
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
+
+from tests.integration.gateway import scripted_router
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, round_of, routing, saying
+
+TEXT = "Once, and once only: äöü — every token arrives."
+REQUEST = generation_pb2.GenerateRequest(
+    model=MODEL, text="hi", options=generation_pb2.GenerationOptions(include_metrics=True)
+)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def breaking_after(num_rounds: int, script: Script) -> Script:
+    """Ends the call without a word, and without finishing."""
+
+    async def broken(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        left = num_rounds
+        async for response in script(request):
+            if left == 0:
+                return
+            left -= 1
+            yield response
+
+    return broken
+
+
+@pytest.fixture
+def ids(tokenizer: ModelTokenizer) -> list[int]:
+    return [*tokenizer.encode(TEXT), 2]
+
+
+async def collect(address: str) -> tuple[str, list[int], generation_pb2.StreamGenerateResponse]:
+    async with create_channel(address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        request = generation_pb2.StreamGenerateRequest(request=REQUEST)
+        messages = [message async for message in stub.StreamGenerate(request, timeout=30)]
+    return "".join(m.text for m in messages), [i for m in messages for i in m.token_ids], messages[-1]
+
+
+async def test_a_call_that_breaks_off_goes_on_at_the_other_router(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    routers = [ScriptedRouter(breaking_after(3, saying(ids)), tokenizer.fingerprint) for _ in range(2)]
+    async with (
+        routing(routers[0]) as first,
+        routing(routers[1]) as second,
+        gateway(first, second, failover=Failover(max_moves=50)) as started,
+    ):
+        text, token_ids, last = await collect(started.grpc_address)
+    assert (text, token_ids) == (TEXT, ids)
+    assert (last.finish_reason, last.usage.completion_tokens) == ("stop", len(ids))
+    assert last.metrics.speculative_decoding.num_steps == len(ids)
+    resumed = [list(request.resume_token_ids) for router in routers for request in router.requests]
+    assert sorted(resumed, key=len) == [ids[:at] for at in range(0, len(ids), 3)]
+    assert all(router.requests for router in routers)
+
+
+async def test_a_router_killed_in_mid_stream_costs_a_pause_and_no_token(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    port = free_port()
+    arguments = [str(port), tokenizer.fingerprint, "0.02", *map(str, ids)]
+    command = [sys.executable, scripted_router.__file__, *arguments]
+    first = await asyncio.to_thread(start, command)
+    second = None
+    try:
+        async with gateway(f"127.0.0.1:{port}", failover=Failover(window_s=15)) as started:
+            answer = asyncio.create_task(collect(started.grpc_address))
+            meter = started.core.meter
+            async with asyncio.timeout(10):
+                while not meter.ttft.labels(MODEL)._sum.get():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            first.kill()
+            # The same address, a new process: a restarted router.
+            second = await asyncio.to_thread(start, command)
+            text, token_ids, last = await answer
+            assert b'kind="ongoing_request"' in meter.exposition()
+    finally:
+        for process in filter(None, (first, second)):
+            process.kill()
+            process.wait()
+    assert (text, token_ids, last.finish_reason) == (TEXT, ids, "stop")
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip()
+    return process
+
+
+async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    async def once(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        if not request.resume_token_ids:
+            yield round_of(ids[:2])
+
+    router = ScriptedRouter(once, tokenizer.fingerprint)
+    began_s = time.monotonic()
+    async with routing(router) as address, gateway(address, failover=Failover(window_s=0.8)) as started:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(started.grpc_address)
+    error = from_rpc_error(caught.value)
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ROUTERS_FAILED")
+    assert 0.8 <= time.monotonic() - began_s < 5
+    # Pauses grow, so that a router in trouble is not hammered.
+    assert len(router.requests) < 12
+
+
+def failing(error: Exception) -> Script:
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        raise error
+        yield
+
+    return script
+
+
+async def test_a_router_that_kills_itself_on_a_request_is_not_asked_for_ever(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    router = ScriptedRouter(breaking_after(1, saying(ids)), tokenizer.fingerprint)
+    async with routing(router) as address, gateway(address, failover=Failover(max_moves=3)) as started:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(started.grpc_address)
+    assert from_rpc_error(caught.value).reason == "ROUTERS_FAILED"
+    assert len(router.requests) == 4
+
+
+async def test_a_draining_router_sends_a_new_request_to_the_other(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    draining = ScriptedRouter(failing(Unavailable("going", reason="DRAINING")), tokenizer.fingerprint)
+    staying = ScriptedRouter(saying(ids), tokenizer.fingerprint)
+    async with routing(draining) as first, routing(staying) as second, gateway(first, second) as started:
+        for _ in range(3):
+            assert (await collect(started.grpc_address))[0] == TEXT
+    # Once it has said so, it is left alone for a while.
+    assert len(draining.requests) == 1
+
+
+async def test_a_request_that_has_tokens_is_never_dropped_for_load(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    router = ScriptedRouter(saying(ids), tokenizer.fingerprint)
+    speak, calls = saying(ids), 0
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3):
+            raise Overloaded("full")
+        async for response in breaking_after(5, speak)(request) if calls == 1 else speak(request):
+            yield response
+
+    router.script = script
+    async with routing(router) as address, gateway(address) as started:
+        text, token_ids, _ = await collect(started.grpc_address)
+    assert (text, token_ids, calls) == (TEXT, ids, 4)
+
+
+async def test_routers_are_found_by_their_leases(
+    tiny: Path, tmp_path: Path, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    with EmbeddedServer.start(tmp_path) as redis:
+        router = ScriptedRouter(saying(ids), tokenizer.fingerprint)
+        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", metadata_url=redis.url, model_paths={MODEL: tiny})
+        info = worker_pb2.WorkerInfo(protocol_version=1, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1")
+        async with (
+            routing(router) as address,
+            MetadataStore.connect(redis.url) as store,
+            store.register(info, address, worker_pb2.WorkerLoad),
+            running(config) as started,
+        ):
+            assert (await collect(started.grpc_address))[0] == TEXT
+            roles = {lease.info.role for lease in await store.workers()}
+            assert worker_pb2.WORKER_ROLE_GATEWAY in roles

@@ -1,0 +1,240 @@
+"""The public gRPC API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.gateway.config import Limits
+from outrider.gateway.server import RunningGateway
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import OutriderError, Overloaded, from_rpc_error
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying, until
+
+TEXT = "Grüße, 世界! And on it goes."
+Stub = generation_pb2_grpc.GenerationServiceStub
+Request = generation_pb2.GenerateRequest
+Options = generation_pb2.GenerationOptions
+Tokens = generation_pb2.TokenPrompt
+
+
+@pytest.fixture
+def ids(tokenizer: ModelTokenizer) -> list[int]:
+    return [*tokenizer.encode(TEXT), 2]
+
+
+@pytest.fixture
+def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
+    return ScriptedRouter(saying(ids, size=3), tokenizer.fingerprint)
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
+    @asynccontextmanager
+    async def served(**options: Any) -> AsyncIterator[tuple[RunningGateway, Stub]]:
+        async with (
+            routing(router) as address,
+            gateway(address, **options) as running,
+            create_channel(running.grpc_address) as channel,
+        ):
+            yield running, generation_pb2_grpc.GenerationServiceStub(channel)
+
+    return served
+
+
+def streaming(request: Request) -> generation_pb2.StreamGenerateRequest:
+    return generation_pb2.StreamGenerateRequest(request=request)
+
+
+async def failure(call: Any) -> OutriderError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call if not hasattr(call, "__aiter__") else [message async for message in call]
+    return from_rpc_error(caught.value)
+
+
+async def test_text_chat_and_tokens_all_reach_the_router(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    chat = generation_pb2.ChatPrompt(messages=[generation_pb2.ChatMessage(role="user", content="hi")])
+    async with serve() as (_, stub):
+        await stub.Generate(Request(model=MODEL, text="hi"))
+        await stub.Generate(Request(model=MODEL, chat=chat))
+        await stub.Generate(Request(model=MODEL, tokens=Tokens(token_ids=[9, 8])))
+    prompts = [list(request.prompt_token_ids) for request in router.requests]
+    assert prompts == [
+        tokenizer.encode("hi"),
+        tokenizer.encode_chat([{"role": "user", "content": "hi"}]),
+        [9, 8],
+    ]
+
+
+async def test_a_unary_answer_is_complete(serve: Any, ids: list[int]) -> None:
+    async with serve() as (_, stub):
+        options = Options(include_metrics=True)
+        answer = await stub.Generate(Request(model=MODEL, text="hi", options=options))
+    assert (answer.text, list(answer.token_ids), answer.finish_reason) == (TEXT, ids, "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, len(ids))
+    assert answer.usage.cached_tokens == 3
+    sums = answer.metrics.speculative_decoding
+    assert sums.num_accepted_draft_tokens == sums.num_draft_tokens > 0
+    assert sum(sums.acceptance_histogram) == sums.num_spec_steps
+
+
+async def test_a_stream_says_of_each_round_what_was_accepted(serve: Any, ids: list[int]) -> None:
+    async with serve() as (_, stub):
+        messages = [m async for m in stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")))]
+    assert "".join(m.text for m in messages) == TEXT
+    assert [i for m in messages for i in m.token_ids] == ids
+    assert all(m.num_accepted == len(m.token_ids) - 1 for m in messages)
+    assert [m.finish_reason for m in messages if m.finish_reason] == ["stop"]
+    assert messages[-1].usage.completion_tokens == len(ids)
+    assert not messages[-1].HasField("metrics")
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 11, 12, 13])
+async def test_a_broken_off_answer_is_resumed_without_losing_or_repeating_text(
+    serve: Any, ids: list[int], cut: int
+) -> None:
+    request = Request(model=MODEL, text="hi", options=Options(stop=["世人"]))
+    async with serve() as (_, stub):
+        text, got = "", []
+        async for message in stub.StreamGenerate(streaming(request)):
+            text += message.text
+            got += message.token_ids
+            if len(got) >= cut:
+                break
+        request.resume_token_ids.extend(got)
+        rest = await stub.Generate(request)
+    assert text + rest.text == TEXT
+    assert [*got, *rest.token_ids] == ids
+    assert rest.usage.completion_tokens == len(ids)
+
+
+async def test_a_client_that_leaves_cancels_the_call(serve: Any, router: ScriptedRouter, ids: list[int]) -> None:
+    router.script = saying(ids, pause_s=0.02)
+    async with serve() as (gateway, stub):
+        for _ in range(5):
+            call = stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")))
+            await anext(aiter(call))
+            call.cancel()
+        unary = stub.Generate(Request(model=MODEL, text="hi"))
+        await until(lambda: len(router.requests) == 6)
+        unary.cancel()
+        await until(lambda: router.num_cancelled == 6 and gateway.core.admission.running == 0, timeout_s=1.0)
+
+
+async def test_the_callers_deadline_is_passed_on_with_a_margin_and_kept(serve: Any, router: ScriptedRouter) -> None:
+    router.script = saying([40] * 400, pause_s=0.05)
+    async with serve() as (gateway, stub):
+        error = await failure(stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")), timeout=0.4))
+        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: gateway.core.admission.running == 0, timeout_s=1.0)
+    assert router.timeouts_s[0] is not None
+    assert router.timeouts_s[0] < 0.4
+
+
+async def test_overload_carries_a_retry_delay(serve: Any, router: ScriptedRouter) -> None:
+    async def full(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        raise Overloaded("full", retry_after_s=2)
+        yield
+
+    router.script = full
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(Request(model=MODEL, text="hi")))
+    assert (error.code, error.retry_after_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2)
+    assert len(router.requests) == 1
+
+
+NAN = float("nan")
+BAD: list[tuple[Request, str]] = [
+    (Request(text="hi"), "model"),
+    (Request(model=MODEL), "prompt"),
+    (Request(model=MODEL, text=""), "text"),
+    (Request(model=MODEL, chat=generation_pb2.ChatPrompt()), "chat.messages"),
+    (
+        Request(
+            model=MODEL,
+            chat=generation_pb2.ChatPrompt(messages=[generation_pb2.ChatMessage(role="tool", content="x")]),
+        ),
+        "chat.messages[0].role",
+    ),
+    (Request(model=MODEL, tokens=Tokens()), "tokens.token_ids"),
+    (Request(model=MODEL, tokens=Tokens(token_ids=[1, VOCAB])), "tokens.token_ids[1]"),
+    (Request(model=MODEL, tokens=Tokens(token_ids=[5] * CONTEXT)), "tokens.token_ids"),
+    (Request(model=MODEL, text="a" * CONTEXT), "text"),
+    (Request(model=MODEL, text="a", resume_token_ids=[VOCAB]), "resume_token_ids[0]"),
+    (Request(model=MODEL, text="a", options=Options(temperature=NAN)), "options.temperature"),
+    (Request(model=MODEL, text="a", options=Options(temperature=-0.1)), "options.temperature"),
+    (Request(model=MODEL, text="a", options=Options(temperature=float("inf"))), "options.temperature"),
+    (Request(model=MODEL, text="a", options=Options(top_p=0)), "options.top_p"),
+    (Request(model=MODEL, text="a", options=Options(top_p=NAN)), "options.top_p"),
+    (Request(model=MODEL, text="a", options=Options(min_p=1.5)), "options.min_p"),
+    (Request(model=MODEL, text="a", options=Options(top_k=2**31)), "options.top_k"),
+    (Request(model=MODEL, text="a", options=Options(max_tokens=0)), "options.max_tokens"),
+    (Request(model=MODEL, text="a", options=Options(max_tokens=CONTEXT)), "options.max_tokens"),
+    (Request(model=MODEL, text="a", options=Options(max_draft_tokens=65)), "options.max_draft_tokens"),
+    (Request(model=MODEL, text="a", options=Options(speculation=9)), "options.speculation"),  # type: ignore[arg-type]
+    (Request(model=MODEL, text="a", options=Options(stop=[""])), "options.stop[0]"),
+    (Request(model=MODEL, text="a", options=Options(stop=["a", "b" * 257])), "options.stop[1]"),
+    (Request(model=MODEL, text="a", options=Options(stop=["a"] * 17)), "options.stop"),
+    (Request(model=MODEL, text="a", options=Options(stop_token_ids=[VOCAB])), "options.stop_token_ids[0]"),
+]
+
+
+async def test_every_bad_field_is_named_and_nothing_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as (_, stub):
+        for request, field in BAD:
+            unary = await failure(stub.Generate(request))
+            assert (unary.code, unary.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+            stream = await failure(stub.StreamGenerate(streaming(request)))
+            assert (stream.code, stream.field) == (grpc.StatusCode.INVALID_ARGUMENT, f"request.{field}")
+    assert router.requests == []
+
+
+async def test_a_prompt_over_the_context_is_refused_with_both_numbers(serve: Any) -> None:
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(Request(model=MODEL, text="a" * 600)))
+    assert "600" in error.message
+    assert str(CONTEXT) in error.message
+
+
+async def test_an_unknown_model_is_not_found(serve: Any) -> None:
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(Request(model="/etc/passwd", text="a")))
+    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(serve: Any) -> None:
+    async with serve(limits=Limits(max_body_bytes=10_000)) as (_, stub):
+        error = await failure(stub.Generate(Request(model=MODEL, text="a" * 20_000)))
+        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
+
+
+async def test_a_tokenizer_that_is_not_the_targets_is_refused(serve: Any, router: ScriptedRouter) -> None:
+    router.fingerprint = "somebody-elses"
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(Request(model=MODEL, text="a")))
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "TOKENIZER_MISMATCH")
+
+
+async def test_health_follows_whether_a_model_is_served(serve: Any, router: ScriptedRouter) -> None:
+    router.models = ()
+    service = health_pb2.HealthCheckRequest(service="outrider.rpc.v1.GenerationService")
+    async with serve() as (gateway, _), create_channel(gateway.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        assert (await health.Check(service)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        router.models = (MODEL,)
+        async with asyncio.timeout(5):
+            async for answer in health.Watch(service):
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    break

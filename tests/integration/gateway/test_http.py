@@ -1,0 +1,339 @@
+"""The OpenAI-compatible API, through the stock client where it can say what is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from outrider.gateway.config import Limits
+from outrider.gateway.server import RunningGateway
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable
+from outrider.rpc.v1 import router_pb2, sequence_pb2
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import (
+    CONTEXT,
+    MODEL,
+    Script,
+    ScriptedRouter,
+    round_of,
+    routing,
+    saying,
+    until,
+)
+
+TEXT = "The €uro and 日本: a stop. And more."
+
+
+def client_of(gateway: RunningGateway) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def ids(tokenizer: ModelTokenizer) -> list[int]:
+    return [*tokenizer.encode(TEXT), 2]
+
+
+@pytest.fixture
+def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
+    return ScriptedRouter(saying(ids, size=3), tokenizer.fingerprint)
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
+    @asynccontextmanager
+    async def served(**options: Any) -> AsyncIterator[tuple[RunningGateway, openai.AsyncOpenAI]]:
+        async with (
+            routing(router) as address,
+            gateway(address, **options) as running,
+            client_of(running) as client,
+        ):
+            yield running, client
+
+    return served
+
+
+async def post(gateway: RunningGateway, body: Any, path: str = "/v1/completions") -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with httpx.AsyncClient() as client:
+        headers = {"content-type": "application/json"}
+        return await client.post(f"http://{gateway.http_address}{path}", content=content, headers=headers)
+
+
+async def test_a_completion_has_text_reason_and_usage(serve: Any, tokenizer: ModelTokenizer, ids: list[int]) -> None:
+    async with serve() as (_, client):
+        answer = await client.completions.create(model=MODEL, prompt="Say it", max_tokens=100)
+    choice = answer.choices[0]
+    assert (choice.text, choice.finish_reason) == (TEXT, "stop")
+    assert answer.usage.prompt_tokens == len(tokenizer.encode("Say it"))
+    assert answer.usage.completion_tokens == len(ids)
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert answer.id.startswith("cmpl-")
+
+
+async def test_what_was_asked_reaches_the_router(serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
+    async with serve() as (_, client):
+        await client.completions.create(
+            model=MODEL,
+            prompt=[5, 6, 7],
+            max_tokens=9,
+            temperature=0.5,
+            top_p=0.9,
+            seed=11,
+            extra_body={"top_k": 4, "min_p": 0.1, "stop_token_ids": [9], "speculation": "off", "max_draft_tokens": 2},
+        )
+    asked = router.requests[0]
+    assert list(asked.prompt_token_ids) == [5, 6, 7]
+    assert (asked.model, asked.seeded, asked.sampling.seed) == (MODEL, True, 11)
+    assert (asked.sampling.temperature, asked.sampling.top_k) == (0.5, 4)
+    assert asked.sampling.top_p == pytest.approx(0.9)
+    assert asked.sampling.min_p == pytest.approx(0.1)
+    assert asked.stopping.max_new_tokens == 9
+    assert sorted(asked.stopping.stop_token_ids) == [*tokenizer.eos_token_ids, 9]
+    assert asked.speculation == router_pb2.SPECULATION_MODE_OFF
+    assert asked.max_draft_tokens == 2
+
+
+async def test_defaults_are_those_of_the_api(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as (_, client):
+        await client.completions.create(model=MODEL, prompt="a")
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+    completion, chat = router.requests
+    assert (completion.sampling.temperature, completion.sampling.top_p, completion.seeded) == (1, 1, False)
+    assert completion.stopping.max_new_tokens == 16
+    assert completion.speculation == router_pb2.SPECULATION_MODE_AUTO
+    assert not completion.HasField("max_draft_tokens")
+    assert chat.stopping.max_new_tokens == CONTEXT - len(chat.prompt_token_ids)
+
+
+async def test_ignore_eos_sends_no_end_tokens(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as (_, client):
+        await client.completions.create(model=MODEL, prompt="a", extra_body={"ignore_eos": True})
+    assert not router.requests[0].stopping.stop_token_ids
+
+
+async def test_a_chat_uses_the_models_template(serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
+    messages: Any = [
+        {"role": "developer", "content": "Be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+    ]
+    async with serve() as (_, client):
+        answer = await client.chat.completions.create(model=MODEL, messages=messages)
+    assert answer.choices[0].message.content == TEXT
+    assert answer.choices[0].message.role == "assistant"
+    rendered = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    decoded = tokenizer.tokenizer.decode(router.requests[0].prompt_token_ids)
+    assert decoded == rendered
+
+
+async def test_a_stream_says_the_same_as_a_whole_answer(serve: Any) -> None:
+    async with serve() as (_, client):
+        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == TEXT
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+async def test_a_chat_stream_opens_with_the_role_and_ends_with_usage_and_metrics(serve: Any, ids: list[int]) -> None:
+    async with serve() as (_, client):
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "a"}],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"include_metrics": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == TEXT
+    last = chunks[-1]
+    assert last.choices == []
+    assert last.usage.completion_tokens == len(ids)
+    assert last.metrics["speculative_decoding"]["num_spec_steps"] > 0
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+async def test_a_stream_ends_with_done_in_server_sent_events(serve: Any) -> None:
+    async with serve() as (gateway, _):
+        answer = await post(gateway, {"model": MODEL, "prompt": "a", "stream": True, "include_metrics": True})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    last = json.loads(events[-3].removeprefix("data: "))
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert "speculative_decoding" in last["metrics"]
+
+
+async def test_metrics_are_given_only_when_asked_and_sum_up_the_rounds(serve: Any) -> None:
+    async with serve() as (_, client):
+        plain = await client.completions.create(model=MODEL, prompt="a", max_tokens=30)
+        asked = await client.completions.create(
+            model=MODEL, prompt="a", max_tokens=30, extra_body={"include_metrics": True}
+        )
+    assert not hasattr(plain, "metrics")
+    sums = asked.metrics["speculative_decoding"]
+    full = 10  # rounds of 3 tokens, of which the router drafted 2
+    assert sums["num_spec_steps"] == full
+    assert sums["num_draft_tokens"] == sums["num_accepted_draft_tokens"] == sums["num_verified_tokens"] == 2 * full
+    assert sums["acceptance_histogram"] == {"2": full}
+    assert sums["acceptance_histogram_by_draft_length"] == {"2": {"2": full}}
+    assert (sums["mean_acceptance_length"], sums["draft_acceptance_rate"], sums["num_spec_tokens"]) == (3, 1, 2)
+    assert asked.metrics["time_to_first_token_ms"] > 0
+    assert asked.metrics["queue_time_ms"] == pytest.approx(0.1)
+
+
+async def test_a_stop_string_ends_the_text_the_usage_and_the_call(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    router.script = saying(ids, size=4, pause_s=0.05)
+    async with serve() as (_, client):
+        answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["never", "日本:"])
+        assert answer.choices[0].text == "The €uro and "
+        assert answer.choices[0].finish_reason == "stop"
+        assert answer.usage.completion_tokens == len(tokenizer.encode("The €uro and 日本:"))
+        assert answer.usage.prompt_tokens_details.cached_tokens == 3
+        await until(lambda: router.num_cancelled == 1)
+    assert router.num_running == 0
+
+
+async def test_models_are_listed_and_found_by_name(serve: Any) -> None:
+    async with serve() as (_, client):
+        assert [model.id async for model in client.models.list()] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).owned_by == "outrider"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+
+
+async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
+    async with serve() as (gateway, client):
+        await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
+        await post(gateway, {"model": MODEL, "prompt": "a", "n": 2})
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
+            health = await http.get("/health")
+            exposition = (await http.get("/metrics")).text
+    assert (health.status_code, health.json()["models"]) == (200, [MODEL])
+    assert 'outrider_request_success_total{finished_reason="length",model_name="tiny"} 1.0' in exposition
+    assert 'outrider_request_generation_tokens_sum{model_name="tiny"} 5.0' in exposition
+    assert 'outrider_request_prompt_tokens_sum{model_name="tiny"} 3.0' in exposition
+    assert 'outrider_time_to_first_token_seconds_count{model_name="tiny"} 1.0' in exposition
+    assert "outrider_gateway_requests_running 0.0" in exposition
+
+
+async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
+    serve: Any, router: ScriptedRouter, ids: list[int]
+) -> None:
+    router.script = saying(ids, pause_s=0.05)
+    async with serve() as (gateway, client):
+        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+        await anext(aiter(stream))
+        await stream.close()
+        await until(lambda: router.num_cancelled == 1 and gateway.core.admission.running == 0, timeout_s=1.0)
+
+
+async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serve: Any, router: ScriptedRouter) -> None:
+    router.script = silence
+    async with serve() as (gateway, client):
+        for stream in (False, True):
+            with pytest.raises(openai.APITimeoutError):
+                await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=0.3)
+        await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0, timeout_s=1.0)
+        assert 'outrider_request_failure_total{reason="cancelled"} 2.0' in gateway.core.meter.exposition().decode()
+
+
+async def silence(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+    await asyncio.Event().wait()
+    yield round_of([])
+
+
+def refusing(error: OutriderError, after: int = 0) -> Script:
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        for _ in range(after):
+            yield round_of([40])
+        raise error
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "overloaded"),
+        (Unavailable("no target", reason="NO_TARGET"), 503, "service_unavailable", "no_target"),
+        (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),
+        (OutriderError("secret detail"), 500, "server_error", "internal"),
+    ],
+)
+async def test_an_error_before_the_first_token_has_its_own_status(
+    serve: Any, router: ScriptedRouter, error: OutriderError, status: int, kind: str, code: str, stream: bool
+) -> None:
+    router.script = refusing(error)
+    async with serve() as (gateway, _):
+        answer = await post(gateway, {"model": MODEL, "prompt": "a", "stream": stream})
+    assert answer.status_code == status
+    assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
+    assert "secret" not in answer.text
+    assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+
+
+async def test_an_error_in_mid_stream_is_an_event_the_client_raises(serve: Any, router: ScriptedRouter) -> None:
+    router.script = refusing(Unavailable("all targets are gone", reason="NO_TARGET"), after=2)
+    async with serve() as (_, client):
+        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+        with pytest.raises(openai.APIError, match="all targets are gone"):
+            async for _ in stream:
+                pass
+
+
+async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(serve: Any, router: ScriptedRouter) -> None:
+    router.script = saying([40], finish=sequence_pb2.FINISH_REASON_ERROR)
+    async with serve() as (gateway, _):
+        assert (await post(gateway, {"model": MODEL, "prompt": "a"})).status_code == 500
+
+
+async def test_the_time_limit_is_a_504_and_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
+    router.script = silence
+    async with serve(limits=Limits(request_timeout_s=0.3)) as (gateway, _):
+        answer = await post(gateway, {"model": MODEL, "prompt": "a"})
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert router.timeouts_s[0] is not None
+    assert router.timeouts_s[0] <= 0.3
+
+
+async def test_more_requests_than_allowed_are_sent_away_with_retry_after(serve: Any, router: ScriptedRouter) -> None:
+    router.script = silence
+    async with serve(limits=Limits(max_running=1)) as (gateway, _):
+        first = asyncio.create_task(post(gateway, {"model": MODEL, "prompt": "a"}))
+        await until(lambda: router.num_running == 1)
+        second = await post(gateway, {"model": MODEL, "prompt": "a"})
+        first.cancel()
+    assert second.status_code == 429
+    assert int(second.headers["retry-after"]) >= 1
+
+
+async def test_a_drain_finishes_what_runs_and_takes_nothing_new(
+    serve: Any, router: ScriptedRouter, ids: list[int]
+) -> None:
+    router.script = saying(ids, pause_s=0.01)
+    async with serve() as (gateway, client):
+        stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
+        text = (await anext(aiter(stream))).choices[0].text
+        draining = asyncio.create_task(gateway.core.admission.drain(5.0))
+        await until(lambda: gateway.core.admission.draining)
+        refused = await post(gateway, {"model": MODEL, "prompt": "a"})
+        async with httpx.AsyncClient() as http:
+            health = await http.get(f"http://{gateway.http_address}/health")
+        text += "".join([chunk.choices[0].text async for chunk in stream])
+        assert await draining
+    assert text == TEXT
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert health.status_code == 503

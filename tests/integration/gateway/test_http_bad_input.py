@@ -1,0 +1,290 @@
+"""Whatever a client sends, it gets one clear error that names the field, and no router hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from outrider.gateway.config import Limits
+from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.errors import InvalidRequest
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying
+
+USER = {"role": "user", "content": "a"}
+NAN = float("nan")
+
+# What is sent, the status, and the field that has to be named.
+COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
+    ({"model": "nobody"}, 404, "model"),
+    ({"model": "../../etc"}, 404, "model"),
+    ({"model": 3}, 400, "model"),
+    ({"model": None}, 400, "model"),
+    ({"prompt": ""}, 400, "prompt"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": None}, 400, "prompt"),
+    ({"prompt": {"text": "a"}}, 400, "prompt"),
+    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": [1, "a"]}, 400, "prompt"),
+    ({"prompt": [1, True]}, 400, "prompt"),
+    ({"prompt": [1, VOCAB]}, 400, "prompt[1]"),
+    ({"prompt": [-1]}, 400, "prompt[0]"),
+    ({"prompt": "a" * 600}, 400, "prompt"),
+    ({"temperature": NAN}, 400, "temperature"),
+    ({"temperature": -1}, 400, "temperature"),
+    ({"temperature": 1e39}, 400, "temperature"),
+    ({"temperature": "1"}, 400, "temperature"),
+    ({"temperature": True}, 400, "temperature"),
+    ({"top_p": 0}, 400, "top_p"),
+    ({"top_p": 1.1}, 400, "top_p"),
+    ({"top_p": 1e-60}, 400, "top_p"),
+    ({"top_k": -1}, 400, "top_k"),
+    ({"top_k": 1.5}, 400, "top_k"),
+    ({"min_p": -0.1}, 400, "min_p"),
+    ({"seed": -1}, 400, "seed"),
+    ({"seed": 2**64}, 400, "seed"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"max_tokens": -5}, 400, "max_tokens"),
+    ({"max_tokens": CONTEXT}, 400, "max_tokens"),
+    ({"max_tokens": 10**30}, 400, "max_tokens"),
+    ({"stop": ["a"] * 17}, 400, "stop"),
+    ({"stop": ["a", ""]}, 400, "stop[1]"),
+    ({"stop": "b" * 257}, 400, "stop[0]"),
+    ({"stop": [1]}, 400, "stop"),
+    ({"stop_token_ids": [VOCAB]}, 400, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 65}, 400, "stop_token_ids"),
+    ({"speculation": "maybe"}, 400, "speculation"),
+    ({"max_draft_tokens": -1}, 400, "max_draft_tokens"),
+    ({"include_metrics": "yes"}, 400, "include_metrics"),
+    ({"stream": 1}, 400, "stream"),
+    ({"stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ({"stream": True, "stream_options": {"every": 1}}, 400, "stream_options.every"),
+    ({"metadata": {"a": 1}}, 400, "metadata.a"),
+    ({"temprature": 1}, 400, "temprature"),
+    ({"n": 2}, 400, "n"),
+    ({"best_of": 3}, 400, "best_of"),
+    ({"echo": True}, 400, "echo"),
+    ({"suffix": "x"}, 400, "suffix"),
+    ({"logprobs": 1}, 400, "logprobs"),
+    ({"logprobs": 0}, 400, "logprobs"),
+    ({"presence_penalty": 0.5}, 400, "presence_penalty"),
+    ({"frequency_penalty": -0.5}, 400, "frequency_penalty"),
+    ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+    ({"store": True}, 400, "store"),
+    ({"service_tier": "flex"}, 400, "service_tier"),
+]
+CHATS: list[tuple[dict[str, Any], int, str]] = [
+    ({"messages": []}, 400, "messages"),
+    ({"messages": "hi"}, 400, "messages"),
+    ({"messages": ["hi"]}, 400, "messages[0]"),
+    ({"messages": [{"content": "a"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role"),
+    ({"messages": [USER, {"role": "tool", "content": "a"}]}, 400, "messages[1].role"),
+    ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
+    ({"messages": [{**USER, "name": "Bob"}]}, 400, "messages[0].name"),
+    ({"messages": [{**USER, "mood": "good"}]}, 400, "messages[0].mood"),
+    ({"messages": [{**USER, "tool_calls": [{}]}]}, 400, "messages[0].tool_calls"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
+        400,
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, 400, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages"),
+    ({"messages": [USER] * 1025}, 400, "messages"),
+    ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
+    ({"max_completion_tokens": CONTEXT}, 400, "max_completion_tokens"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, 400, "max_completion_tokens"),
+    ({"tools": [{"type": "function"}]}, 400, "tools"),
+    ({"tool_choice": "required"}, 400, "tool_choice"),
+    ({"functions": [{}]}, 400, "functions"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"prediction": {"type": "content", "content": "a"}}, 400, "prediction"),
+    ({"modalities": ["audio"]}, 400, "modalities"),
+    ({"audio": {}}, 400, "audio"),
+    ({"logprobs": True}, 400, "logprobs"),
+    ({"top_logprobs": 3}, 400, "top_logprobs"),
+    ({"reasoning_effort": "low"}, 400, "reasoning_effort"),
+    ({"n": 0}, 400, "n"),
+    ({"n": True}, 400, "n"),
+    ({"prompt": "a"}, 400, "prompt"),
+]
+HARMLESS: dict[str, Any] = {
+    "n": 1,
+    "user": "someone",
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "presence_penalty": 0,
+    "frequency_penalty": 0.0,
+    "logit_bias": {},
+    "stop": None,
+    "seed": None,
+    "safety_identifier": "x",
+}
+
+
+@pytest.fixture
+def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+    return ScriptedRouter(saying([40, 2]), tokenizer.fingerprint)
+
+
+@pytest.fixture
+async def http(gateway: OpenGateway, router: ScriptedRouter) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        routing(router) as address,
+        gateway(address, limits=Limits(max_body_bytes=100_000, body_timeout_s=0.5)) as running,
+        httpx.AsyncClient(base_url=f"http://{running.http_address}/v1") as client,
+    ):
+        yield client
+
+
+async def post(http: httpx.AsyncClient, path: str, body: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await http.post(path, content=content, headers={"content-type": "application/json"})
+
+
+def check_error(answer: httpx.Response, status: int, param: str | None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert set(error) == {"message", "type", "param", "code"}
+    assert param is None or param in error["message"] or status == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_bad_completion_is_refused_by_name(
+    http: httpx.AsyncClient, router: ScriptedRouter, stream: bool
+) -> None:
+    for fields, status, param in COMPLETIONS:
+        body = {"model": MODEL, "prompt": "a", "stream": stream, **fields}
+        check_error(await post(http, "/completions", body), status, param)
+    assert router.requests == []
+
+
+async def test_a_field_that_is_missing_is_named(http: httpx.AsyncClient) -> None:
+    check_error(await post(http, "/completions", {"prompt": "a"}), 400, "model")
+    check_error(await post(http, "/completions", {"model": MODEL}), 400, "prompt")
+    check_error(await post(http, "/chat/completions", {"model": MODEL}), 400, "messages")
+
+
+async def test_every_bad_chat_is_refused_by_name(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
+    for fields, status, param in CHATS:
+        check_error(
+            await post(http, "/chat/completions", {"model": MODEL, "messages": [USER], **fields}), status, param
+        )
+    assert router.requests == []
+
+
+async def test_a_refusal_of_something_known_says_it_is_unsupported(http: httpx.AsyncClient) -> None:
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "n": 3})
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "temprature": 3})
+    assert answer.json()["error"]["code"] == "unknown_parameter"
+
+
+async def test_a_prompt_over_the_context_is_refused_with_both_numbers(http: httpx.AsyncClient) -> None:
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a" * 600})
+    message = answer.json()["error"]["message"]
+    assert "600" in message
+    assert str(CONTEXT) in message
+
+
+async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.AsyncClient) -> None:
+    completion = {**HARMLESS, "best_of": 1, "echo": False, "suffix": None, "logprobs": None, "prompt": ["a"]}
+    assert (await post(http, "/completions", {"model": MODEL, **completion})).status_code == 200
+    chat = {
+        **HARMLESS,
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "logprobs": False,
+        "top_logprobs": None,
+        "modalities": ["text"],
+        "messages": [USER, {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None}, USER],
+    }
+    assert (await post(http, "/chat/completions", {"model": MODEL, **chat})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9000 + b"1", b'{"prompt": "\\ud800"}'],
+    ids=["empty", "cut", "list", "null", "not-utf8", "deep-list", "deep-object", "half-surrogate"],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(http: httpx.AsyncClient, body: bytes) -> None:
+    check_error(await post(http, "/completions", body), 400, None)
+
+
+async def test_a_body_over_the_limit_is_a_413_declared_or_not(http: httpx.AsyncClient) -> None:
+    declared = await post(http, "/completions", b'{"prompt":"' + b"a" * 200_000 + b'"}')
+    check_error(declared, 413, None)
+
+    async def undeclared() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b" " * 10_000
+
+    headers = {"content-type": "application/json"}
+    check_error(await http.post("/completions", content=undeclared(), headers=headers), 413, None)
+
+
+async def test_a_body_that_does_not_arrive_is_a_408(http: httpx.AsyncClient) -> None:
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(0.8)
+
+    headers = {"content-type": "application/json"}
+    check_error(await http.post("/completions", content=stuck(), headers=headers), 408, None)
+
+
+async def test_other_content_types_paths_and_methods_get_openai_errors(http: httpx.AsyncClient) -> None:
+    check_error(await http.post("/completions", data={"prompt": "a"}), 415, "Content-Type")
+    check_error(await http.get("/completions"), 405, None)
+    check_error(await http.get("/nowhere"), 404, None)
+    check_error(await post(http, "/embeddings", {}), 404, None)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    [*CompletionRequest.model_fields, *ChatRequest.model_fields, *CompletionRequest.unserved, *ChatRequest.unserved]
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([CompletionRequest, ChatRequest]), st.dictionaries(names, json_values, max_size=4))
+def test_any_json_is_either_understood_or_refused_by_name(
+    kind: type[CompletionRequest] | type[ChatRequest], fields: dict[str, Any]
+) -> None:
+    base = {"model": MODEL, "prompt": "a"} if kind is CompletionRequest else {"model": MODEL, "messages": [USER]}
+    try:
+        generation = parse(kind, json.dumps(base | fields).encode()).generation()
+    except HttpError as error:
+        assert error.status == 400
+        assert error.param is not None or error.code == "invalid_json"
+    except InvalidRequest as error:
+        assert error.field
+    else:
+        assert generation.options.temperature >= 0
+        assert generation.options.top_p > 0
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_without_a_crash(body: bytes) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse(CompletionRequest, body)
+    assert caught.value.status == 400

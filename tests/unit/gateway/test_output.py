@@ -1,0 +1,72 @@
+"""Where an answer ends, and that it can be taken up where it broke off."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from outrider.gateway.output import Output
+from outrider.gateway.tokenizer.model import _token_bytes
+from outrider.testing.tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+TOKENS = _token_bytes(TOKENIZER.backend_tokenizer)
+EOS = 2
+
+
+def ids_of(text: str) -> list[int]:
+    return list(TOKENIZER.backend_tokenizer.encode(text).ids)
+
+
+def output(max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Output:
+    return Output(TOKENS, stop, frozenset({EOS}), max_tokens)
+
+
+def test_a_stop_string_inside_a_round_ends_the_answer_and_drops_the_tokens_after_it() -> None:
+    answer = output(stop=("lo",))
+    piece = answer.push(ids_of("hello world"))
+    assert (piece.text, piece.finish_reason) == ("hel", "stop")
+    assert list(piece.token_ids) == ids_of("hello")
+    assert answer.token_ids == ids_of("hello")
+
+
+def test_a_stop_token_inside_a_round_ends_it_and_is_its_last_token() -> None:
+    piece = output().push([*ids_of("hi"), EOS, *ids_of("no")])
+    assert (piece.text, piece.finish_reason) == ("hi", "stop")
+    assert piece.token_ids[-1] == EOS
+
+
+def test_a_visible_stop_token_leaves_no_text() -> None:
+    newline = ids_of("\n")[0]
+    answer = Output(TOKENS, (), frozenset({newline}), 100)
+    assert answer.push(ids_of("a\nb")).text == "a"
+
+
+def test_max_tokens_is_exact_inside_a_round_and_lets_held_text_go() -> None:
+    answer = output(max_tokens=3, stop=("abcX",))
+    piece = answer.push(ids_of("abcd"))
+    assert (piece.text, piece.finish_reason, len(piece.token_ids)) == ("abc", "length", 3)
+
+
+def test_a_stop_string_that_completes_with_the_last_token_wins_over_length() -> None:
+    assert output(max_tokens=2, stop=("ab",)).push(ids_of("ab")).finish_reason == "stop"
+
+
+@given(st.text("ab€\n", max_size=20), st.integers(0, 80), st.sampled_from([("ab",), ("b€", "aab"), ()]))
+def test_an_answer_resumed_anywhere_gives_the_text_of_one_that_was_not_broken(
+    text: str, cut: int, stop: tuple[str, ...]
+) -> None:
+    ids = [*ids_of(text), EOS]
+    cut = min(cut, len(ids) - 1)
+    unbroken = output(stop=stop).push(ids).text
+    first = output(stop=stop)
+    before = first.push(ids[:cut])
+    second = output(stop=stop)
+    again = second.resume(ids[:cut])
+    assert again.finish_reason == before.finish_reason
+    after = "" if again.finish_reason else second.push(ids[cut:]).text
+    assert before.text + after == unbroken
+
+
+def test_an_answer_resumed_at_its_end_ends_at_once() -> None:
+    piece = output(max_tokens=2).resume(ids_of("ab"))
+    assert (piece.token_ids, piece.finish_reason) == ((), "length")
