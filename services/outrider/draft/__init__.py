@@ -1,0 +1,1 @@
+"""Draft worker: proposes continuations. Knows one draft and its sequences; not the target, Ray or tenants."""

@@ -1,0 +1,30 @@
+"""python -m outrider.draft: one draft worker in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from outrider.draft.config import parse_arguments
+from outrider.draft.process import run
+from outrider.engine import CheckpointError
+from outrider.telemetry.logging import configure_logging
+
+# Between the step thread and the streams' thread. The default of 5 ms is longer than a small draft's whole forward.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def main() -> int:
+    config = parse_arguments()
+    configure_logging("draft", config.log_format)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        asyncio.run(run(config))
+    except (CheckpointError, OSError, ValueError) as error:
+        print(f"outrider.draft: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

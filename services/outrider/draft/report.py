@@ -1,0 +1,81 @@
+"""What the worker has to say after a round, before it becomes messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.draft.events import SequenceKey
+from outrider.drafters import Drafted
+from outrider.speculation import SamplingParams, VerificationMode
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A proposal and where it belongs. Without tokens it says: nothing this time, do not wait."""
+
+    key: SequenceKey
+    epoch: int
+    base_len: int
+    drafted: Drafted
+    params: SamplingParams
+    mode: VerificationMode
+    since_s: float
+    """Monotonic: when the commit came in that it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sequence that ended by a fault."""
+
+    key: SequenceKey
+    error: Exception
+
+
+@dataclass(slots=True)
+class Report:
+    """One round, or the faults found before one."""
+
+    proposals: list[Proposed] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+    round_s: float = 0.0
+    """How long the round took."""
+    prefix_added: list[bytes] = field(default_factory=list)
+    """Hashes of the blocks that became findable in the prefix cache."""
+    prefix_removed: list[bytes] = field(default_factory=list)
+    drained: bool = False
+    """Nothing is open, and nothing will be."""
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to say."""
+        return bool(self.proposals or self.failures or self.prefix_added or self.prefix_removed or self.drained)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How the worker fares, as of the last round."""
+
+    num_running: int = 0
+    """Open sequences that speculate."""
+    num_waiting: int = 0
+    """Of those, how many still wait for a proposal: they are catching up."""
+    num_free_blocks: int = 0
+    draining: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start. Written by the step thread alone; each is read at once."""
+
+    num_rounds: int = 0
+    num_proposals: int = 0
+    num_declined: int = 0
+    """Proposals without tokens."""
+    num_draft_tokens: Counter[str] = field(default_factory=Counter)
+    """By source."""
+    num_diverged: int = 0
+    """Guesses that a commit contradicted."""
+    num_unknown: int = 0
+    """Messages about sequences that are not open: late, or never opened."""
+    num_failed: int = 0
+    num_round_failures: int = 0

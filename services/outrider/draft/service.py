@@ -1,0 +1,128 @@
+"""DraftService: translates messages to events, hands them to the step loop, and reports back to messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import grpc
+
+from outrider.draft.events import Event, StreamEnded
+from outrider.draft.loop import StepLoop
+from outrider.draft.metrics import DraftMetrics
+from outrider.draft.report import Load, Report
+from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.draft.worker import DraftWorker
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
+
+# For a router that has stopped reading: what comes on top is dropped.
+MAX_UNREAD_MESSAGES = 4096
+
+_Outbox = asyncio.Queue[draft_pb2.DraftResponse]
+
+PrefixListener = Callable[[list[bytes], list[bytes]], None]
+"""Told which block hashes were added to and removed from the prefix cache; called in the event loop."""
+
+_Context = grpc.aio.ServicerContext[draft_pb2.DraftRequest, draft_pb2.DraftResponse]
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """One stream per router. Lives in the event loop in which it was made; the worker lives on the step thread."""
+
+    def __init__(
+        self,
+        worker: DraftWorker,
+        info: worker_pb2.WorkerInfo,
+        limits: Limits,
+        metrics: DraftMetrics,
+        prefix_listener: PrefixListener,
+    ) -> None:
+        self.info = info
+        self.drained = asyncio.Event()
+        """Set when a drain has begun and no sequence is open."""
+        self.tally = worker.tally
+        self.num_unread_dropped = 0
+        """Messages that a router left unread for so long that they were dropped."""
+        self._limits = limits
+        self._metrics = metrics
+        self._prefix_listener = prefix_listener
+        self._outboxes: dict[int, _Outbox] = {}
+        self._stream_ids = itertools.count(1)
+        event_loop = asyncio.get_running_loop()
+        self._steps = StepLoop(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
+
+    async def __aenter__(self) -> DraftServicer:
+        self._steps.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.to_thread(self._steps.stop)
+
+    @property
+    def load(self) -> Load:
+        return self._steps.load
+
+    def load_message(self) -> worker_pb2.WorkerLoad:
+        load = self.load
+        return worker_pb2.WorkerLoad(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            draining=load.draining,
+        )
+
+    def post(self, *events: Event) -> None:
+        self._steps.post(events)
+
+    async def GetInfo(
+        self, request: draft_pb2.DraftServiceGetInfoRequest, context: object
+    ) -> draft_pb2.DraftServiceGetInfoResponse:
+        return draft_pb2.DraftServiceGetInfoResponse(info=self.info, load=self.load_message())
+
+    # A coroutine that writes, not a generator: its end is then certain to come when the call ends, not when it is
+    # collected. The generated type knows generators only.
+    async def Draft(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: _Context
+    ) -> None:
+        stream = next(self._stream_ids)
+        outbox = self._outboxes[stream] = _Outbox(MAX_UNREAD_MESSAGES)
+        writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
+        try:
+            async for request in request_iterator:
+                self._steps.post(list(events_of(request, stream, self._limits, time.monotonic())))
+        finally:
+            # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
+            self._steps.post([StreamEnded(stream)])
+            del self._outboxes[stream]
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _dispatch(self, report: Report) -> None:
+        self._metrics.observe(report, self.load)
+        if report.prefix_added or report.prefix_removed:
+            self._prefix_listener(report.prefix_added, report.prefix_removed)
+        for stream, response in responses_of(report, time.monotonic()).items():
+            if (outbox := self._outboxes.get(stream)) is not None:
+                self._put(outbox, response)
+        if report.drained:
+            self.drained.set()
+
+    def _put(self, outbox: _Outbox, response: draft_pb2.DraftResponse) -> None:
+        try:
+            outbox.put_nowait(response)
+        except asyncio.QueueFull:
+            # A draft is only ever a latency matter, and one this old not even that.
+            self.num_unread_dropped += 1
+
+
+async def _write(outbox: _Outbox, context: _Context) -> None:
+    while True:
+        await context.write(await outbox.get())
+
+
+def _hand_over(event_loop: asyncio.AbstractEventLoop, dispatch: Callable[[Report], None], report: Report) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+        event_loop.call_soon_threadsafe(dispatch, report)

@@ -1,0 +1,131 @@
+"""Between messages and the worker's own words. Every field is checked here, again, whoever checked it before.
+
+A message about one sequence that cannot be followed becomes an event about that sequence; nothing here raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from outrider.draft import events
+from outrider.draft.events import Event, SequenceKey
+from outrider.draft.report import Proposed, Report
+from outrider.draft.worker import error_of
+from outrider.drafters import Opening
+from outrider.rpc.convert import (
+    check_token_ids,
+    distribution_to_proto,
+    mode_from_proto,
+    sampling_from_proto,
+    sampling_to_proto,
+)
+from outrider.rpc.errors import InvalidRequest, OutriderError, to_sequence_error
+from outrider.rpc.v1 import draft_pb2, sequence_pb2
+from outrider.speculation import InvalidField, VerificationMode
+
+MAX_SALT_BYTES = 64
+MAX_STOP_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that every message is held against."""
+
+    vocab_size: int
+    max_context_len: int
+    max_draft_tokens: int
+    """Most tokens of one proposal. A router may ask for more; it gets this many."""
+
+
+def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
+    """What a request asks for, in the order of its fields."""
+    for opening in request.opens:
+        key = SequenceKey(stream, opening.sequence_id)
+        yield _checked(key, partial(_opened, key, opening, limits, now_s))
+    for commit in request.commits:
+        key = SequenceKey(stream, commit.sequence_id)
+        yield _checked(key, partial(_committed, key, commit, limits, now_s))
+    for setting in request.settings:
+        count = min(setting.speculation.max_draft_tokens, limits.max_draft_tokens)
+        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, now_s)
+    for close in request.closes:
+        yield events.Closed(SequenceKey(stream, close.sequence_id))
+
+
+def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
+    try:
+        return translate()
+    except InvalidField as error:
+        return events.Refused(key, InvalidRequest(error.field, error.message))
+    except OutriderError as error:
+        return events.Refused(key, error)
+
+
+def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> events.Opened:
+    return events.Opened(key, opening_of(message, limits), now_s)
+
+
+def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, now_s: float) -> events.Committed:
+    check_token_ids(message.token_ids, limits.vocab_size, field="token_ids")
+    finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
+    return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s)
+
+
+def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
+    """Raises InvalidRequest or InvalidField."""
+    _check_tokens(message, limits)
+    params, mode = sampling_from_proto(message.sampling), mode_from_proto(message.mode)
+    if params.greedy != (mode is VerificationMode.GREEDY):
+        raise InvalidRequest("mode", f"{mode.name} does not go with temperature {params.temperature:g}")
+    if len(message.cache_salt) > MAX_SALT_BYTES:
+        raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes")
+    return Opening(
+        prompt=tuple(message.prompt_token_ids),
+        committed=tuple(message.committed_token_ids),
+        params=params,
+        mode=mode,
+        max_draft_tokens=min(message.speculation.max_draft_tokens, limits.max_draft_tokens),
+        max_new_tokens=message.stopping.max_new_tokens or None,
+        stop_token_ids=frozenset(message.stopping.stop_token_ids),
+        salt=message.cache_salt,
+    )
+
+
+def _check_tokens(message: sequence_pb2.OpenSequence, limits: Limits) -> None:
+    check_token_ids(message.prompt_token_ids, limits.vocab_size, field="prompt_token_ids")
+    check_token_ids(message.committed_token_ids, limits.vocab_size, field="committed_token_ids")
+    stops = message.stopping.stop_token_ids
+    if len(stops) > MAX_STOP_TOKENS:
+        raise InvalidRequest("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {len(stops)}")
+    length = len(message.prompt_token_ids) + len(message.committed_token_ids)
+    if length > limits.max_context_len:
+        name = "committed_token_ids" if len(message.prompt_token_ids) <= limits.max_context_len else "prompt_token_ids"
+        raise InvalidRequest(name, f"{length} tokens in a context of {limits.max_context_len}")
+
+
+def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftResponse]:
+    """One message for each stream that the report concerns."""
+    responses: dict[int, draft_pb2.DraftResponse] = {}
+    for proposed in report.proposals:
+        responses.setdefault(proposed.key.stream, draft_pb2.DraftResponse()).drafts.append(_draft(proposed, now_s))
+    for failed in report.failures:
+        error = to_sequence_error(failed.key.sequence_id, error_of(failed))
+        responses.setdefault(failed.key.stream, draft_pb2.DraftResponse()).errors.append(error)
+    return responses
+
+
+def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
+    drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
+    return sequence_pb2.Draft(
+        sequence_id=proposed.key.sequence_id,
+        epoch=proposed.epoch,
+        base_len=proposed.base_len,
+        token_ids=drafted.token_ids,
+        q=[distribution_to_proto(q) for q in drafted.q],
+        confidence=drafted.confidence,
+        sampling=sampling_to_proto(proposed.params) if ratio else None,
+        source=drafted.source,
+        draft_us=max(0, round((now_s - proposed.since_s) * 1e6)),
+    )

@@ -1,0 +1,210 @@
+"""The draft worker: which sequences are open, which of them wait for a proposal, and the rounds that serve them.
+
+Pure of threads and network: events in, a report out. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from outrider.draft import events
+from outrider.draft.events import Event, SequenceKey
+from outrider.draft.report import Failed, Load, Proposed, Report, Tally
+from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
+from outrider.rpc.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Open:
+    """One opened sequence. Without `sequence` it has finished and only waits to be closed."""
+
+    sequence: DraftSequence | None
+
+
+class DraftWorker:
+    """Sequences of all routers and the drafter that serves them. Owned by one thread."""
+
+    def __init__(self, drafter: Drafter, max_sequences: int) -> None:
+        self.tally = Tally()
+        self.draining = False
+        self._drafter = drafter
+        self._max_sequences = max_sequences
+        self._open: dict[SequenceKey, _Open] = {}
+        # Sequences whose next proposal is due, with the time of what it answers; who waits longest comes first.
+        self._due: dict[SequenceKey, float] = {}
+        self._report = Report()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._due)
+
+    @property
+    def load(self) -> Load:
+        running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.max_draft_tokens)
+        free = self._drafter.num_free_blocks
+        return Load(running, len(self._due), free, self.draining)
+
+    def take_report(self) -> Report:
+        """What happened since the last call. May be empty."""
+        report, self._report = self._report, Report()
+        report.prefix_added, report.prefix_removed = self._drafter.take_prefix_changes()
+        report.drained = self.draining and not self._open
+        return report
+
+    def apply(self, event: Event) -> None:
+        """Follows one event; a fault in it ends its sequence and is reported."""
+        match event:
+            case events.Opened():
+                self._start(event)
+            case events.Committed():
+                self._commit(event)
+            case events.Limited():
+                self._limit(event)
+            case events.Closed():
+                if self._remove(event.key) is None:
+                    self.tally.num_unknown += 1
+            case events.StreamEnded():
+                for key in [k for k in self._open if k.stream == event.stream]:
+                    self._remove(key)
+            case events.Refused():
+                self._fail(event.key, event.error)
+            case events.DrainStarted():
+                self.draining = True
+            case events.DrainExpired():
+                self.fail_all(Unavailable("the worker is shutting down", reason="DRAINING"))
+            case _:
+                assert_never(event)
+
+    def step(self) -> None:
+        """One round for every sequence whose proposal is due."""
+        keys = [key for key in self._due if self._open[key].sequence is not None]
+        sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
+        if not sequences:
+            return
+        self.tally.num_rounds += 1
+        for key, sequence, outcome in zip(keys, sequences, self._draft(sequences), strict=True):
+            if isinstance(outcome, Exception):
+                self._fail(key, outcome)
+            elif outcome is not None:
+                self._propose(key, sequence, outcome)
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every sequence with `error`."""
+        for key in list(self._open):
+            self._fail(key, error)
+
+    def _draft(self, sequences: Sequence[DraftSequence]) -> Sequence[Drafted | Exception | None]:
+        try:
+            return self._drafter.draft(sequences)
+        except Exception as error:
+            _log_failure(error)
+            self.tally.num_round_failures += 1
+        # One of them may be what broke the round, and only that one should end.
+        return [self._draft_alone(sequence) for sequence in sequences]
+
+    def _draft_alone(self, sequence: DraftSequence) -> Drafted | Exception | None:
+        try:
+            return self._drafter.draft([sequence])[0]
+        except Exception as error:
+            _log_failure(error)
+            return error
+
+    def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:
+        since_s = self._due.pop(key)
+        opening = sequence.opening
+        self._report.proposals.append(
+            Proposed(key, sequence.epoch, sequence.committed_len, drafted, opening.params, opening.mode, since_s)
+        )
+        self.tally.num_proposals += 1
+        self.tally.num_declined += not drafted.token_ids
+        self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
+
+    def _start(self, event: events.Opened) -> None:
+        key = event.key
+        if key in self._open:
+            # Which of the two a later message means could not be told: neither may go on.
+            self._fail(key, InvalidRequest("sequence_id", "already open"))
+        elif self.draining:
+            self._fail(key, Unavailable("the worker is draining", reason="DRAINING"))
+        elif len(self._open) >= self._max_sequences:
+            self._fail(key, Overloaded(f"all {self._max_sequences} sequences are taken"))
+        else:
+            sequence = self._drafter.open(event.opening)
+            self._open[key] = _Open(sequence)
+            self._make_due(key, sequence, event.received_s)
+
+    def _commit(self, event: events.Committed) -> None:
+        sequence = self._find(event.key)
+        if sequence is None:
+            return
+        epoch = sequence.epoch
+        try:
+            self._drafter.commit(sequence, event.base_len, event.token_ids)
+        except CommitMismatch as error:
+            self._fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
+            return
+        self.tally.num_diverged += sequence.epoch - epoch
+        if event.finished:
+            self._finish(event.key)
+        else:
+            self._make_due(event.key, sequence, event.received_s)
+
+    def _limit(self, event: events.Limited) -> None:
+        sequence = self._find(event.key)
+        if sequence is None:
+            return
+        grown = event.max_draft_tokens > sequence.max_draft_tokens
+        self._drafter.set_limit(sequence, event.max_draft_tokens)
+        if not event.max_draft_tokens:
+            self._due.pop(event.key, None)
+        elif grown:
+            self._make_due(event.key, sequence, event.received_s)
+
+    def _make_due(self, key: SequenceKey, sequence: DraftSequence, since_s: float) -> None:
+        if not sequence.max_draft_tokens:
+            return
+        # A sequence that already waits keeps its place, or one that commits often would never catch up.
+        self._due[key] = since_s
+
+    def _find(self, key: SequenceKey) -> DraftSequence | None:
+        found = self._open.get(key)
+        if found is None or found.sequence is None:
+            self.tally.num_unknown += 1
+            return None
+        return found.sequence
+
+    def _finish(self, key: SequenceKey) -> None:
+        """Frees what the sequence holds; its id stays known until the router closes it."""
+        self._remove(key)
+        self._open[key] = _Open(None)
+
+    def _fail(self, key: SequenceKey, error: Exception) -> None:
+        self._remove(key)
+        self._report.failures.append(Failed(key, error))
+        self.tally.num_failed += 1
+
+    def _remove(self, key: SequenceKey) -> _Open | None:
+        self._due.pop(key, None)
+        found = self._open.pop(key, None)
+        if found is not None and found.sequence is not None:
+            self._drafter.close(found.sequence)
+        return found
+
+
+def error_of(failed: Failed) -> OutriderError:
+    """What the router is told. The message of an unforeseen error could carry anything, so only its kind leaves."""
+    if isinstance(failed.error, OutriderError):
+        return failed.error
+    return OutriderError(f"{type(failed.error).__name__} in the draft round")
+
+
+def _log_failure(error: Exception) -> None:
+    # The message of an error could carry token ids; its kind and place are enough to find it.
+    place = "".join(traceback.format_tb(error.__traceback__))
+    log.error("a draft round failed: %s\n%s", type(error).__name__, place)

@@ -1,0 +1,186 @@
+"""Messages to events and reports to messages; every bad field is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from outrider.draft import events
+from outrider.draft.events import SequenceKey
+from outrider.draft.report import Failed, Proposed, Report
+from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.drafters import Drafted
+from outrider.rpc.errors import InvalidRequest
+from outrider.rpc.v1 import draft_pb2
+from outrider.rpc.v1 import sequence_pb2 as pb
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+
+LIMITS = Limits(vocab_size=100, max_context_len=16, max_draft_tokens=8)
+
+
+def good_opening() -> pb.OpenSequence:
+    return pb.OpenSequence(
+        sequence_id=7,
+        prompt_token_ids=[1, 2, 3],
+        committed_token_ids=[4],
+        sampling=pb.Sampling(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9),
+        stopping=pb.Stopping(max_new_tokens=10, stop_token_ids=[2]),
+        mode=pb.VERIFICATION_MODE_COUPLED,
+        speculation=pb.Speculation(max_draft_tokens=5),
+        cache_salt=b"salt",
+    )
+
+
+def test_an_opening_arrives_whole() -> None:
+    [event] = events_of(draft_pb2.DraftRequest(opens=[good_opening()]), 3, LIMITS, 1.5)
+    assert isinstance(event, events.Opened)
+    assert (event.key, event.received_s) == (SequenceKey(3, 7), 1.5)
+    opening = event.opening
+    assert (opening.prompt, opening.committed, opening.salt) == ((1, 2, 3), (4,), b"salt")
+    assert opening.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
+    assert opening.mode is VerificationMode.COUPLED
+    assert (opening.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
+
+
+def test_events_keep_the_order_of_the_fields() -> None:
+    request = draft_pb2.DraftRequest(
+        closes=[pb.CloseSequence(sequence_id=1)],
+        settings=[pb.SetSpeculation(sequence_id=2, speculation=pb.Speculation(max_draft_tokens=100))],
+        commits=[
+            pb.Commit(sequence_id=3, base_len=4, token_ids=[5]),
+            pb.Commit(sequence_id=4, base_len=4, token_ids=[5], finish_reason=pb.FINISH_REASON_STOP),
+        ],
+        opens=[good_opening()],
+    )
+    _, *rest = events_of(request, 1, LIMITS, 2.0)
+    assert rest == [
+        events.Committed(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
+        events.Committed(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
+        events.Limited(SequenceKey(1, 2), 8, 2.0),
+        events.Closed(SequenceKey(1, 1)),
+    ]
+
+
+def no_prompt(m: pb.OpenSequence) -> None:
+    m.ClearField("prompt_token_ids")
+
+
+def foreign_prompt(m: pb.OpenSequence) -> None:
+    m.prompt_token_ids[1] = 100
+
+
+def foreign_committed(m: pb.OpenSequence) -> None:
+    m.committed_token_ids[0] = 4_000_000_000
+
+
+def long_prompt(m: pb.OpenSequence) -> None:
+    m.prompt_token_ids.extend([1] * 14)
+
+
+def long_output(m: pb.OpenSequence) -> None:
+    m.committed_token_ids.extend([1] * 13)
+
+
+def no_mode(m: pb.OpenSequence) -> None:
+    m.ClearField("mode")
+
+
+def wrong_mode(m: pb.OpenSequence) -> None:
+    m.mode = pb.VERIFICATION_MODE_GREEDY
+
+
+def nan_temperature(m: pb.OpenSequence) -> None:
+    m.sampling.temperature = float("nan")
+
+
+def zero_top_p(m: pb.OpenSequence) -> None:
+    m.sampling.top_p = 0
+
+
+def negative_min_p(m: pb.OpenSequence) -> None:
+    m.sampling.min_p = -0.5
+
+
+def long_salt(m: pb.OpenSequence) -> None:
+    m.cache_salt = b"x" * 65
+
+
+def many_stops(m: pb.OpenSequence) -> None:
+    m.stopping.stop_token_ids.extend([2] * 256)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "field"),
+    [
+        (no_prompt, "prompt_token_ids"),
+        (foreign_prompt, "prompt_token_ids[1]"),
+        (foreign_committed, "committed_token_ids[0]"),
+        (long_prompt, "prompt_token_ids"),
+        (long_output, "committed_token_ids"),
+        (no_mode, "mode"),
+        (wrong_mode, "mode"),
+        (nan_temperature, "sampling.temperature"),
+        (zero_top_p, "sampling.top_p"),
+        (negative_min_p, "sampling.min_p"),
+        (long_salt, "cache_salt"),
+        (many_stops, "stopping.stop_token_ids"),
+    ],
+)
+def test_a_bad_opening_is_refused_by_its_field(spoil: Callable[[pb.OpenSequence], None], field: str) -> None:
+    message = good_opening()
+    spoil(message)
+    [event] = events_of(draft_pb2.DraftRequest(opens=[message]), 1, LIMITS, 0.0)
+    assert isinstance(event, events.Refused)
+    assert event.key == SequenceKey(1, 7)
+    assert isinstance(event.error, InvalidRequest)
+    assert event.error.field == field
+
+
+def test_a_commit_outside_the_vocabulary_is_refused_by_its_field() -> None:
+    commit = pb.Commit(sequence_id=7, base_len=3, token_ids=[1, 100])
+    [event] = events_of(draft_pb2.DraftRequest(commits=[commit]), 1, LIMITS, 0.0)
+    assert isinstance(event, events.Refused)
+    assert isinstance(event.error, InvalidRequest)
+    assert event.error.field == "token_ids[1]"
+
+
+def proposed(mode: VerificationMode, drafted: Drafted, stream: int = 1) -> Proposed:
+    return Proposed(SequenceKey(stream, 7), 2, 9, drafted, SamplingParams(temperature=0.5, seed=3), mode, since_s=1.0)
+
+
+def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
+    drafted = Drafted("model", [4, 5], [0.5, 0.25])
+    [(stream, response)] = responses_of(Report([proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025).items()
+    assert stream == 1
+    [draft] = response.drafts
+    assert (draft.sequence_id, draft.epoch, draft.base_len, list(draft.token_ids)) == (7, 2, 9, [4, 5])
+    assert (list(draft.confidence), draft.source, draft.draft_us) == ([0.5, 0.25], "model", 2500)
+    assert not draft.q
+    assert not draft.HasField("sampling")
+
+
+def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:
+    drafted = Drafted("model", [4], [0.5], [DraftDistribution((4, 5), (32768, 32768))])
+    [response] = responses_of(Report([proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
+    [draft] = response.drafts
+    assert (list(draft.q[0].token_ids), list(draft.q[0].counts)) == ([4, 5], [32768, 32768])
+    assert (draft.sampling.temperature, draft.sampling.top_p, draft.sampling.seed) == (0.5, 1.0, 3)
+
+
+def test_each_stream_gets_one_message_with_all_that_concerns_it() -> None:
+    greedy = VerificationMode.GREEDY
+    report = Report(
+        [proposed(greedy, Drafted(), 1), proposed(greedy, Drafted(), 2), proposed(greedy, Drafted(), 1)],
+        [Failed(SequenceKey(2, 8), InvalidRequest("mode", "bad")), Failed(SequenceKey(3, 9), KeyError("secret text"))],
+    )
+    responses = responses_of(report, now_s=1.0)
+    assert {stream: (len(r.drafts), len(r.errors)) for stream, r in responses.items()} == {
+        1: (2, 0),
+        2: (1, 1),
+        3: (0, 1),
+    }
+    [named] = responses[2].errors
+    assert (named.sequence_id, named.code, named.reason, named.field) == (8, 3, "INVALID_FIELD", "mode")
+    [unforeseen] = responses[3].errors
+    assert (unforeseen.code, unforeseen.reason) == (13, "INTERNAL")
+    assert "secret" not in unforeseen.message

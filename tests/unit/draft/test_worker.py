@@ -1,0 +1,180 @@
+"""Which sequences are open, which are due, and what ends one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+import pytest
+from outrider.draft.events import (
+    Closed,
+    Committed,
+    DrainExpired,
+    DrainStarted,
+    Event,
+    Limited,
+    Opened,
+    Refused,
+    SequenceKey,
+    StreamEnded,
+)
+from outrider.draft.report import Report
+from outrider.draft.worker import DraftWorker, error_of
+from outrider.drafters import Drafted, DraftSequence, NgramConfig, NgramDrafter, Opening
+from outrider.rpc.errors import InvalidRequest
+from outrider.speculation import SamplingParams, VerificationMode
+
+ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
+PROMPT = (20, 21, 22, 23, 20, 21)
+
+
+def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> Opened:
+    params = SamplingParams(temperature=0)
+    opening = Opening(prompt, params, VerificationMode.GREEDY, max_draft_tokens=max_draft_tokens)
+    return Opened(key, opening, received_s=1.0)
+
+
+def committed(key: SequenceKey, base_len: int, *token_ids: int, finished: bool = False) -> Committed:
+    return Committed(key, base_len, token_ids, finished, received_s=2.0)
+
+
+def turn(worker: DraftWorker, *events: Event) -> Report:
+    for event in events:
+        worker.apply(event)
+    worker.step()
+    return worker.take_report()
+
+
+def failed(report: Report) -> list[tuple[SequenceKey, str | None, grpc.StatusCode]]:
+    return [(f.key, error_of(f).reason, error_of(f).code) for f in report.failures]
+
+
+def test_an_opening_is_answered_with_a_proposal_from_its_end(worker: DraftWorker) -> None:
+    [proposed] = turn(worker, opened(ONE)).proposals
+    assert (proposed.key, proposed.epoch, proposed.base_len) == (ONE, 0, 6)
+    assert proposed.drafted.token_ids == [22, 23, 20]
+    assert proposed.since_s == 1.0
+
+
+def test_each_commit_is_answered_once(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE))
+    [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
+    assert (proposed.base_len, proposed.drafted.token_ids, proposed.epoch) == (7, [23, 20, 21], 0)
+    assert not turn(worker).proposals
+    assert not worker.has_work
+
+
+def test_commits_that_came_in_together_are_answered_together(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE), opened(TWO))
+    report = turn(worker, committed(ONE, 6, 22), committed(TWO, 6, 99), committed(ONE, 7, 23))
+    assert [(p.key, p.base_len, p.epoch) for p in report.proposals] == [(ONE, 8, 0), (TWO, 7, 1)]
+
+
+def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
+    [proposed] = turn(worker, opened(ONE, (1, 2, 3))).proposals
+    assert proposed.drafted.token_ids == []
+    assert worker.tally.num_declined == 1
+
+
+def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
+    assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
+    assert not turn(worker, committed(ONE, 6, 22)).proposals
+    [proposed] = turn(worker, Limited(ONE, 2, 3.0)).proposals
+    assert (proposed.base_len, proposed.drafted.token_ids) == (7, [23, 20])
+    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, 0, 4.0)).proposals
+
+
+def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE))
+    assert not turn(worker, Limited(ONE, 1, 3.0)).proposals
+    [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
+    assert proposed.drafted.token_ids == [23]
+
+
+@pytest.mark.parametrize("base_len", [5, 7, 1000])
+def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: DraftWorker, base_len: int) -> None:
+    turn(worker, opened(ONE), opened(TWO))
+    report = turn(worker, committed(ONE, base_len, 99), committed(TWO, 6, 22))
+    assert failed(report) == [(ONE, "COMMIT_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT)]
+    assert [p.key for p in report.proposals] == [TWO]
+
+
+def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
+    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 1.0), Closed(ONE))
+    assert not report
+    assert worker.tally.num_unknown == 3
+
+
+def test_a_refused_message_ends_its_sequence(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE))
+    report = turn(worker, Refused(ONE, InvalidRequest("token_ids", "bad")))
+    assert failed(report) == [(ONE, "INVALID_FIELD", grpc.StatusCode.INVALID_ARGUMENT)]
+    turn(worker, committed(ONE, 6, 22))
+    assert worker.tally.num_unknown == 1
+
+
+def test_an_id_opened_twice_ends_both(worker: DraftWorker) -> None:
+    report = turn(worker, opened(ONE), opened(ONE))
+    assert [(key, code) for key, _, code in failed(report)] == [(ONE, grpc.StatusCode.INVALID_ARGUMENT)]
+    assert not report.proposals
+
+
+def test_the_same_id_on_another_stream_is_another_sequence(worker: DraftWorker) -> None:
+    elsewhere = SequenceKey(2, 1)
+    report = turn(worker, opened(ONE), opened(elsewhere, (1, 2, 1, 2)))
+    assert [p.drafted.token_ids for p in report.proposals] == [[22, 23, 20], [1, 2, 1]]
+
+
+def test_one_opening_too_many_is_refused(worker: DraftWorker) -> None:
+    report = turn(worker, *(opened(SequenceKey(1, i)) for i in range(5)))
+    assert failed(report) == [(SequenceKey(1, 4), "OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED)]
+    assert len(report.proposals) == 4
+
+
+def test_the_end_of_a_stream_closes_what_was_opened_on_it(worker: DraftWorker) -> None:
+    other = SequenceKey(2, 1)
+    turn(worker, opened(ONE), opened(TWO), opened(other), StreamEnded(1))
+    assert worker.load.num_running == 1
+    assert [p.key for p in turn(worker, committed(other, 6, 22)).proposals] == [other]
+
+
+def test_a_finished_sequence_waits_only_for_its_close(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE))
+    assert not turn(worker, committed(ONE, 6, 22, finished=True)).proposals
+    assert worker.load.num_running == 0
+    assert not turn(worker, Closed(ONE))
+    assert worker.tally.num_unknown == 0
+
+
+def test_draining_refuses_openings_and_is_over_when_nothing_is_open(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE))
+    report = turn(worker, DrainStarted(), opened(TWO), committed(ONE, 6, 22))
+    assert failed(report) == [(TWO, "DRAINING", grpc.StatusCode.UNAVAILABLE)]
+    assert [p.key for p in report.proposals] == [ONE]
+    assert not report.drained
+    assert turn(worker, Closed(ONE)).drained
+
+
+def test_what_outlasts_the_drain_is_given_back(worker: DraftWorker) -> None:
+    turn(worker, opened(ONE), DrainStarted())
+    report = turn(worker, DrainExpired())
+    assert failed(report) == [(ONE, "DRAINING", grpc.StatusCode.UNAVAILABLE)]
+    assert report.drained
+
+
+class FragileDrafter(NgramDrafter):
+    """Breaks on one token."""
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        if any(99 in sequence.tokens for sequence in sequences):
+            raise RuntimeError("prompt: 99")
+        return super().propose(sequences)
+
+
+def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_text() -> None:
+    worker = DraftWorker(FragileDrafter(384, 512, NgramConfig()), max_sequences=4)
+    report = turn(worker, opened(ONE), opened(TWO, (99, 98)))
+    assert failed(report) == [(TWO, "INTERNAL", grpc.StatusCode.INTERNAL)]
+    assert "99" not in str(error_of(report.failures[0]))
+    assert [p.key for p in report.proposals] == [ONE]
+    assert worker.tally.num_round_failures == 1
