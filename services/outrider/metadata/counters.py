@@ -9,6 +9,8 @@ from dataclasses import dataclass
 class StoreCounters:
     num_outages: int = 0
     num_timeouts: int = 0
+    num_refused: int = 0
+    """Commands the server answered with an error."""
     num_malformed: int = 0
     """Records, ids and events that could not be understood, and were left out."""
     num_dropped_events: int = 0

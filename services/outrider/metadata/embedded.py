@@ -37,8 +37,8 @@ class EmbeddedServer:
     def start(cls, directory: Path) -> EmbeddedServer:
         """Starts a server with its log, and its socket if the path is short enough, in `directory`.
 
-        Blocks until it answers. Raises FileNotFoundError when no server is installed, RuntimeError with the end of
-        its log when it does not come up.
+        Blocks until it answers. Raises FileNotFoundError when no server is installed; RuntimeError when one runs
+        in this directory already, or with the end of its log when it does not come up.
         """
         binary = find_server()
         directory.mkdir(parents=True, exist_ok=True)
@@ -99,9 +99,8 @@ class EmbeddedServer:
             if _answers(self.socket_path):
                 return
             time.sleep(0.01)
-        with contextlib.suppress(OSError):
-            tail = self.log_path.read_text(errors="replace")[-1000:]
-            raise RuntimeError(f"the embedded server did not start; {self.log_path} ends with:\n{tail}")
+        tail = self.log_path.read_text(errors="replace")[-1000:]
+        raise RuntimeError(f"the embedded server did not start; {self.log_path} ends with:\n{tail}")
 
 
 def find_server() -> str:
@@ -136,6 +135,8 @@ def _socket_path(directory: Path) -> Path:
     """In the directory, unless that makes it longer than a socket's path may be."""
     path = directory.resolve() / "redis.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
+        if _answers(path):
+            raise RuntimeError(f"an embedded server already runs in {directory}")
         path.unlink(missing_ok=True)
         return path
     return Path(tempfile.mkdtemp(prefix="outrider-")) / "redis.sock"

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from outrider.metadata.directory import LeaseRecord
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ HEARTBEAT_S = 1.0
 class LeaseWriter(Protocol):
     """The store, as a lease sees it. Neither raises because the store is away."""
 
-    def write_lease(self, record: LeaseRecord, timeout_s: float) -> Awaitable[None]: ...
+    def write_lease(self, record: LeaseRecord, timeout_s: float | None) -> Awaitable[None]: ...
 
     def remove_lease(self, lease: Lease) -> Awaitable[None]: ...
 
@@ -47,7 +47,7 @@ class Lease:
         self._wake.set()
 
     async def __aenter__(self) -> Lease:
-        await self._beat(CALL_TIMEOUT_S)
+        await self._beat(None)
         self._task = asyncio.create_task(self._run(), name=f"lease-{self.record.info.worker_id}")
         return self
 
@@ -61,11 +61,12 @@ class Lease:
     async def _run(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._wake.wait()
             self._wake.clear()
             await self._beat(BACKGROUND_TIMEOUT_S)
 
-    async def _beat(self, timeout_s: float) -> None:
+    async def _beat(self, timeout_s: float | None) -> None:
         try:
             load = self._load()
         except Exception:

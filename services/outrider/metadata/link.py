@@ -34,13 +34,15 @@ _MAX_RETRY_S = 1.0
 class RedisLink:
     """Owned by one event loop. `close` it."""
 
-    def __init__(self, url: str, counters: StoreCounters) -> None:
+    def __init__(self, url: str, counters: StoreCounters, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Does not connect yet. Raises ValueError for a URL that is none."""
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=_MAX_CONNECTIONS,
             timeout=None,
-            socket_timeout=BACKGROUND_TIMEOUT_S,
+            # Bounded here instead, for the client does it with wait_for, which in Python 3.11 can swallow a
+            # cancellation: that of our own timeout too.
+            socket_timeout=None,
             socket_connect_timeout=BACKGROUND_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
@@ -51,20 +53,28 @@ class RedisLink:
         """Called when the server answers again after it was away."""
         self._redis: Redis = Redis(connection_pool=pool)
         self._counters = counters
+        self._call_timeout_s = call_timeout_s
+        self._refusals: set[str] = set()
         self._recovery: asyncio.Task[None] | None = None
 
-    async def call(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float = CALL_TIMEOUT_S) -> T | None:
-        """The work's result, or None when it could not be done in time. Whether it took effect is then unknown."""
+    async def call(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float | None = None) -> T | None:
+        """The work's result, or None when it could not be done in time. Whether it took effect is then unknown.
+
+        Without `timeout_s`, somebody is waiting: the link's own bound for calls holds.
+        """
         if self._recovery is not None:
             return None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._call_timeout_s if timeout_s is None else timeout_s):
                 return await work(self._redis)
         except (TimeoutError, redis.TimeoutError) as error:
             self._counters.num_timeouts += 1
             self._suspend(error)
-        except (redis.RedisError, OSError) as error:
+        except (redis.ConnectionError, OSError) as error:
             self._suspend(error)
+        except redis.RedisError as error:
+            # It answers, only not as we would like: read-only, out of memory, a key of somebody else's.
+            self._refused(error)
         return None
 
     async def close(self) -> None:
@@ -74,6 +84,13 @@ class RedisLink:
                 await self._recovery
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
+
+    def _refused(self, error: redis.RedisError) -> None:
+        self._counters.num_refused += 1
+        kind = _kind(error)
+        if kind not in self._refusals:
+            self._refusals.add(kind)
+            logger.warning("metadata store refuses a command (%s); further ones are only counted", kind)
 
     def _suspend(self, error: Exception) -> None:
         if self._recovery is None:
@@ -93,8 +110,8 @@ class RedisLink:
         if not self.available:
             self.available = True
             logger.warning("metadata store is back after %.1f s", time.monotonic() - lost_s)
-        for callback in self.on_recovery:
-            callback()
+            for callback in self.on_recovery:
+                callback()
 
     async def _answers(self) -> bool:
         try:

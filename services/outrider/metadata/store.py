@@ -55,8 +55,8 @@ class MetadataStore:
         link.on_recovery.append(self._recovered)
 
     @classmethod
-    def connect(cls, url: str, *, namespace: str = "outrider") -> MetadataStore:
-        """Takes redis://, rediss:// or unix:// and connects when first used.
+    def connect(cls, url: str, *, namespace: str = "outrider", call_timeout_s: float = CALL_TIMEOUT_S) -> MetadataStore:
+        """Takes redis://, rediss:// or unix:// and connects when first used. No caller waits longer than the timeout.
 
         Raises ValueError for another kind of URL; never for a server that is away.
         """
@@ -64,7 +64,7 @@ class MetadataStore:
 
         counters = StoreCounters()
         try:
-            link = RedisLink(url, counters)
+            link = RedisLink(url, counters, call_timeout_s)
         except ValueError:
             # The URL may hold a password: it is not repeated.
             raise ValueError("metadata URL: expected redis://, rediss:// or unix://") from None
@@ -103,7 +103,7 @@ class MetadataStore:
             self._directory.expire(now_s)
         return self._directory.records(role, now_s)
 
-    async def write_lease(self, record: LeaseRecord, timeout_s: float) -> None:
+    async def write_lease(self, record: LeaseRecord, timeout_s: float | None) -> None:
         """One heartbeat: the lease and the worker's part of the prefix index live on for one term."""
         role, worker_id = record.key
         prefix_key = self._keys.prefix(role, worker_id)
@@ -187,7 +187,7 @@ class MetadataStore:
         """
         mirror = self._mirrors.setdefault((role, worker_id), PrefixMirror())
         mirror.apply(added, removed)
-        await self._flush((role, worker_id), mirror, CALL_TIMEOUT_S)
+        await self._flush((role, worker_id), mirror, None)
 
     async def lookup_prefix(self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
         """For each worker that has the first block: how many leading blocks it has. Empty while Redis is away."""
@@ -199,7 +199,8 @@ class MetadataStore:
             ids = await self._read_ids(redis, role)
             pipe = redis.pipeline(transaction=False)
             for worker_id in ids:
-                pipe.exists(self._keys.lease(role, worker_id))
+                # Of a lease given back nothing is left but an empty string.
+                pipe.strlen(self._keys.lease(role, worker_id))
                 pipe.smismember(self._keys.prefix(role, worker_id), wanted)
             answers = await pipe.execute() if ids else []
             matches = {
@@ -211,7 +212,7 @@ class MetadataStore:
 
         return await self._link.call(work) or {}
 
-    async def _flush(self, key: Key, mirror: PrefixMirror, timeout_s: float) -> None:
+    async def _flush(self, key: Key, mirror: PrefixMirror, timeout_s: float | None) -> None:
         if mirror.flushing:
             return
         mirror.flushing = True
@@ -227,7 +228,7 @@ class MetadataStore:
             mirror.flushing = False
 
     async def _write_prefix(
-        self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool, timeout_s: float
+        self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool, timeout_s: float | None
     ) -> bool:
         prefix_key = self._keys.prefix(*key)
 

@@ -19,7 +19,8 @@ def create_channel(address: str, *, max_message_bytes: int = INTERNAL_MESSAGE_BY
 async def wait_ready(channel: grpc.aio.Channel, timeout_s: float) -> None:
     """Waits until the channel is connected. Raises Unavailable when it is not within `timeout_s`."""
     try:
-        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await channel.channel_ready()
     except TimeoutError:
         raise Unavailable(f"no connection within {timeout_s:g} s", reason="UNREACHABLE") from None
 

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+import redis
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.v1 import control_pb2, worker_pb2
+
+DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
+
+Info = Callable[..., worker_pb2.WorkerInfo]
+Eventually = Callable[..., Awaitable[float]]
+
+
+def idle() -> worker_pb2.WorkerLoad:
+    return worker_pb2.WorkerLoad()
+
+
+async def ids(store: MetadataStore) -> list[str]:
+    return [lease.info.worker_id for lease in await store.workers()]
+
+
+async def test_a_lease_tells_others_who_where_and_how_loaded(
+    store: MetadataStore, reader: MetadataStore, info: Info
+) -> None:
+    load = worker_pb2.WorkerLoad(num_running=3, num_free_blocks=7)
+    async with store.register(info("t1"), "127.0.0.1:7001", lambda: load):
+        [lease] = await reader.workers(TARGET)
+    assert (lease.info, lease.load) == (info("t1"), load)
+    assert (lease.address, lease.pid) == ("127.0.0.1:7001", os.getpid())
+    assert 0 <= lease.age_ms < 1000
+
+
+async def test_workers_can_be_asked_for_by_role(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
+    async with (
+        store.register(info("t1"), "127.0.0.1:7001", idle),
+        store.register(info("d1", DRAFT), "127.0.0.1:7002", idle),
+    ):
+        assert [lease.info.worker_id for lease in await reader.workers(DRAFT)] == ["d1"]
+        assert await ids(reader) == ["d1", "t1"]
+
+
+async def test_a_lease_given_back_is_gone_at_once(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        assert await ids(reader) == ["t1"]
+    assert await ids(reader) == []
+
+
+async def test_a_changed_load_is_seen_at_once_after_wake_and_within_a_heartbeat_otherwise(
+    store: MetadataStore, reader: MetadataStore, info: Info, eventually: Eventually
+) -> None:
+    load = worker_pb2.WorkerLoad()
+
+    async def seen() -> bool:
+        return [lease.load for lease in await reader.workers()] == [load]
+
+    async with store.register(info(), "127.0.0.1:7001", lambda: load) as lease:
+        load.draining = True
+        lease.wake()
+        assert await eventually(seen) < 0.5
+        load.num_running = 5
+        assert await eventually(seen) < 1.5
+
+
+async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(
+    store: MetadataStore, reader: MetadataStore, info: Info, eventually: Eventually
+) -> None:
+    calls = 0
+
+    def load() -> worker_pb2.WorkerLoad:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("busy")
+        return worker_pb2.WorkerLoad(num_running=calls)
+
+    async def renewed() -> bool:
+        return (await reader.workers())[0].load.num_running == 3
+
+    async with store.register(info(), "127.0.0.1:7001", load) as lease:
+        lease.wake()
+        await eventually(renewed)
+
+
+CHILD = """
+import asyncio, sys
+from outrider.metadata import MetadataStore
+from outrider.rpc.v1 import worker_pb2
+
+async def main():
+    async with MetadataStore.connect(sys.argv[1]) as store:
+        info = worker_pb2.WorkerInfo(worker_id="child", role=worker_pb2.WORKER_ROLE_TARGET)
+        async with store.register(info, "127.0.0.1:7001", worker_pb2.WorkerLoad):
+            await store.publish_prefix(info.role, "child", [b"x" * 16])
+            print("up", flush=True)
+            await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
+    server: EmbeddedServer, reader: MetadataStore, raw: redis.Redis, eventually: Eventually
+) -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, server.url, stdout=subprocess.PIPE)
+    assert child.stdout is not None and await child.stdout.readline() == b"up\n"
+    assert await ids(reader) == ["child"]
+    assert await reader.lookup_prefix(TARGET, [b"x" * 16]) == {"child": 1}
+    child.kill()
+    await child.wait()
+
+    async def gone() -> bool:
+        leased = await ids(reader)
+        matched = await reader.lookup_prefix(TARGET, [b"x" * 16])
+        assert bool(matched) <= bool(leased)
+        return not leased
+
+    async def forgotten() -> bool:
+        return [key for key in raw.scan_iter() if b"child" in key] == []
+
+    assert 3.5 < await eventually(gone, 7) < 6
+    assert await reader.lookup_prefix(TARGET, [b"x" * 16]) == {}
+    await eventually(forgotten, 1.5)
+    assert raw.smembers("outrider:workers:target") == set()
+
+
+async def test_a_malformed_lease_is_ignored_and_counted(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info
+) -> None:
+    def status(worker_id: str, address: str) -> bytes:
+        return control_pb2.WorkerStatus(info=info(worker_id), address=address).SerializeToString()
+
+    bad = {
+        b"junk": b"\xff\xff\xff",
+        b"other": status("t1", "127.0.0.1:7001"),
+        b"nowhere": status("nowhere", ""),
+        b"noport": status("noport", "127.0.0.1:http"),
+        b"\xff\xfe": status("x", "127.0.0.1:7001"),
+        b"x" * 500: b"",
+    }
+    for worker_id, value in bad.items():
+        raw.sadd("outrider:workers:target", worker_id)
+        raw.set(b"outrider:lease:target:" + worker_id, value, px=5000)
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        assert await ids(reader) == ["t1"]
+    assert reader.counters.num_malformed == len(bad)
+    assert reader.available
+
+
+async def test_deployments_share_a_server_under_namespaces_of_their_own(server: EmbeddedServer, info: Info) -> None:
+    async with (
+        MetadataStore.connect(server.url, namespace="a") as a,
+        MetadataStore.connect(server.url, namespace="b") as b,
+        a.register(info(), "127.0.0.1:7001", idle),
+    ):
+        await a.emit("fallback", {})
+        assert (await ids(a), await ids(b)) == (["t1"], [])
+        assert (len(await a.events()), len(await b.events())) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "role", "address", "field"),
+    [
+        ("", TARGET, "127.0.0.1:7001", "worker_id"),
+        ("a\nb", TARGET, "127.0.0.1:7001", "worker_id"),
+        ("t1", worker_pb2.WORKER_ROLE_UNSPECIFIED, "127.0.0.1:7001", "role"),
+        ("t1", 77, "127.0.0.1:7001", "role"),
+        ("t1", TARGET, "127.0.0.1", "address"),
+        ("t1", TARGET, "127.0.0.1:0", "address"),
+    ],
+)
+async def test_a_lease_that_makes_no_sense_is_refused_by_field(
+    store: MetadataStore, info: Info, worker_id: str, role: int, address: str, field: str
+) -> None:
+    with pytest.raises(ValueError, match=field):
+        store.register(info(worker_id, role), address, idle)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense", "redis://user:hunter2@127.0.0.1:port"])
+def test_a_url_that_is_none_is_refused_without_repeating_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="metadata URL") as caught:
+        MetadataStore.connect(url)
+    assert "hunter2" not in str(caught.value)

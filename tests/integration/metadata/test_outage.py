@@ -1,0 +1,193 @@
+"""Redis is killed, hung, emptied, misused: callers see less, never an error, and never wait long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import redis
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.v1 import worker_pb2
+
+TARGET = worker_pb2.WORKER_ROLE_TARGET
+HASHES = [bytes([i]) * 16 for i in range(4)]
+
+# 50 ms, and what the scheduler of a busy machine may add.
+BOUND_S = 0.25
+
+Info = Callable[..., worker_pb2.WorkerInfo]
+Eventually = Callable[..., Awaitable[float]]
+
+
+def idle() -> worker_pb2.WorkerLoad:
+    return worker_pb2.WorkerLoad()
+
+
+async def ids(store: MetadataStore) -> list[str]:
+    return [lease.info.worker_id for lease in await store.workers()]
+
+
+async def has(store: MetadataStore, expected: list[str]) -> bool:
+    return await ids(store) == expected
+
+
+async def longest_call_s(store: MetadataStore) -> float:
+    """Every operation once."""
+    longest_s = 0.0
+    for call in (
+        lambda: store.workers(),
+        lambda: store.lookup_prefix(TARGET, HASHES),
+        lambda: store.publish_prefix(TARGET, "other", HASHES),
+        lambda: store.emit("fallback", {"reason": "test"}),
+        lambda: store.events(),
+    ):
+        start_s = time.monotonic()
+        await call()
+        longest_s = max(longest_s, time.monotonic() - start_s)
+    return longest_s
+
+
+async def test_a_killed_server_costs_quality_and_all_comes_back_by_itself(
+    tmp_path: Path, info: Info, eventually: Eventually
+) -> None:
+    server = EmbeddedServer.start(tmp_path)
+    async with (
+        MetadataStore.connect(server.url) as store,
+        MetadataStore.connect(server.url) as reader,
+        store.register(info(), "127.0.0.1:7001", idle),
+    ):
+        await store.publish_prefix(TARGET, "t1", HASHES[:2])
+        await eventually(lambda: has(reader, ["t1"]))
+        os.kill(server.pid, signal.SIGKILL)
+        server.stop()
+
+        assert await longest_call_s(reader) < BOUND_S
+        assert await ids(reader) == ["t1"]
+        assert await reader.lookup_prefix(TARGET, HASHES) == {}
+        assert await reader.events() == []
+        assert reader.counters.num_dropped_events == 1
+        await store.publish_prefix(TARGET, "t1", HASHES[2:3], HASHES[:0])
+        await eventually(lambda: is_available(reader, False))
+
+        with EmbeddedServer.start(tmp_path) as again:
+            assert again.url == server.url
+
+            async def whole() -> bool:
+                assert await ids(reader) == ["t1"]
+                return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 3}
+
+            await eventually(whole)
+            assert reader.available and store.available
+            assert reader.counters.num_outages >= 1
+
+
+async def is_available(store: MetadataStore, expected: bool) -> bool:
+    await store.workers()
+    return store.available is expected
+
+
+async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
+    server: EmbeddedServer, store: MetadataStore, info: Info, eventually: Eventually
+) -> None:
+    async with MetadataStore.connect(server.url) as reader, store.register(info(), "127.0.0.1:7001", idle):
+        await eventually(lambda: has(reader, ["t1"]))
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            assert await longest_call_s(reader) < BOUND_S
+            start_s = time.monotonic()
+            for _ in range(1000):
+                assert await ids(reader) == ["t1"]
+            assert time.monotonic() - start_s < 1
+            await eventually(lambda: is_available(reader, False))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await eventually(lambda: is_available(reader, True))
+        assert await ids(reader) == ["t1"]
+
+
+async def test_a_process_may_start_before_its_server(tmp_path: Path, info: Info, eventually: Eventually) -> None:
+    url = f"unix://{tmp_path / 'redis.sock'}"
+    async with MetadataStore.connect(url) as store, store.register(info(), "127.0.0.1:7001", idle):
+        assert await ids(store) == []
+        await store.publish_prefix(TARGET, "t1", HASHES)
+        with EmbeddedServer.start(tmp_path) as server:
+            assert server.url == url
+
+            async def there() -> bool:
+                return await ids(store) == ["t1"] and await store.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+
+            await eventually(there)
+
+
+async def test_a_server_that_lost_its_data_does_not_make_workers_vanish(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info, eventually: Eventually
+) -> None:
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        await store.publish_prefix(TARGET, "t1", HASHES)
+        assert await ids(reader) == ["t1"]
+        raw.flushall()
+
+        async def restored() -> bool:
+            assert await ids(reader) == ["t1"]
+            return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+
+        await eventually(restored, 2)
+
+
+async def test_keys_of_another_type_are_refusals_not_an_outage(
+    store: MetadataStore, raw: redis.Redis, info: Info
+) -> None:
+    for key in ("outrider:workers:target", "outrider:events", "outrider:prefix:target:t1"):
+        raw.set(key, "mine")
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        await store.publish_prefix(TARGET, "t1", HASHES)
+        assert await ids(store) == []
+        assert await store.lookup_prefix(TARGET, HASHES) == {}
+        await store.emit("fallback", {})
+        assert await store.events() == []
+        await asyncio.sleep(0.2)
+        refused = store.counters.num_refused
+        assert 5 <= refused < 10
+    assert store.available
+
+
+async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: redis.Redis, info: Info) -> None:
+    raw.config_set("maxmemory", "1")
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        assert await ids(store) == []
+    assert store.available
+    assert store.counters.num_refused > 0
+
+
+async def test_a_burst_of_calls_is_answered_whole(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        await store.publish_prefix(TARGET, "t1", HASHES)
+        answers = await asyncio.gather(*(reader.lookup_prefix(TARGET, HASHES) for _ in range(200)))
+    assert answers == [{"t1": 4}] * 200
+
+
+async def test_a_cancelled_caller_leaves_the_store_in_order(store: MetadataStore, info: Info) -> None:
+    async with store.register(info(), "127.0.0.1:7001", idle):
+        for i in range(70):
+            task = asyncio.create_task(store.workers())
+            for _ in range(i % 7):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await ids(store) == ["t1"]
+    assert store.available
+
+
+async def test_nothing_is_left_running_when_a_store_is_closed_while_its_server_is_away(tmp_path: Path) -> None:
+    before = asyncio.all_tasks()
+    async with MetadataStore.connect(f"unix://{tmp_path / 'none.sock'}") as store:
+        await store.workers()
+        assert asyncio.all_tasks() > before
+    assert asyncio.all_tasks() == before

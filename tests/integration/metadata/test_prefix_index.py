@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import redis
+from outrider.metadata import MetadataStore
+from outrider.prefix import block_hashes
+from outrider.rpc.v1 import worker_pb2
+
+DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
+PROMPT = list(range(64))
+HASHES = block_hashes(PROMPT, 16, b"tenant a")
+
+Info = Callable[..., worker_pb2.WorkerInfo]
+
+
+@pytest.fixture(autouse=True)
+async def leases(store: MetadataStore, info: Info) -> AsyncIterator[None]:
+    async with (
+        store.register(info("t1"), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+        store.register(info("t2"), "127.0.0.1:7002", worker_pb2.WorkerLoad),
+        store.register(info("d1", DRAFT), "127.0.0.1:7003", worker_pb2.WorkerLoad),
+    ):
+        yield
+
+
+async def test_a_lookup_counts_the_leading_blocks_each_worker_holds(
+    store: MetadataStore, reader: MetadataStore
+) -> None:
+    await store.publish_prefix(TARGET, "t1", HASHES[:3])
+    await store.publish_prefix(TARGET, "t2", HASHES[:1])
+    await store.publish_prefix(DRAFT, "d1", HASHES)
+    assert await reader.lookup_prefix(TARGET, HASHES) == {"t1": 3, "t2": 1}
+    assert await reader.lookup_prefix(DRAFT, HASHES) == {"d1": 4}
+    assert await reader.lookup_prefix(TARGET, HASHES[:2]) == {"t1": 2, "t2": 1}
+    assert await reader.lookup_prefix(TARGET, []) == {}
+
+
+async def test_blocks_behind_a_hole_count_for_nothing(store: MetadataStore, reader: MetadataStore) -> None:
+    await store.publish_prefix(TARGET, "t1", [HASHES[0], HASHES[2], HASHES[3]])
+    await store.publish_prefix(TARGET, "t2", HASHES[1:])
+    assert await reader.lookup_prefix(TARGET, HASHES) == {"t1": 1}
+
+
+async def test_evicted_blocks_are_gone_and_can_come_back(store: MetadataStore, reader: MetadataStore) -> None:
+    await store.publish_prefix(TARGET, "t1", HASHES)
+    await store.publish_prefix(TARGET, "t1", [], HASHES[2:])
+    assert await reader.lookup_prefix(TARGET, HASHES) == {"t1": 2}
+    await store.publish_prefix(TARGET, "t1", HASHES[2:3])
+    assert await reader.lookup_prefix(TARGET, HASHES) == {"t1": 3}
+
+
+async def test_another_tenants_salt_finds_nothing(store: MetadataStore, reader: MetadataStore) -> None:
+    await store.publish_prefix(TARGET, "t1", HASHES)
+    assert await reader.lookup_prefix(TARGET, block_hashes(PROMPT, 16, b"tenant b")) == {}
+
+
+async def test_a_worker_without_a_lease_is_not_found(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
+) -> None:
+    await store.publish_prefix(TARGET, "t1", HASHES)
+    raw.delete("outrider:lease:target:t1")
+    assert await reader.lookup_prefix(TARGET, HASHES) == {}
+
+
+async def test_the_index_ends_with_the_lease(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis, info: Info
+) -> None:
+    async with store.register(info("t3"), "127.0.0.1:7004", worker_pb2.WorkerLoad):
+        await store.publish_prefix(TARGET, "t3", HASHES)
+        assert 0 < raw.pttl("outrider:prefix:target:t3") <= 5000
+    assert not raw.exists("outrider:prefix:target:t3")
+    # A late word from a worker that has left changes nothing.
+    await store.publish_prefix(TARGET, "t3", HASHES)
+    assert await reader.lookup_prefix(TARGET, HASHES) == {}
+
+
+async def test_a_large_cache_is_indexed_whole_and_again_after_it_was_lost(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
+) -> None:
+    many = [hashlib.blake2b(i.to_bytes(4), digest_size=16).digest() for i in range(8000)]
+    await store.publish_prefix(TARGET, "t1", many)
+    assert await reader.lookup_prefix(TARGET, many[:3000]) == {"t1": 3000}
+    raw.delete("outrider:prefix:target:t1")
+    await asyncio.sleep(1.5)
+    assert raw.scard("outrider:prefix:target:t1") == 8000
+
+
+async def test_changes_made_at_once_end_in_the_state_of_the_last(store: MetadataStore, raw: redis.Redis) -> None:
+    changes = []
+    for i in range(100):
+        on = i % 2 == 0
+        changes.append(store.publish_prefix(TARGET, "t1", HASHES if on else [], [] if on else HASHES[1:]))
+    await asyncio.gather(*changes)
+    assert raw.smembers("outrider:prefix:target:t1") == {HASHES[0]}
+
+
+async def test_what_is_no_block_hash_is_refused(store: MetadataStore) -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        await store.publish_prefix(TARGET, "t1", [b"short"])
