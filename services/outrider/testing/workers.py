@@ -175,6 +175,8 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         self.step_s = step_s
         self.corrupt: Callable[[target_pb2.VerifyResponse], target_pb2.VerifyResponse] | None = None
         """Applied to every response, to tell lies."""
+        self.heeds_closes = True
+        """False: goes on with sequences it was told to close, as one that is late with everything would."""
         self.num_steps = 0
         self.num_accepted = 0
 
@@ -226,6 +228,8 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
                 mine[setting.sequence_id].speculation = setting.speculation
         for close in request.closes:
             self.closes.append(close)
+            if not self.heeds_closes:
+                continue
             mine.pop(close.sequence_id, None)
             self.live.pop(close.sequence_id, None)
 

@@ -1,0 +1,130 @@
+"""A router, simulated workers and a real metadata server, all in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import pytest
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import router_pb2_grpc
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_draft, serving_target
+from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
+from outrider_controller.router.server import RunningRouter, running_router
+
+CONFIG = RouterConfig(
+    refresh_s=0.05,
+    cache_salt_key=b"test",
+    policy=PolicyConfig(max_wait_us=20_000),
+    failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2),
+    link=LinkConfig(first_backoff_s=0.02, max_backoff_s=0.1),
+)
+
+
+@pytest.fixture(scope="session")
+def metadata_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory: Path = tmp_path_factory.mktemp("redis")
+    with EmbeddedServer.start(directory) as server:
+        yield server.url
+
+
+@dataclass(slots=True)
+class Answer:
+    """Everything one Route call said."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[router.RouteResponse] = field(default_factory=list)
+
+    @property
+    def last(self) -> router.RouteResponse:
+        return self.rounds[-1]
+
+    @property
+    def metrics(self) -> router.RequestMetrics:
+        return self.last.metrics
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Starts workers and the router; everything stops with the test."""
+
+    store: MetadataStore
+    stack: AsyncExitStack
+    config: RouterConfig = CONFIG
+    router: RunningRouter | None = None
+    stub: router_pb2_grpc.RouterServiceAsyncStub | None = None
+
+    async def target(self, target: SimulatedTarget | None = None) -> SimulatedTarget:
+        target = await self.stack.enter_async_context(serving_target(target or SimulatedTarget()))
+        await self.stack.enter_async_context(self.store.register(target.info, target.address, lambda: target.load))
+        return target
+
+    async def draft(self, draft: SimulatedDraft | None = None) -> SimulatedDraft:
+        draft = await self.stack.enter_async_context(serving_draft(draft or SimulatedDraft()))
+        await self.stack.enter_async_context(self.store.register(draft.info, draft.address, lambda: draft.load))
+        return draft
+
+    async def start(self, **changes: Any) -> RunningRouter:
+        """Starts the router; `changes` replace parts of its configuration."""
+        self.config = replace(CONFIG, **changes)
+        self.router = await self.stack.enter_async_context(running_router(self.config, self.store))
+        channel = await self.stack.enter_async_context(create_channel(self.router.address))
+        self.stub = router_pb2_grpc.RouterServiceStub(channel)
+        return self.router
+
+    @staticmethod
+    def request(prompt: Sequence[int] = (5, 6, 7), max_new_tokens: int = 40, **fields: Any) -> router.RouteRequest:
+        """A greedy request; any field can be overridden."""
+        defaults: dict[str, Any] = {
+            "request_id": "r1",
+            "tenant": "t",
+            "model": "simulated",
+            "prompt_token_ids": prompt,
+            "sampling": sequence.Sampling(temperature=0, top_p=1),
+            "stopping": sequence.Stopping(max_new_tokens=max_new_tokens),
+        }
+        return router.RouteRequest(**{**defaults, **fields})
+
+    def call(self, request: router.RouteRequest, timeout: float | None = 20) -> grpc.aio.UnaryStreamCall:
+        assert self.stub is not None
+        return self.stub.Route(request, timeout=timeout)
+
+    async def ask(self, request: router.RouteRequest, timeout: float | None = 20) -> Answer:
+        answer = Answer()
+        async for response in self.call(request, timeout):
+            answer.rounds.append(response)
+            answer.token_ids.extend(response.token_ids)
+        return answer
+
+    def counter(self, name: str, **labels: str) -> float:
+        assert self.router is not None
+        return self.router.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+async def fleet(metadata_url: str) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(MetadataStore.connect(metadata_url, namespace=uuid4().hex))
+        yield Fleet(store, stack)
+
+
+async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """`await eventually(condition)`: returns once it holds, fails when it does not within 5 s."""
+    return _eventually

@@ -1,0 +1,362 @@
+"""Workers that die, stall and lie in mid-stream: the client sees the same text, or one clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import target_pb2
+from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation
+from outrider_controller.router.config import FailoverConfig
+
+PROMPT = [5, 6, 7]
+SAMPLINGS = {
+    "greedy": {"sampling": sequence.Sampling(temperature=0, top_p=1)},
+    "coupled": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95, seed=3), "seeded": True},
+    "ratio": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95)},
+}
+
+
+def truth(count: int) -> list[int]:
+    return continuation(PROMPT, count, 1000)
+
+
+async def collect(call, first: int = 0, then=None) -> list[router.RouteResponse]:
+    """All rounds; `then` happens once `first` tokens have come."""
+    rounds, count = [], 0
+    async for response in call:
+        rounds.append(response)
+        count += len(response.token_ids)
+        if then is not None and count >= first:
+            action, then = then, None
+            result = action()
+            if result is not None:
+                await result
+    assert then is None, "the request ended before the fault"
+    return rounds
+
+
+def tokens(rounds: list[router.RouteResponse]) -> list[int]:
+    return [token for r in rounds for token in r.token_ids]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
+async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet, fault, sampling):
+    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    draft = await fleet.draft()
+    await fleet.start()
+
+    def fail():
+        victim = next(t for t in targets if t.live)
+        return getattr(victim, fault)()
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 120, **SAMPLINGS[sampling])), 40, fail)
+    assert tokens(rounds) == truth(120)
+    assert rounds[-1].metrics.num_target_failovers == 1
+    assert [len(t.opens) for t in targets] == [1, 1]
+    first, second = (t.opens[0] for t in targets if t.opens)
+    assert first.sampling == second.sampling and first.mode == second.mode
+    assert first.sequence_id != second.sequence_id
+    assert draft.behind.total() == 0
+    assert fleet.counter("outrider_failover_total", role="target") == 1
+
+
+async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and_counted(fleet):
+    stale, other = SimulatedTarget(step_s=0.003), SimulatedTarget(step_s=0.003)
+    stale.heeds_closes = False
+    other.load.num_running = 9
+    lied = False
+
+    def lie_once(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
+        nonlocal lied
+        for commit in message.commits:
+            if commit.base_len > 20 and not lied:
+                lied = True
+                commit.base_len += 1
+        return message
+
+    stale.corrupt = lie_once
+    await fleet.target(stale)
+    await fleet.target(other)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 100)))
+    assert tokens(rounds) == truth(100)
+    assert stale.live
+    assert fleet.counter("outrider_late_replies_total", role="target") > 20
+
+
+async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(fleet, eventually):
+    honest, liar = await fleet.target(SimulatedTarget(step_s=0.003)), SimulatedTarget()
+    await fleet.start()
+    asking = asyncio.create_task(collect(fleet.call(fleet.request(PROMPT, 400))))
+    await eventually(lambda: honest.num_steps > 3)
+    stolen = honest.opens[0].sequence_id
+
+    def steal(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
+        message.commits.add(sequence_id=stolen, base_len=4, token_ids=[1])
+        message.errors.add(sequence_id=stolen, code=3, reason="STOLEN", message="gone")
+        return message
+
+    liar.corrupt = steal
+    honest.load.num_running = 200
+    await fleet.target(liar)
+    while not liar.opens:
+        await fleet.ask(fleet.request([8], 5))
+    assert not asking.done()
+    assert tokens(await asking) == truth(400)
+    assert fleet.counter("outrider_late_replies_total", role="target") >= 2
+
+
+LIES = {
+    "a gap": lambda c: setattr(c, "base_len", c.base_len + 1),
+    "a repetition": lambda c: setattr(c, "base_len", c.base_len - 1),
+    "no tokens": lambda c: c.ClearField("token_ids"),
+    "a token outside the vocabulary": lambda c: c.token_ids.append(5000),
+    "more accepted than judged": lambda c: setattr(c, "num_accepted", 9),
+    "more than was asked for": lambda c: c.token_ids.extend([1] * 500),
+    "an unknown finish": lambda c: setattr(c, "finish_reason", 4),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie):
+    targets = [SimulatedTarget(), SimulatedTarget()]
+    targets[1].load.num_running = 9
+
+    def corrupt(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
+        for commit in message.commits:
+            if commit.base_len > 20:
+                LIES[lie](commit)
+        return message
+
+    targets[0].corrupt = corrupt
+    for target in targets:
+        await fleet.target(target)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 60)))
+    assert tokens(rounds) == truth(60)
+    assert rounds[-1].metrics.num_target_failovers == 1
+    assert [c.reason for c in targets[0].closes] == [sequence.CLOSE_REASON_MOVED]
+
+
+async def test_a_request_that_breaks_every_target_is_tried_on_two_and_then_rejected(fleet):
+    targets = [await fleet.target() for _ in range(4)]
+    await fleet.start()
+
+    def poison(target: SimulatedTarget):
+        def corrupt(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
+            target.break_streams()
+            return message
+
+        return corrupt
+
+    for target in targets:
+        target.corrupt = poison(target)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(fleet.call(fleet.request(PROMPT, 60)))
+    assert from_rpc_error(caught.value).reason == "TARGETS_FAILED"
+    assert sum(len(t.opens) for t in targets) == 2
+
+
+async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fleet):
+    first = await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.start()
+
+    async def replace() -> None:
+        await first.kill()
+        await asyncio.sleep(0.2)
+        await fleet.target(SimulatedTarget(step_s=0.001))
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 30, replace)
+    assert tokens(rounds) == truth(100)
+
+
+async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
+    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    started_s = 0.0
+
+    def kill():
+        nonlocal started_s
+        started_s = time.monotonic()
+        return target.kill()
+
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(fleet.call(fleet.request(PROMPT, 100)), 10, kill)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert 0.25 < time.monotonic() - started_s < 1.5
+
+
+async def test_a_failover_stays_on_the_same_weights(fleet):
+    first = await fleet.target(SimulatedTarget(step_s=0.005))
+    other = SimulatedTarget(model_revision="2")
+    other.load.num_running = 100
+    await fleet.target(other)
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(fleet.call(fleet.request(PROMPT, 100)), 10, first.kill)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert not other.opens
+
+
+async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet):
+    leaving, staying = SimulatedTarget(), SimulatedTarget()
+    leaving.refuse_opens = grpc.StatusCode.UNAVAILABLE
+    staying.load.num_running = 9
+    await fleet.target(leaving)
+    await fleet.target(staying)
+    await fleet.start(failover=FailoverConfig(max_target_failures=1))
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 20)))
+    assert tokens(rounds) == truth(20)
+    assert len(leaving.opens) == 1
+
+
+@pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
+async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet, fault):
+    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    draft = await fleet.draft()
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 200)), 60, getattr(draft, fault))
+    assert tokens(rounds) == truth(200)
+    assert rounds[-1].metrics.num_accepted_draft_tokens > 0
+    off = [s for s in target.settings if s.speculation.max_draft_tokens == 0]
+    assert bool(off) or fault == "freeze"
+
+
+async def test_another_draft_takes_over_with_the_committed_prefix(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.005))
+    drafts = [await fleet.draft() for _ in range(2)]
+    await fleet.start()
+
+    def kill():
+        return next(d for d in drafts if d.live).kill()
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 300)), 60, kill)
+    assert tokens(rounds) == truth(300)
+    m = rounds[-1].metrics
+    assert m.num_draft_failovers == 1
+    assert sum(r.num_accepted for r in rounds[len(rounds) // 2 :]) > 0
+    assert all(d.behind.total() == 0 for d in drafts)
+    openings = sorted((d.opens[0] for d in drafts), key=lambda o: len(o.committed_token_ids))
+    assert len(openings[1].committed_token_ids) >= 60
+
+
+async def test_speculation_resumes_when_a_draft_appears(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 300)), 30, fleet.draft)
+    assert tokens(rounds) == truth(300)
+    assert rounds[-1].metrics.num_accepted_draft_tokens > 30
+    assert rounds[-1].metrics.num_draft_failovers == 0
+
+
+async def test_a_silent_draft_is_not_waited_for(fleet):
+    """Frozen, it answers nothing: three rounds later the target no longer holds the sequence back."""
+    await fleet.target(SimulatedTarget(step_s=0.005))
+    draft = await fleet.draft()
+    await fleet.start(failover=FailoverConfig(stall_after_s=30))
+    frozen_s = 0.0
+
+    async def freeze() -> None:
+        nonlocal frozen_s
+        await draft.freeze()
+        frozen_s = time.monotonic()
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 260)), 60, freeze)
+    assert tokens(rounds) == truth(260)
+    waited = [r for r in rounds[-150:] if r.timing.round_us > 15_000]
+    assert len(waited) < 20
+
+
+async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet):
+    target = await fleet.target(SimulatedTarget(step_s=0.003))
+    await fleet.draft(SimulatedDraft(delay_s=0.2))
+    await fleet.start()
+    started_s = time.monotonic()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 200)))
+    assert tokens(rounds) == truth(200)
+    assert time.monotonic() - started_s < 2.5
+    assert all(s.speculation.max_wait_us <= 20_000 for s in target.settings)
+
+
+DRAFT_LIES = {
+    "a token outside the vocabulary": lambda d: d.token_ids.append(5000),
+    "more than was asked for": lambda d: d.token_ids.extend([1] * 90),
+    "q outside ratio mode": lambda d: d.q.add(token_ids=[1], counts=[65536]),
+    "a place before the output": lambda d: setattr(d, "base_len", 1),
+    "a confidence that is none": lambda d: d.confidence.extend([float("nan")] * len(d.token_ids)),
+    "a parent after its child": lambda d: d.parents.extend([3] * len(d.token_ids)),
+}
+
+
+@pytest.mark.parametrize("lie", DRAFT_LIES)
+async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet, lie):
+    target = await fleet.target()
+    draft = SimulatedDraft()
+
+    def corrupt(message):
+        for each in message.drafts:
+            DRAFT_LIES[lie](each)
+        return message
+
+    draft.corrupt = corrupt
+    await fleet.draft(draft)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 40)))
+    assert tokens(rounds) == truth(40)
+    assert rounds[-1].metrics.num_draft_tokens == 0
+    assert len(draft.opens) == 1
+    assert fleet.counter("outrider_fallback_total", reason="draft_malformed") == 1
+    assert target.num_accepted == 0
+
+
+async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.005))
+    draft = SimulatedDraft()
+
+    def corrupt(message):
+        draft.break_streams()
+        return message
+
+    draft.corrupt = corrupt
+    await fleet.draft(draft)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 300)))
+    assert tokens(rounds) == truth(300)
+    assert 1 < len(draft.opens) <= 4
+
+
+async def test_faults_are_on_the_events_stream(fleet, eventually):
+    await fleet.target(SimulatedTarget(step_s=0.005))
+    draft = await fleet.draft()
+    await fleet.start()
+    await collect(fleet.call(fleet.request(PROMPT, 60)), 20, draft.kill)
+    events = []
+    async with asyncio.timeout(5):
+        while not events:
+            events = [e for e in await fleet.store.events() if e.kind == "draft_lost"]
+    assert events[0].fields["worker_id"] == draft.info.worker_id
+    assert events[0].fields["reason"] == "draft_lost"
+
+
+async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet, eventually):
+    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    drafts = [await fleet.draft() for _ in range(2)]
+    running = await fleet.start()
+    asking = [asyncio.create_task(fleet.ask(fleet.request([i + 1], 150))) for i in range(30)]
+    await eventually(lambda: all(len(t.live) > 5 for t in targets) and targets[0].num_steps > 5)
+    await asyncio.gather(targets[0].kill(), drafts[1].kill())
+    answers = await asyncio.gather(*asking)
+    for i, answer in enumerate(answers):
+        assert answer.token_ids == continuation([i + 1], 150, 1000)
+    victims = len(targets[0].opens)
+    assert sum(a.metrics.num_target_failovers for a in answers) == victims
+    assert fleet.counter("outrider_failover_total", role="target") == victims
+    assert running.rounds.num_sessions == 0
+    await eventually(lambda: not targets[1].live and not drafts[0].live)
