@@ -60,6 +60,11 @@ class Catalog:
         """Models that some live target served at the last refresh."""
         return [self._served[name] for name in sorted(self._live)]
 
+    @property
+    def ready(self) -> list[str]:
+        """Names of those among them whose tokenizers are loaded: requests for them are answered at once."""
+        return [name for name in sorted(self._live) if name in self._loading and _loaded(self._loading[name].task)]
+
     async def refresh(self) -> None:
         """Asks the routers. When none answers, everything stays as last known but nothing counts as live."""
         async with self._refreshing:
@@ -126,6 +131,10 @@ async def _ask(router: Router) -> list[router_pb2.ServedModel]:
     except grpc.aio.AioRpcError:
         return []
     return list(answer.models)
+
+
+def _loaded(task: asyncio.Task[ModelTokenizer]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
 
 
 def _failed(task: asyncio.Task[ModelTokenizer]) -> bool:

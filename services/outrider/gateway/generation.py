@@ -7,6 +7,7 @@ the same answer, and the client sees a pause.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -35,6 +36,7 @@ from outrider.gateway.tokenizer.model import TemplateError
 from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable, from_rpc_error
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
+log = logging.getLogger(__name__)
 TENANT = "default"
 _TOO_LATE = "the deadline passed before the answer was complete"
 _SPECULATION = {
@@ -193,20 +195,21 @@ class Generator:
 
     async def _rounds(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
         """Every round of the request, from as many routers as it takes."""
-        persistence = Persistence(self.failover, self.clock())
+        persistence = Persistence(self.failover)
         while True:
             try:
                 async with aclosing(self._attempt(job)) as rounds:
                     async for response in rounds:
                         if response.token_ids:
-                            persistence.token(self.clock())
+                            persistence.token()
                         yield response
                 return
             except _RouterLost as lost:
                 pause_s = persistence.pause_s(self.clock())
                 if pause_s is None:
-                    message = f"{persistence.num_tries} calls to routers broke off; the last: {lost}"
+                    message = f"{persistence.num_breaks} calls to routers broke off; the last: {lost}"
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
+            log.warning("call to a router broke off", extra={"request_id": job.id, "breaks": persistence.num_breaks})
             self.meter.failover(resumed=bool(job.output.token_ids))
             job.tally.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))

@@ -29,32 +29,33 @@ def breaks_off(error: OutriderError, *, has_tokens: bool) -> bool:
 
 @dataclass(slots=True)
 class Persistence:
-    """One request's patience: bounded in time without a token, and in the number of routers lost under it."""
+    """One request's patience: bounded in time from a break to the next token, and in the number of routers lost."""
 
     limits: Failover
-    waiting_since_s: float
     jitter: Callable[[], float] = field(default=random.random)
     """From [0, 1): spreads the return of many requests that broke together."""
-    num_tries: int = 0
-    num_moves: int = 0
-    _pause_s: float = 0.0
-    _had_token: bool = False
+    num_breaks: int = 0
+    _num_moves: int = 0
+    _broken_since_s: float | None = None
+    _next_pause_s: float = 0.0
+    _has_new_tokens: bool = False
 
-    def token(self, now_s: float) -> None:
-        self.waiting_since_s = now_s
-        self._pause_s = 0.0
-        self._had_token = True
+    def token(self) -> None:
+        """The request got on: patience starts anew with the next break."""
+        self._has_new_tokens = True
+        self._broken_since_s = None
+        self._next_pause_s = 0.0
 
     def pause_s(self, now_s: float) -> float | None:
         """After a break: seconds to wait before the next router is asked; None to give up."""
-        self.num_tries += 1
-        if self._had_token:
-            self.num_moves += 1
-            self._had_token = False
-            # The break is when the wait begins: a slow stream must not use its patience up before it breaks.
-            self.waiting_since_s = now_s
-        if self.num_moves > self.limits.max_moves or now_s - self.waiting_since_s >= self.limits.window_s:
+        self.num_breaks += 1
+        # Routers that cannot be reached do not count as lost under the request; their time is bounded instead.
+        self._num_moves += self._has_new_tokens
+        self._has_new_tokens = False
+        if self._broken_since_s is None:
+            self._broken_since_s = now_s
+        if self._num_moves > self.limits.max_moves or now_s - self._broken_since_s >= self.limits.window_s:
             return None
-        pause = self._pause_s
-        self._pause_s = min(max(2 * pause, self.limits.first_pause_s), self.limits.longest_pause_s)
+        pause = self._next_pause_s
+        self._next_pause_s = min(max(2 * pause, self.limits.first_pause_s), self.limits.longest_pause_s)
         return pause * (0.5 + self.jitter() / 2)

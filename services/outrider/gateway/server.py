@@ -124,14 +124,14 @@ def _load(admission: Admission) -> worker_pb2.WorkerLoad:
 
 
 async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
-    """Health follows what can be answered: SERVING while some model is served."""
+    """Health follows what can be answered: SERVING while some model is ready."""
     while True:
         try:
             await catalog.refresh()
         except Exception:
             log.exception("the list of models could not be refreshed")
-        if not life.draining.is_set() and life.health.serving != bool(catalog.live):
-            await (life.health.set_serving() if catalog.live else life.health.set_not_serving())
+        if not life.draining.is_set() and life.health.serving != bool(catalog.ready):
+            await (life.health.set_serving() if catalog.ready else life.health.set_not_serving())
         await asyncio.sleep(_REFRESH_S)
 
 

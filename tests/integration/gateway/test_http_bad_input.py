@@ -217,13 +217,10 @@ async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.Asy
     assert (await post(http, "/chat/completions", {"model": MODEL, **chat})).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[1]", b"null", b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9000 + b"1", b'{"prompt": "\\ud800"}'],
-    ids=["empty", "cut", "list", "null", "not-utf8", "deep-list", "deep-object", "half-surrogate"],
-)
-async def test_a_body_that_is_no_json_object_is_a_400(http: httpx.AsyncClient, body: bytes) -> None:
-    check_error(await post(http, "/completions", body), 400, None)
+async def test_a_body_that_is_no_json_object_is_a_400(http: httpx.AsyncClient) -> None:
+    deep = [b"[" * 50_000, b'{"a":' * 9000 + b"1"]
+    for body in [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"prompt": "\\ud800"}', *deep]:
+        check_error(await post(http, "/completions", body), 400, None)
 
 
 async def test_a_body_over_the_limit_is_a_413_declared_or_not(http: httpx.AsyncClient) -> None:

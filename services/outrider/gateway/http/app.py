@@ -175,9 +175,9 @@ class _Listings:
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
 
     async def health(self, request: Request) -> Response:
-        """200 while requests are taken and some model is served; 503 says why not."""
-        models = [served.model for served in self.core.catalog.live]
-        reason = "draining" if self.core.admission.draining else "" if models else "no model is served"
+        """200 while requests are taken and some model is ready; 503 says why not."""
+        models = self.core.catalog.ready
+        reason = "draining" if self.core.admission.draining else "" if models else "no model is ready"
         body = {"status": reason or "ok", "models": models, "running": self.core.admission.running}
         return JSONResponse(body, status_code=503 if reason else 200)
 

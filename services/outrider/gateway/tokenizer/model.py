@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.engine import checkpoints
 from outrider.gateway.tokenizer.text import TokenBytes
 
 
@@ -32,8 +31,10 @@ class ModelTokenizer:
 
         Raises CheckpointError, OSError or ValueError, each naming the file or the reason.
         """
-        # Imported here: transformers takes seconds to import, and everything else of the gateway does without.
+        # Imported here: both take seconds to import, and the gateway serves and answers health checks meanwhile.
         from transformers import AutoTokenizer
+
+        from outrider.engine import checkpoints
 
         directory = path or checkpoints.resolve(name)
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
@@ -45,7 +46,7 @@ class ModelTokenizer:
         backend.no_padding()
         return cls(
             fingerprint=checkpoints.tokenizer_fingerprint(directory),
-            eos_token_ids=_eos_token_ids(directory, tokenizer),
+            eos_token_ids=_eos_token_ids(checkpoints.eos_token_ids(directory), tokenizer),
             token_bytes=_token_bytes(backend),
             tokenizer=tokenizer,
         )
@@ -73,8 +74,8 @@ class ModelTokenizer:
         return str(rendered)
 
 
-def _eos_token_ids(directory: Path, tokenizer: Any) -> tuple[int, ...]:
-    ids = set(checkpoints.eos_token_ids(directory))
+def _eos_token_ids(declared: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
+    ids = set(declared)
     if tokenizer.eos_token_id is not None:
         ids.add(int(tokenizer.eos_token_id))
     return tuple(sorted(ids))

@@ -1,0 +1,47 @@
+"""The command line: what it gives, and that nonsense is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outrider.gateway.config import parse, split_address
+
+
+def test_routers_models_and_limits_are_taken_over(tmp_path: Path) -> None:
+    config = parse(
+        [
+            *("--router", "a:1", "--router", "b:2"),
+            *("--model-path", f"m={tmp_path}"),
+            *("--max-body-bytes", "1000", "--failover-window-s", "7"),
+        ]
+    )
+    assert config.routers == ("a:1", "b:2")
+    assert config.model_paths == {"m": tmp_path}
+    assert (config.limits.max_body_bytes, config.failover.window_s) == (1000, 7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--router"),
+        (["--router", "nowhere"], "nowhere"),
+        (["--router", "a:99999"], "a:99999"),
+        (["--router", "a:1", "--model-path", "m"], "--model-path"),
+        (["--router", "a:1", "--model-path", "m=/does/not/exist"], "--model-path"),
+        (["--router", "a:1", "--max-running", "0"], "max_running"),
+        (["--router", "a:1", "--request-timeout-s", "nan"], "request_timeout_s"),
+        (["--router", "a:1", "--speed", "9"], "--speed"),
+    ],
+)
+def test_an_option_that_cannot_be_ends_with_its_name(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments)
+    assert caught.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_ipv6_host_stands_in_brackets() -> None:
+    assert split_address("[::1]:80") == ("::1", 80)

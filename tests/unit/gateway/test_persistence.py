@@ -1,0 +1,69 @@
+"""When a request goes on after a break, and when it gives up."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from outrider.gateway.config import Failover
+from outrider.gateway.persistence import Persistence, breaks_off
+from outrider.rpc.errors import make_error
+
+LIMITS = Failover(window_s=10, max_moves=2, first_pause_s=0.1, longest_pause_s=0.3)
+
+
+def patience() -> Persistence:
+    return Persistence(LIMITS, jitter=lambda: 1.0)
+
+
+def test_the_first_break_is_followed_at_once_and_the_next_ever_later() -> None:
+    request = patience()
+    assert [request.pause_s(0) for _ in range(5)] == pytest.approx([0, 0.1, 0.2, 0.3, 0.3])
+
+
+def test_it_gives_up_when_no_token_came_for_the_window_after_the_break() -> None:
+    request = patience()
+    assert request.pause_s(100) is not None
+    assert request.pause_s(109.9) is not None
+    assert request.pause_s(110) is None
+
+
+def test_a_token_renews_its_patience() -> None:
+    request = patience()
+    request.pause_s(0)
+    request.token()
+    assert request.pause_s(50) == 0
+
+
+def test_it_gives_up_on_a_request_that_loses_router_after_router() -> None:
+    request = patience()
+    pauses = []
+    for now_s in range(3):
+        request.token()
+        pauses.append(request.pause_s(now_s))
+    assert pauses == [0, 0, None]
+
+
+def test_jitter_never_more_than_halves_a_pause() -> None:
+    request = Persistence(LIMITS, jitter=lambda: 0.0)
+    assert [request.pause_s(0), request.pause_s(0)] == pytest.approx([0, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "has_tokens", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, None, False, True),
+        (grpc.StatusCode.CANCELLED, None, True, True),
+        (grpc.StatusCode.INTERNAL, None, True, True),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, None, True, False),
+        (grpc.StatusCode.UNAVAILABLE, "DRAINING", False, True),
+        (grpc.StatusCode.UNAVAILABLE, "NO_TARGET", True, False),
+        (grpc.StatusCode.INTERNAL, "INTERNAL", True, False),
+        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", True, False),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", False, False),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", True, True),
+    ],
+)
+def test_another_router_is_asked_only_when_it_may_do_better(
+    code: grpc.StatusCode, reason: str | None, has_tokens: bool, expected: bool
+) -> None:
+    assert breaks_off(make_error(code, "x", reason=reason), has_tokens=has_tokens) is expected
