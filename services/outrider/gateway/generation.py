@@ -153,8 +153,12 @@ class Generator:
         """
         started_s = self.clock()
         patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
-        with self.admission.enter(), self.meter.request(started_s) as metered:
-            job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s)
+        with self.meter.request(started_s) as metered, self.admission.enter():
+            try:
+                async with asyncio.timeout(patience_s):
+                    job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s)
+            except TimeoutError as error:
+                raise DeadlineExceeded(_TOO_LATE) from error
             metered.prepared(job.model.name, len(job.prompt_token_ids))
             async with aclosing(self._run(job, metered)) as chunks:
                 yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks)
