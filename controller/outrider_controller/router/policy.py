@@ -5,6 +5,7 @@ Waiting for a draft is a bet. It is worth at most the steps it saves, and nothin
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from outrider_controller.router.config import PolicyConfig
@@ -57,7 +58,8 @@ class Pace:
     unanswered: int = 0
     step_us: float = 0.0
     turnaround_us: float = 0.0
-    _asked_us: int | None = None
+    _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
+    """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
     _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
     _sent: Setting = PLAIN
@@ -68,7 +70,8 @@ class Pace:
 
     def opened(self, limit: int) -> Setting:
         """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill."""
-        self.limit, self.speaking, self.unanswered, self._asked_us = limit, False, 0, None
+        self.limit, self.speaking, self.unanswered = limit, False, 0
+        self._asked.clear()
         self._sent = self._wanted()
         return self._sent
 
@@ -78,8 +81,10 @@ class Pace:
         self._sent = PLAIN
         return self._sent
 
-    def committed(self, *, num_drafted: int, num_accepted: int, step_us: int, now_us: int) -> Setting | None:
-        """One round's outcome. Returns a setting to send when it changes noticeably."""
+    def committed(
+        self, committed_len: int, *, num_drafted: int, num_accepted: int, step_us: int, now_us: int
+    ) -> Setting | None:
+        """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably."""
         self.step_us = _smooth(self.step_us, step_us)
         gap = 1 - _KEEP
         self._steps = _KEEP * self._steps + gap * _PRIOR_STEPS
@@ -88,16 +93,17 @@ class Pace:
             self._steps += 1
             self._accepted += num_accepted
         self.unanswered += 1
-        self._asked_us = now_us if self._asked_us is None else self._asked_us
+        self._asked.append((committed_len, now_us))
         if self.unanswered >= self.config.silent_commits:
             self.speaking = False
         return self._change()
 
-    def drafted(self, now_us: int) -> Setting | None:
-        """The draft spoke."""
-        if self._asked_us is not None:
-            self.turnaround_us = _smooth(self.turnaround_us, now_us - self._asked_us)
-        self.speaking, self.unanswered, self._asked_us = True, 0, None
+    def drafted(self, base_len: int, now_us: int) -> Setting | None:
+        """The draft spoke of the positions from `base_len` on."""
+        for committed_len, asked_us in self._asked:
+            if committed_len == base_len:
+                self.turnaround_us = _smooth(self.turnaround_us, now_us - asked_us)
+        self.speaking, self.unanswered = True, 0
         return self._change()
 
     def _wanted(self) -> Setting:

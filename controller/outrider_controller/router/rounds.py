@@ -305,7 +305,11 @@ class Rounds:
         commit.sequence_id = draft.sequence_id
         draft.link.outbox.put_commit(commit)
         setting = course.pace.committed(
-            num_drafted=commit.num_drafted, num_accepted=commit.num_accepted, step_us=step_us, now_us=now_us
+            course.session.committed_len,
+            num_drafted=commit.num_drafted,
+            num_accepted=commit.num_accepted,
+            step_us=step_us,
+            now_us=now_us,
         )
         self._tell_target(course, setting)
 
@@ -368,7 +372,7 @@ class Rounds:
         else:
             course.session.metrics.num_dropped_draft_tokens += len(draft.token_ids)
             self._notices.dropped(course.session.request.model, len(draft.token_ids))
-        self._tell_target(course, course.pace.drafted(now_us))
+        self._tell_target(course, course.pace.drafted(draft.base_len, now_us))
 
     def _draft_down(self, link: DraftLink) -> None:
         for sequence_id in tuple(link.open_sequences):

@@ -1,0 +1,71 @@
+"""Which workers can work together, and which is best."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.testing.workers import simulated_info
+from outrider_controller.router.choice import Candidate, rank
+from outrider_controller.router.faults import Fault, fault_of
+from outrider_controller.router.pairing import info_problem, pairing_problem, verification_mode
+
+TARGET = simulated_info(worker.WORKER_ROLE_TARGET, worker_id="t")
+
+
+def candidate(worker_id: str, matched: int = 0, load: int = 0, limit: int = 10, waiting: int = 0) -> Candidate:
+    return Candidate(worker_id, matched, load, limit, waiting)
+
+
+def order(*candidates: Candidate) -> list[str]:
+    return [c.worker_id for c in rank(candidates)]
+
+
+def test_the_longest_cached_prefix_wins_then_the_least_load():
+    assert order(candidate("a", 0, 0), candidate("b", 3, 5), candidate("c", 3, 2)) == ["c", "b", "a"]
+
+
+def test_full_workers_are_left_out_and_queueing_ones_come_last():
+    assert order(candidate("full", 9, 10), candidate("queue", 9, 5, waiting=1), candidate("c")) == ["c", "queue"]
+
+
+def test_load_is_a_share_of_the_limit():
+    assert order(candidate("small", load=5, limit=10), candidate("large", load=20, limit=100)) == ["large", "small"]
+
+
+@pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
+def test_a_pair_that_cannot_work_is_told_what_differs(field):
+    value = {"protocol_version": 2, "tokenizer_fingerprint": "other", "vocab_size": 7}[field]
+    draft = simulated_info(worker.WORKER_ROLE_DRAFT, worker_id="d", **{field: value})
+    problem = pairing_problem(TARGET, draft)
+    assert problem is not None and field in problem and repr(value) in problem
+    assert sum(f in problem for f in ("protocol_version", "tokenizer_fingerprint", "vocab_size")) == 1
+
+
+def test_a_fitting_pair_has_no_problem():
+    assert pairing_problem(TARGET, simulated_info(worker.WORKER_ROLE_DRAFT)) is None
+
+
+def test_a_worker_is_who_its_lease_says_or_it_is_not_used():
+    assert info_problem(TARGET, worker.WORKER_ROLE_TARGET, "t") is None
+    assert "worker_id" in str(info_problem(TARGET, worker.WORKER_ROLE_TARGET, "x"))
+    assert "role" in str(info_problem(TARGET, worker.WORKER_ROLE_DRAFT, "t"))
+    for field in ("protocol_version", "vocab_size", "max_context_len"):
+        broken = simulated_info(worker.WORKER_ROLE_TARGET, worker_id="t", **{field: 0})
+        assert field in str(info_problem(broken, worker.WORKER_ROLE_TARGET, "t"))
+
+
+def test_the_mode_follows_temperature_seed_and_kind_of_draft():
+    assert verification_mode(temperature=0, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_GREEDY
+    assert verification_mode(temperature=1, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_COUPLED
+    assert verification_mode(temperature=1, seeded=False, draft_kind="ngram") == sequence.VERIFICATION_MODE_COUPLED
+    for kind in ("model", "combined", None):
+        assert verification_mode(temperature=1, seeded=False, draft_kind=kind) == sequence.VERIFICATION_MODE_RATIO
+
+
+def test_only_faults_of_the_request_reach_the_client():
+    assert fault_of(grpc.StatusCode.INVALID_ARGUMENT) is Fault.REQUEST
+    assert fault_of(grpc.StatusCode.RESOURCE_EXHAUSTED) is Fault.FULL
+    assert fault_of(grpc.StatusCode.UNAVAILABLE) is Fault.LEAVING
+    assert fault_of(grpc.StatusCode.INTERNAL) is fault_of(grpc.StatusCode.UNKNOWN) is Fault.WORKER

@@ -1,0 +1,24 @@
+"""Impossible configurations fail at birth."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_controller.router.config import AdmissionConfig, FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: PolicyConfig(max_draft_tokens=-1), "max_draft_tokens"),
+        (lambda: PolicyConfig(max_draft_tokens=65), "max_draft_tokens"),
+        (lambda: PolicyConfig(max_wait_us=-1), "max_wait_us"),
+        (lambda: FailoverConfig(wait_for_target_s=0), "wait_for_target_s"),
+        (lambda: FailoverConfig(stall_after_s=float("nan")), "stall_after_s"),
+        (lambda: LinkConfig(max_backoff_s=0), "max_backoff_s"),
+        (lambda: AdmissionConfig(max_sessions=0), "max_sessions"),
+        (lambda: RouterConfig(refresh_s=-1), "refresh_s"),
+    ],
+)
+def test_the_field_at_fault_is_named(make, field):
+    with pytest.raises(ValueError, match=field):
+        make()

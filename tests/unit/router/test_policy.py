@@ -1,0 +1,95 @@
+"""How far a draft may ride ahead, and how long it is waited for."""
+
+from __future__ import annotations
+
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
+
+CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
+
+
+def opened() -> Pace:
+    pace = Pace(CONFIG, 5)
+    assert pace.opened(5).max_draft_tokens == 5
+    return pace
+
+
+def test_the_clients_bound_stands_and_off_means_none():
+    assert draft_token_limit(CONFIG, wanted=True, requested=None) == 5
+    assert draft_token_limit(CONFIG, wanted=True, requested=7) == 7
+    assert draft_token_limit(CONFIG, wanted=True, requested=0) == 0
+    assert draft_token_limit(CONFIG, wanted=False, requested=7) == 0
+
+
+def test_a_wait_is_worth_the_steps_it_saves_and_no_more():
+    worth = worthwhile_wait_us(cap_us=50_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=10_000)
+    assert worth == 30_000
+    assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=0) == 10_000
+    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=0.2, step_us=20_000, turnaround_us=10_000) == 0
+    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=0, turnaround_us=99) == 50_000
+
+
+def test_a_draft_is_not_waited_for_until_it_has_spoken():
+    pace = opened()
+    assert pace.opened(5).max_wait_us == 0
+    assert pace.drafted(3, now_us=0).max_wait_us == 50_000
+
+
+def silent(pace: Pace, rounds: int) -> list[Setting | None]:
+    """Commits that the draft leaves unanswered, 20 ms apart."""
+    return [
+        pace.committed(i, num_drafted=0, num_accepted=0, step_us=20_000, now_us=i * 20_000)
+        for i in range(10, 10 + rounds)
+    ]
+
+
+def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
+    pace = opened()
+    pace.drafted(10, now_us=0)
+    settings = silent(pace, 5)
+    assert settings[2].max_wait_us == 0 and settings[2].max_draft_tokens == 5
+    assert settings[3:] == [None, None]
+    assert pace.drafted(14, now_us=14 * 20_000 + 500).max_wait_us > 0
+    assert pace.turnaround_us == 500
+
+
+def test_turnaround_is_measured_from_the_commit_that_is_answered():
+    pace = opened()
+    silent(pace, 2)
+    pace.drafted(10, now_us=250_000)
+    assert pace.turnaround_us == 50_000
+    pace.drafted(99, now_us=900_000)
+    assert pace.turnaround_us == 50_000
+
+
+def test_a_lost_draft_means_plain_decoding():
+    pace = opened()
+    pace.drafted(3, now_us=0)
+    assert pace.lost() == PLAIN
+    assert silent(pace, 4) == [None] * 4
+
+
+def played(pace: Pace, rounds: int, *, drafted: int, accepted: int) -> list[int]:
+    """Waits set during rounds of a 20 ms step and a 15 ms draft, with this many tokens accepted in each."""
+    settings = []
+    for i in range(rounds):
+        now_us = i * 35_000
+        outcome = {"num_drafted": drafted, "num_accepted": accepted}
+        settings.append(pace.committed(i, **outcome, step_us=20_000, now_us=now_us))
+        settings.append(pace.drafted(i, now_us + 15_000))
+    return [setting.max_wait_us for setting in settings if setting is not None]
+
+
+def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is():
+    assert played(opened(), 60, drafted=5, accepted=0)[-1] == 0
+    assert played(opened(), 60, drafted=5, accepted=3)[-1] > 15_000
+
+
+def test_a_request_that_stopped_waiting_tries_again_later():
+    pace = opened()
+    played(pace, 60, drafted=5, accepted=0)
+    assert max(played(pace, 300, drafted=0, accepted=0)) > 0
+
+
+def test_settings_are_sent_when_they_change_noticeably_not_every_round():
+    assert len(played(opened(), 200, drafted=5, accepted=2)) < 12

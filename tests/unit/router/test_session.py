@@ -1,0 +1,129 @@
+"""What a commit must be to count, and what it adds up to."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.router.session import BadReply, Request, Session
+
+VOCAB = 100
+
+
+def session(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> Session:
+    request = Request(
+        request_id="r",
+        tenant="t",
+        model="m",
+        prompt=(1, 2, 3),
+        resume=resume,
+        sampling=sequence.Sampling(top_p=1, seed=9),
+        stopping=sequence.Stopping(max_new_tokens=max_new_tokens, stop_token_ids=[99]),
+        seeded=True,
+        speculate=True,
+        max_draft_tokens=None,
+        cache_salt=b"salt",
+    )
+    return Session(request, sequence.VERIFICATION_MODE_GREEDY, VOCAB, opened_us=1000)
+
+
+def commit(base_len: int, token_ids: list[int], **fields: int) -> sequence.Commit:
+    return sequence.Commit(base_len=base_len, token_ids=token_ids, **fields)
+
+
+def test_positions_strictly_increase_over_commits():
+    s = session()
+    s.apply(commit(3, [4, 5]), step_us=7, now_us=1500)
+    assert (s.committed, s.committed_len, s.remaining) == ([4, 5], 5, 8)
+    s.apply(commit(5, [6]), step_us=7, now_us=1700)
+    assert s.token_ids == (1, 2, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        commit(2, [4]),
+        commit(4, [4]),
+        commit(3, []),
+        commit(3, [VOCAB]),
+        commit(3, [1] * 11),
+        commit(3, [1] * 10),
+        commit(3, [4], num_drafted=1, num_verified=2),
+        commit(3, [4], num_drafted=2, num_verified=1, num_accepted=2),
+        commit(3, [4], num_drafted=2, num_verified=2, num_accepted=2),
+        commit(3, [4], finish_reason=sequence.FINISH_REASON_CANCELLED),
+        commit(3, [4], finish_reason=77),
+        commit(3, [], finish_reason=sequence.FINISH_REASON_STOP),
+    ],
+    ids=str,
+)
+def test_a_commit_that_cannot_be_true_changes_nothing(bad):
+    s = session()
+    with pytest.raises(BadReply):
+        s.apply(bad, step_us=1, now_us=2000)
+    assert (s.committed, s.metrics.num_steps, s.finished) == ([], 0, False)
+
+
+def test_nothing_is_committed_after_the_finish():
+    s = session()
+    s.apply(commit(3, [99], finish_reason=sequence.FINISH_REASON_STOP), step_us=1, now_us=2000)
+    with pytest.raises(BadReply):
+        s.apply(commit(4, [5]), step_us=1, now_us=3000)
+
+
+def test_a_full_context_may_end_a_request_without_a_token():
+    s = session()
+    response = s.apply(commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH), step_us=1, now_us=2000)
+    assert s.finished and response.metrics.num_steps == 1
+
+
+def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise():
+    s = session(resume=(7,))
+    s.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
+    opening = s.open_message(55, sequence.Speculation(max_draft_tokens=3))
+    assert list(opening.prompt_token_ids) == [1, 2, 3]
+    assert list(opening.committed_token_ids) == [7, 8, 9]
+    assert (opening.sequence_id, opening.sampling.seed, opening.cache_salt) == (55, 9, b"salt")
+    assert opening.mode == sequence.VERIFICATION_MODE_GREEDY
+
+
+def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft():
+    s = session()
+    first = s.apply(commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
+    assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
+    assert first.num_cached_tokens == 2
+    s.forwarded(sequence.Draft(base_len=3, token_ids=[9, 9], draft_us=1))
+    s.forwarded(sequence.Draft(base_len=4, token_ids=[5, 6], draft_us=70))
+    second = s.apply(
+        commit(4, [5, 7], num_drafted=2, num_verified=2, num_accepted=1, queue_us=11, num_cached_tokens=2),
+        step_us=200,
+        now_us=2500,
+    )
+    assert second.num_cached_tokens == 0
+    timing = second.timing
+    assert (timing.round_us, timing.draft_us, timing.verify_us, timing.queue_us) == (1000, 70, 200, 11)
+
+
+def test_sums_are_those_of_the_rounds():
+    s = session(max_new_tokens=20)
+    s.apply(commit(3, [4]), step_us=100, now_us=2000)
+    s.apply(commit(4, [5, 6, 7], num_drafted=3, num_verified=3, num_accepted=2), step_us=100, now_us=3000)
+    s.apply(commit(7, [8], num_drafted=2, num_verified=1, num_dropped=4), step_us=100, now_us=4000)
+    m = s.metrics
+    assert (m.num_steps, m.num_spec_steps) == (3, 2)
+    assert (m.num_draft_tokens, m.num_verified_tokens, m.num_accepted_draft_tokens) == (5, 4, 2)
+    assert list(m.acceptance_histogram) == [1, 0, 1]
+    assert (m.num_dropped_draft_tokens, m.round_us, m.verify_us) == (4, 3000, 300)
+
+
+@pytest.mark.parametrize(
+    ("resume", "reason"),
+    [
+        ((), sequence.FINISH_REASON_UNSPECIFIED),
+        ((4,), sequence.FINISH_REASON_UNSPECIFIED),
+        ((4, 99), sequence.FINISH_REASON_STOP),
+        ((99, 4), sequence.FINISH_REASON_UNSPECIFIED),
+        ((4,) * 10, sequence.FINISH_REASON_LENGTH),
+    ],
+)
+def test_resumed_tokens_may_already_end_the_request(resume, reason):
+    assert session(resume).request.finish_reason == reason
