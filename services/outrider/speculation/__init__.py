@@ -1,0 +1,32 @@
+"""Speculative decoding's mathematics: sampling, noise, drafting, verification. Pure functions, no I/O.
+
+Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for ratio mode;
+Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
+"""
+
+from outrider.speculation.params import (
+    Q_TOTAL,
+    Q_WIDTH,
+    DraftDistribution,
+    InvalidField,
+    SamplingParams,
+    VerificationMode,
+)
+from outrider.speculation.proposals import Proposal, propose
+from outrider.speculation.sampling import target_probs
+from outrider.speculation.verification import Candidate, Verdict, verify
+
+__all__ = [
+    "Q_TOTAL",
+    "Q_WIDTH",
+    "Candidate",
+    "DraftDistribution",
+    "InvalidField",
+    "Proposal",
+    "SamplingParams",
+    "Verdict",
+    "VerificationMode",
+    "propose",
+    "target_probs",
+    "verify",
+]

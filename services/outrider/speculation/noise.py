@@ -1,0 +1,65 @@
+"""Random numbers that are functions of (seed, position, purpose, token), not of when they are drawn.
+
+A sequence that moves to another worker, or is drafted and judged on different ones, meets the same noise. The generator
+is SplitMix64's finalizer over a keyed counter (Steele et al. 2014), in torch integers and, equally, in Python's.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+
+class Purpose(enum.IntEnum):
+    """Separate streams: noise that served one decision never serves another."""
+
+    GUMBEL = 1
+    DRAFT = 2
+    ACCEPT = 3
+    RECOVER = 4
+    BONUS = 5
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def _key(seed: int, position: int, purpose: Purpose) -> int:
+    key = _mix((seed + _GOLDEN) & _MASK)
+    key = _mix((key + position * _GOLDEN) & _MASK)
+    return _mix((key + purpose * _GOLDEN) & _MASK)
+
+
+def uniform(seed: int, position: int, purpose: Purpose) -> float:
+    """One number in [0, 1)."""
+    return (_mix(_key(seed, position, purpose)) >> 11) * 2.0**-53
+
+
+def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64, one per token id [n] int64; the same for a token whatever the others are."""
+    key = _mix(_key(seed, position, Purpose.GUMBEL))
+    value = token_ids * _signed(_GOLDEN) + _signed(key)
+    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    value = value ^ _shift(value, 31)
+    # Half a step off zero: log(0) never happens.
+    u = (_shift(value, 11).double() + 0.5) * 2.0**-53
+    return -torch.log(-torch.log(u))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical shift right: torch's is arithmetic."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,81 @@
+"""The draft's side: what it guesses, by the rule its guess will be judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.speculation.noise import Purpose, gumbel, uniform
+from outrider.speculation.params import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
+from outrider.speculation.sampling import Support, support
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """One guessed token."""
+
+    token_id: int
+    confidence: float
+    """The draft's own probability of it, after its sampling."""
+    q: DraftDistribution | None = None
+    """Ratio mode: what it was drawn from."""
+
+
+def propose(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    modes: Sequence[VerificationMode],
+    positions: Sequence[int],
+    token_map: Tensor | None = None,
+) -> list[Proposal]:
+    """One token per row of logits [rows, width], for the given absolute positions.
+
+    token_map [width] gives the token id of each logit where they do not cover the vocabulary, in ascending order.
+    """
+    best = logits.max(-1)
+    # Only greedy rows need it, but in one batched operation it costs less than picking them out.
+    confidence = torch.exp(best.values - logits.logsumexp(-1)).tolist()
+    favourites = best.indices if token_map is None else token_map[best.indices]
+    proposals = []
+    for row, (token_id, settings, mode) in enumerate(zip(favourites.tolist(), params, modes, strict=True)):
+        if mode is VerificationMode.GREEDY or settings.greedy:
+            proposals.append(Proposal(token_id, confidence[row], _certain(token_id, mode)))
+        else:
+            chances = support(logits[row], settings, token_map)
+            draw = _draw_ratio if mode is VerificationMode.RATIO else _draw_coupled
+            proposals.append(draw(chances, settings.seed, positions[row]))
+    return proposals
+
+
+def _certain(token_id: int, mode: VerificationMode) -> DraftDistribution | None:
+    return DraftDistribution((token_id,), (Q_TOTAL,)) if mode is VerificationMode.RATIO else None
+
+
+def _draw_coupled(chances: Support, seed: int, position: int) -> Proposal:
+    index = int((chances.probs.log() + gumbel(seed, position, chances.token_ids)).argmax())
+    return Proposal(int(chances.token_ids[index]), float(chances.probs[index]))
+
+
+def _draw_ratio(chances: Support, seed: int, position: int) -> Proposal:
+    q = quantize(chances)
+    # Drawn from the counts themselves: they are what the verifier will divide by.
+    point = int(uniform(seed, position, Purpose.DRAFT) * Q_TOTAL)
+    for token_id, count in zip(q.token_ids, q.counts, strict=True):
+        if point < count:
+            return Proposal(token_id, count / Q_TOTAL, q)
+        point -= count
+    raise AssertionError("counts sum to the total")
+
+
+def quantize(chances: Support) -> DraftDistribution:
+    """The likeliest tokens, at most Q_WIDTH, with counts of at least 1 that sum to Q_TOTAL."""
+    top = chances.probs.topk(min(Q_WIDTH, len(chances.probs)))
+    shares = top.values / top.values.sum()
+    counts = (shares * Q_TOTAL).floor().long().clamp_min(1)
+    # The likeliest absorbs what rounding left over or took too much.
+    counts[0] += Q_TOTAL - int(counts.sum())
+    ids = chances.token_ids[top.indices].tolist()
+    return DraftDistribution(tuple(ids), tuple(counts.tolist()))
