@@ -1,0 +1,1 @@
+"""Control plane: the fleet as operators see it. Knows leases; not tokens."""

@@ -99,6 +99,12 @@ class RouterConfig:
 
     listen: str = "127.0.0.1:0"
     """HOST:PORT; port 0 lets the system choose."""
+    advertise: str = ""
+    """HOST:PORT under which gateways reach it; empty takes the bound address."""
+    metrics_listen: str = ""
+    """HOST:PORT of the Prometheus endpoint; empty means none."""
+    drain_timeout_s: float = 30.0
+    """After the drain began, how long running requests may take."""
     cache_salt_key: bytes = b""
     """Secret from which tenants' cache salts are derived. Routers that share workers must share it."""
     refresh_s: float = 0.5
@@ -109,4 +115,4 @@ class RouterConfig:
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
     def __post_init__(self) -> None:
-        _positive("router", refresh_s=self.refresh_s)
+        _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)

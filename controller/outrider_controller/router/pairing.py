@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 
-PROTOCOL_VERSION = 1
+from outrider_controller.version import PROTOCOL_VERSION
 
 _MUST_AGREE = ("protocol_version", "tokenizer_fingerprint", "vocab_size")
 

@@ -56,6 +56,7 @@ class Rounds:
         self._config = config
         self._notices = notices
         self._courses: set[Course] = set()
+        self._ended = asyncio.Event()
         self._by_target: dict[int, Course] = {}
         self._by_draft: dict[int, Course] = {}
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
@@ -71,6 +72,12 @@ class Rounds:
     @property
     def num_sessions(self) -> int:
         return len(self._courses)
+
+    async def idle(self) -> None:
+        """Returns once no session is left."""
+        while self._courses:
+            self._ended.clear()
+            await self._ended.wait()
 
     # -- driving one request
 
@@ -238,6 +245,7 @@ class Rounds:
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.discard(course)
+        self._ended.set()
         self._drop_target(course, reason)
         self._drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
 

@@ -5,12 +5,12 @@ Ray runs it inside an actor; tests run it as it is.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -21,13 +21,14 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
 from prometheus_client import CollectorRegistry
 
 from outrider_controller.router.config import AdmissionConfig, RouterConfig
 from outrider_controller.router.notices import Notices
-from outrider_controller.router.pairing import PROTOCOL_VERSION
 from outrider_controller.router.request import check_model_name, check_request
 from outrider_controller.router.rounds import Rounds
+from outrider_controller.version import PROTOCOL_VERSION, package_version
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +126,12 @@ class RunningRouter:
     def address(self) -> str:
         return self.life.address
 
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new; returns when what runs has finished, or after `timeout_s`."""
+        await self.life.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.rounds.idle(), timeout_s)
+
 
 @asynccontextmanager
 async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
@@ -151,14 +158,10 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         server = create_server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
-        await stack.enter_async_context(store.register(info, life.address, servicer.load))
+        MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
+        if config.metrics_listen:
+            stack.callback(start_metrics_server(config.metrics_listen, registry).stop)
         await life.ready()
+        await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
         log.info("router %s listens on %s", info.worker_id, life.address)
         yield RunningRouter(info.worker_id, life, rounds, registry)
-
-
-def package_version() -> str:
-    """Of the installed distribution; empty when it runs from somewhere else."""
-    with suppress(PackageNotFoundError):
-        return version("outrider")
-    return ""

@@ -1,0 +1,62 @@
+"""python -m outrider_controller: see --help."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from outrider.telemetry.logging import configure_logging
+
+from outrider_controller.config import ControllerConfig, parse_arguments
+from outrider_controller.environment import prepare_ray
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    config = parse_arguments()
+    configure_logging("controller", config.log_format)
+    stopping = _stop_on_signals()
+    prepare_ray()
+    return _run(config, stopping)
+
+
+def _run(config: ControllerConfig, stopping: threading.Event) -> int:
+    # Not before: ray reads the environment when it is imported.
+    from outrider_controller.actors import StartError, running_controller
+
+    try:
+        with running_controller(config) as controller:
+            # Again, because ray.init has put its own in the place of ours.
+            _stop_on_signals(stopping)
+            log.info("control plane at %s", controller.control_address)
+            for address in controller.router_addresses:
+                log.info("router at %s", address)
+            stopping.wait()
+            log.info("draining")
+    except StartError as error:
+        print(f"outrider_controller: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _stop_on_signals(stopping: threading.Event | None = None) -> threading.Event:
+    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    event = stopping or threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            os._exit(128 + number)
+        event.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return event
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Ray supervises routers and control plane: it starts them, and starts them again on the same port when they die.
+
+The only file that imports ray. Each actor serves gRPC on a port of its own, so Ray is not on the path of a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import ray
+import ray.exceptions
+from outrider.metadata import MetadataStore
+from outrider.rpc.server import ServerLife
+from outrider.telemetry.logging import configure_logging
+
+from outrider_controller.config import ControllerConfig, RayConfig
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.server import RunningRouter, running_router
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StartError(Exception):
+    """The controller could not start; the message says why."""
+
+
+_BIND_TIMEOUT_S = 5.0
+_STOP_MARGIN_S = 5.0
+
+
+async def enter_bound(stack: AsyncExitStack, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+    """Enters what binds a port, and tries again for a while: the process before us may still hold it."""
+    give_up_s = asyncio.get_running_loop().time() + _BIND_TIMEOUT_S
+    while True:
+        try:
+            return await stack.enter_async_context(make())
+        except OSError:
+            if asyncio.get_running_loop().time() > give_up_s:
+                raise
+        await asyncio.sleep(0.1)
+
+
+class Router:
+    """A router, for as long as the actor lives. All starts at birth: a restarted actor gets no other call."""
+
+    async def __init__(self, config: RouterConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
+        configure_logging("router", log_format)
+        self._config = config
+        self._stack = AsyncExitStack()
+        store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
+        self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
+
+    async def address(self) -> str:
+        return self._router.address
+
+    async def stop(self) -> None:
+        """Drains, then closes everything."""
+        await self._router.drain(self._config.drain_timeout_s)
+        await self._stack.aclose()
+
+
+class ControlPlane:
+    """The control plane, for as long as the actor lives."""
+
+    async def __init__(self, config: ControlConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
+        configure_logging("control", log_format)
+        self._stack = AsyncExitStack()
+        store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
+        self._life: ServerLife = await enter_bound(self._stack, lambda: running_control(config, store))
+
+    async def address(self) -> str:
+        return self._life.address
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """The running actors and where they serve."""
+
+    router_addresses: tuple[str, ...]
+    control_address: str
+    actors: tuple[Any, ...]
+
+    def stop(self, drain_timeout_s: float) -> None:
+        """Drains all at once. Blocks."""
+        try:
+            ray.get([actor.stop.remote() for actor in self.actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("not everything stopped in order: %s", type(error).__name__)
+
+
+@contextmanager
+def running_controller(config: ControllerConfig) -> Iterator[Controller]:
+    """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
+    with _local_ray(config.ray):
+        supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        control = replace(config.control, listen=_definite(config.control.listen))
+        actors = [supervised(ControlPlane).remote(control, config.metadata_url, config.log_format)]
+        for router in config.routers:
+            definite = replace(router, listen=_definite(router.listen))
+            actors.append(supervised(Router).remote(definite, config.metadata_url, config.log_format))
+        control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
+        controller = Controller(tuple(router_addresses), control_address, tuple(actors))
+        try:
+            yield controller
+        finally:
+            controller.stop(max(router.drain_timeout_s for router in config.routers))
+
+
+def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:
+    """Where each actor serves, once all do. Raises StartError."""
+    try:
+        addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise StartError(f"the actors did not start within {timeout_s:g} s") from None
+    except ray.exceptions.RayError as error:
+        # Ray's message ends with the actor's own error.
+        raise StartError(f"an actor did not start: {str(error).strip().splitlines()[-1]}") from None
+    return addresses
+
+
+@contextmanager
+def _local_ray(config: RayConfig) -> Iterator[None]:
+    """A Ray of our own on the loopback interface, without dashboard; gone with the block."""
+    temp_dir = config.temp_dir or tempfile.mkdtemp(prefix="outrider-", dir="/tmp")
+    try:
+        ray.init(
+            address="local",
+            num_cpus=1,
+            num_gpus=0,
+            object_store_memory=config.object_store_bytes,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=temp_dir,
+            configure_logging=False,
+            log_to_driver=True,
+            namespace="outrider",
+        )
+        # Ray's factory adds a field of its own to every record, which would end up in every line.
+        logging.setLogRecordFactory(logging.LogRecord)
+        yield
+    finally:
+        ray.shutdown()
+        if not config.temp_dir:
+            shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def _definite(listen: str) -> str:
+    """HOST:PORT with port 0 replaced by a free one: a restarted actor has to come back where clients know it."""
+    host, _, port = listen.rpartition(":")
+    if port != "0":
+        return listen
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"

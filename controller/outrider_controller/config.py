@@ -1,0 +1,109 @@
+"""The controller process: one frozen configuration, parsed once from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.metadata import MetadataStore
+
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.router.config import PolicyConfig, RouterConfig
+
+_MIN_SALT_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """The Ray that supervises the actors: small, on this machine, not reachable from outside it."""
+
+    object_store_bytes: int = 80 << 20
+    temp_dir: str = ""
+    """Where Ray keeps sockets and logs; empty makes a private directory under /tmp and removes it at the end."""
+    start_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        # Ray's sockets lie about 60 characters below it, and a socket's path has at most 107.
+        if len(self.temp_dir) > 40:
+            raise ValueError("ray_temp_dir: at most 40 characters")
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerConfig:
+    """One controller process and the actors it starts."""
+
+    metadata_url: str
+    routers: tuple[RouterConfig, ...] = (RouterConfig(),)
+    control: ControlConfig = field(default_factory=ControlConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    log_format: str = "human"
+
+    def __post_init__(self) -> None:
+        if not self.metadata_url:
+            raise ValueError("metadata: a URL is needed; workers are found through it")
+        if not self.routers:
+            raise ValueError("routers: at least 1")
+        if len({router.cache_salt_key for router in self.routers}) > 1:
+            raise ValueError("cache_salt_key: must be the same for all routers, or they share no cached prefix")
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> ControllerConfig:
+    """Reads the command line. An unknown or impossible option ends the process with a message that names it."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return _config(options)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def _config(options: argparse.Namespace) -> ControllerConfig:
+    # Says what is wrong with the URL; connects to nothing yet.
+    MetadataStore.connect(options.metadata)
+    listens = options.router_listen or ["127.0.0.1:0"] * (options.routers or 1)
+    if options.routers is not None and options.routers != len(listens):
+        raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
+    key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
+    policy = PolicyConfig(max_draft_tokens=options.max_draft_tokens, max_wait_us=round(options.max_wait_ms * 1000))
+    routers = [
+        RouterConfig(listen=listen, cache_salt_key=key, drain_timeout_s=options.drain_timeout, policy=policy)
+        for listen in listens
+    ]
+    return ControllerConfig(
+        metadata_url=options.metadata,
+        routers=tuple(routers),
+        control=ControlConfig(options.control_listen),
+        ray=RayConfig(temp_dir=options.ray_temp_dir),
+        log_format=options.log_format,
+    )
+
+
+def _read_key(path: str) -> bytes:
+    key = Path(path).read_bytes().strip()
+    if len(key) < _MIN_SALT_KEY_BYTES:
+        raise ValueError(f"cache_salt_key_file: {path} holds less than {_MIN_SALT_KEY_BYTES} bytes")
+    return key
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="outrider_controller",
+        description="Controller: router actors and the control plane, supervised by Ray on this machine.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--metadata", required=True, metavar="URL", help="metadata store in which workers are found")
+    add("--routers", type=int, default=None, metavar="N", help="router actors; 1, or one per --router-listen")
+    add("--router-listen", action="append", default=[], metavar="HOST:PORT", help="a router's address; may be repeated")
+    add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
+    add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
+    add("--max-wait-ms", type=float, default=50.0, metavar="MS", help="longest a target holds a sequence for a draft")
+    add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
+    add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs; a private one if empty")
+    add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
+    return parser

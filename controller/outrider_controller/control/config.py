@@ -1,0 +1,13 @@
+"""What the control plane can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT; port 0 lets the system choose."""
+    advertise: str = ""
+    """HOST:PORT under which operators reach it; empty takes the bound address."""

@@ -1,0 +1,68 @@
+"""ControlService: the operator's API, answered from the leases."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.rpc.errors import InvalidRequest
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import control_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.version import PROTOCOL_VERSION, package_version
+
+log = logging.getLogger(__name__)
+
+SERVICE = "outrider.rpc.v1.ControlService"
+
+
+class ControlServicer(control_pb2_grpc.ControlServiceServicer):
+    """Reads; changes nothing."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def ListWorkers(
+        self, request: control.ListWorkersRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> control.ListWorkersResponse:
+        if request.role not in worker.WorkerRole.values():
+            raise InvalidRequest("role", f"{request.role} is not a role")
+        records = await self._store.workers(request.role or None)
+        return control.ListWorkersResponse(
+            workers=[_status(record) for record in records],
+            # Asked after the read: it is the read that finds the store away.
+            metadata_available=self._store.available,
+        )
+
+
+def _status(record: LeaseRecord) -> control.WorkerStatus:
+    return control.WorkerStatus(
+        info=record.info, load=record.load, address=record.address, age_ms=record.age_ms, pid=record.pid
+    )
+
+
+@asynccontextmanager
+async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncIterator[ServerLife]:
+    """Serves until the block is left. Raises OSError when the address cannot be bound."""
+    info = worker.WorkerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        role=worker.WORKER_ROLE_CONTROL,
+        worker_id=f"control-{secrets.token_hex(6)}",
+        version=package_version(),
+    )
+    async with AsyncExitStack() as stack:
+        server = create_server()
+        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store), server)
+        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
+        await life.ready()
+        await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
+        log.info("control plane %s listens on %s", info.worker_id, life.address)
+        yield life

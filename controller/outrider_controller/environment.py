@@ -1,0 +1,23 @@
+"""What Ray must find in the environment before it is imported."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+
+def prepare_ray() -> None:
+    """Settings for a private Ray on this machine. Call it before anything imports ray, which reads them then."""
+    os.environ.update(
+        {
+            # Ray unpickles what reaches its ports: only holders of a token made for this run may speak to them.
+            # Set explicitly, because a mismatch between processes only says "failed to connect".
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_COLOR_PREFIX": "0",
+        }
+    )
+    # A cluster of somebody else's is not ours to join.
+    os.environ.pop("RAY_ADDRESS", None)

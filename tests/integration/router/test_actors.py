@@ -1,0 +1,90 @@
+"""The controller as it is run: Ray, actors, and a request through a router actor's own port."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import psutil
+from outrider.metadata import MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, serving_draft, serving_target
+
+
+@asynccontextmanager
+async def controller(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def address_of(process: asyncio.subprocess.Process, what: str) -> str:
+    assert process.stderr is not None
+    while line := (await process.stderr.readline()).decode():
+        if f"controller: {what} at " in line:
+            return line.split()[-1]
+    raise AssertionError(f"ended before {what} was up")
+
+
+async def ask(stub: router_pb2_grpc.RouterServiceAsyncStub, request) -> list[int]:
+    tokens: list[int] = []
+    async for response in stub.Route(request, timeout=15, wait_for_ready=True):
+        tokens.extend(response.token_ids)
+    return tokens
+
+
+def listening_addresses(process: psutil.Process) -> set[str]:
+    return {c.laddr.ip for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(metadata_url, fleet):
+    store = MetadataStore.connect(metadata_url)
+    target, draft = SimulatedTarget(), SimulatedDraft()
+    async with (
+        store,
+        serving_target(target),
+        serving_draft(draft),
+        store.register(target.info, target.address, lambda: target.load),
+        store.register(draft.info, draft.address, lambda: draft.load),
+        controller(metadata_url) as process,
+    ):
+        control_address = await address_of(process, "control plane")
+        address = await address_of(process, "router")
+        family = psutil.Process(process.pid).children(recursive=True)
+        async with create_channel(address) as channel, create_channel(control_address) as control_channel:
+            stub = router_pb2_grpc.RouterServiceStub(channel)
+            request = fleet.request([5, 6], 50)
+            assert await ask(stub, request) == continuation([5, 6], 50, 1000)
+            assert target.num_accepted > 0
+
+            control = control_pb2_grpc.ControlServiceStub(control_channel)
+            listed = await control.ListWorkers(control_pb2.ListWorkersRequest())
+            assert listed.metadata_available
+            roles = sorted(w.info.role for w in listed.workers)
+            assert roles == [1, 2, 3, 5]
+            routers = await control.ListWorkers(control_pb2.ListWorkersRequest(role=worker.WORKER_ROLE_ROUTER))
+            assert [w.address for w in routers.workers] == [address]
+
+            assert set().union(*map(listening_addresses, family)) == {"127.0.0.1"}
+            psutil.Process(routers.workers[0].pid).kill()
+            assert await ask(stub, request) == continuation([5, 6], 50, 1000)
+
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(15):
+            assert await process.wait() == 0
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+        assert {r.info.role for r in await store.workers()} == {worker.WORKER_ROLE_TARGET, worker.WORKER_ROLE_DRAFT}
