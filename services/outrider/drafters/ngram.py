@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from outrider.drafters.config import DrafterKind, NgramConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.sequence import Drafted, DraftSequence
-from outrider.speculation import DraftDistribution, VerificationMode
+from outrider.speculation import Q_TOTAL, DraftDistribution, VerificationMode
 
 SOURCE = "ngram"
-_CERTAIN = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class NgramDrafter(Drafter):
         tokens = _until_stop(index.continuation(match, count), sequence.opening.stop_token_ids)
         if sequence.opening.mode is VerificationMode.RATIO:
             # The token was chosen without chance, so the distribution it came from is all on it.
-            return Drafted(SOURCE, tokens, q=[DraftDistribution((token,), (_CERTAIN,)) for token in tokens])
+            return Drafted(SOURCE, tokens, q=[DraftDistribution((token,), (Q_TOTAL,)) for token in tokens])
         return Drafted(SOURCE, tokens)
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from outrider.drafters.config import ModelConfig
 from outrider.drafters.sequence import Drafted
-from outrider.speculation import Proposal
-
-_CERTAIN = 1 << 16
+from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
@@ -51,8 +49,9 @@ class Chain:
 
     @property
     def joint(self) -> float:
-        """The draft's own chance that all of it is right."""
-        return math.prod(self.drafted.confidence)
+        """The draft's estimate of the chance that all of it is accepted."""
+        drafted = self.drafted
+        return math.prod(map(_peak, drafted.q)) if drafted.q else math.prod(drafted.confidence)
 
     @property
     def ended(self) -> bool:
@@ -61,7 +60,8 @@ class Chain:
 
     def add(self, proposal: Proposal) -> None:
         """Takes the token, unless the chain ends before it."""
-        if self.joint * _best_chance(proposal) < self.min_confidence:
+        chance = proposal.confidence if proposal.q is None else _peak(proposal.q)
+        if self.joint * chance < self.min_confidence:
             self.cut = True
             return
         self.drafted.token_ids.append(proposal.token_id)
@@ -70,12 +70,10 @@ class Chain:
             self.drafted.q.append(proposal.q)
 
 
-def _best_chance(proposal: Proposal) -> float:
-    """The chance by which a chain is cut before this token.
+def _peak(q: DraftDistribution) -> float:
+    """The probability of q's likeliest token: in ratio mode, a fair estimate of the chance of acceptance.
 
-    In ratio mode it is that of q's likeliest token, not of the token drawn: which draws are shown to the verifier
-    must not depend on what was drawn, or unlikely tokens would be withheld and the output biased.
+    That of the token drawn would not be one, and must not decide: if unlikely draws were withheld from the verifier,
+    what it is shown would no longer be drawn from q, and the output would be biased.
     """
-    if proposal.q is None:
-        return proposal.confidence
-    return max(proposal.q.counts) / _CERTAIN
+    return max(q.counts) / Q_TOTAL

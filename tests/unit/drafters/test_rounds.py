@@ -58,11 +58,12 @@ def test_a_chain_that_already_has_what_is_wanted_takes_no_more() -> None:
 
 
 @pytest.mark.parametrize("drawn", [0, 1])
-def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_shown(drawn: int) -> None:
+def test_in_ratio_mode_what_was_drawn_decides_neither_what_is_shown_nor_what_follows(drawn: int) -> None:
     counts = (60000, 5536)
     grown = chain()
-    grown.add(Proposal(drawn, counts[drawn] / 65536, DraftDistribution((0, 1), counts)))
-    assert grown.drafted.token_ids == [drawn]
+    for _ in range(4):
+        grown.add(Proposal(drawn, counts[drawn] / 65536, DraftDistribution((0, 1), counts)))
+    assert grown.drafted.token_ids == [drawn] * 4
 
 
 def test_in_ratio_mode_a_flat_distribution_ends_the_chain_before_it() -> None:
