@@ -14,6 +14,9 @@ def prepare_ray() -> None:
             # Set explicitly, because a mismatch between processes only says "failed to connect".
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # The switch that makes Ray listen on the loopback interface only. Its name tells where it is the default;
+            # an address given to ray.init does not do it, for Ray replaces 127.0.0.1 by the machine's own.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
             "RAY_COLOR_PREFIX": "0",

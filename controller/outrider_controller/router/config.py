@@ -47,6 +47,8 @@ class FailoverConfig:
     probe_timeout_s: float = 1.0
     max_failed_probes: int = 2
     """Consecutive health checks without a good answer before the stream is given up."""
+    max_silence_s: float = 120.0
+    """Silence on a stream with open sequences after which it is given up however healthy the worker says it is."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -56,6 +58,7 @@ class FailoverConfig:
             stall_after_s=self.stall_after_s,
             probe_timeout_s=self.probe_timeout_s,
             max_failed_probes=self.max_failed_probes,
+            max_silence_s=self.max_silence_s,
         )
 
 

@@ -97,6 +97,7 @@ class WorkerLink(Generic[M, R]):
         self.generation = 0
         self.up = False
         self.problem = "not connected yet"
+        self._reported = ""
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has ended, well or not."""
         self._verbs: Verbs[M, R] = verbs
@@ -137,10 +138,10 @@ class WorkerLink(Generic[M, R]):
             backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
 
     def _report(self, error: Exception) -> None:
-        problem = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or type(error).__name__
-        if problem != self.problem:
+        problem = _problem(error)
+        if problem != self._reported:
             log.warning("worker %s at %s: %s", self.worker_id, self.address, problem)
-        self.problem = problem or "stream ended"
+        self.problem = self._reported = problem
         self.tried.set()
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
@@ -153,6 +154,10 @@ class WorkerLink(Generic[M, R]):
         try:
             self._came_up(reply.info, reply.load)
             await self._pump(channel, call)
+        except Exception as error:
+            # Known before the sequences are told that they are lost, and why.
+            self.problem = _problem(error)
+            raise
         finally:
             call.cancel()
             self._went_down()
@@ -161,7 +166,7 @@ class WorkerLink(Generic[M, R]):
         self.info, self.load = info, load
         self.outbox.clear()
         self.generation += 1
-        self.up, self.problem = True, ""
+        self.up, self.problem, self._reported = True, "", ""
         self._heard_s = time.monotonic()
         log.info("worker %s at %s: up", self.worker_id, self.address)
         self.tried.set()
@@ -208,15 +213,20 @@ class WorkerLink(Generic[M, R]):
                 raise LinkDown("stream ended while writing") from error
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
-        """Gives the stream up when it is silent and the worker's health has no good answer."""
+        """Gives the stream up when it is silent and the worker's health has no good answer, or silent for too long."""
         health: Any = health_pb2_grpc.HealthStub(channel)
         failed = 0
         while True:
             await asyncio.sleep(self._failover.stall_after_s / 2)
+            if not self.open_sequences:
+                # An idle stream has nothing to say: silence counts from the first sequence on.
+                self._heard_s = time.monotonic()
             silent_s = time.monotonic() - self._heard_s
-            if not self.open_sequences or silent_s < self._failover.stall_after_s:
+            if silent_s < self._failover.stall_after_s:
                 failed = 0
                 continue
+            if silent_s > self._failover.max_silence_s:
+                raise LinkDown(f"silent for {silent_s:.0f} s")
             failed = 0 if await self._healthy(health) else failed + 1
             if failed >= self._failover.max_failed_probes:
                 raise LinkDown(f"silent for {silent_s:.1f} s and not healthy")
@@ -227,3 +237,9 @@ class WorkerLink(Generic[M, R]):
         except grpc.RpcError:
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _problem(error: Exception) -> str:
+    """In words. A broken stream says why in its details, which may be empty."""
+    said = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return said or type(error).__name__

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from outrider.metadata import LeaseRecord
 from outrider.prefix import block_hashes
+from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -32,6 +33,9 @@ LinkKey = tuple[str, int]
 
 class Directory(Protocol):
     """The part of the metadata store that the pools read."""
+
+    @property
+    def available(self) -> bool: ...
 
     async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
 
@@ -109,9 +113,15 @@ class Pools:
             for name, info in sorted(first.items())
         ]
 
-    async def ready(self) -> None:
-        """Returns once the leases were read for the first time and every worker they name was tried."""
-        await self._refreshed.wait()
+    async def ready(self, timeout_s: float) -> None:
+        """Returns once the leases were read for the first time and every worker they name was tried.
+
+        Raises Unavailable when the metadata store did not answer within `timeout_s`.
+        """
+        try:
+            await asyncio.wait_for(self._refreshed.wait(), timeout_s)
+        except TimeoutError:
+            raise Unavailable("the metadata store has not answered yet", reason="NO_METADATA") from None
 
     def changed(self) -> asyncio.Event:
         """Set when a worker comes, goes or gets room. Take it before looking, or a change in between is missed."""
@@ -223,7 +233,8 @@ class Pools:
             elif record.info.role == worker.WORKER_ROLE_DRAFT:
                 self._follow(self._drafts, record, DRAFT_VERBS, self._draft_listener)
         await asyncio.gather(self._let_go(self._targets), self._let_go(self._drafts))
-        if not self._refreshed.is_set():
+        # An empty list from a store that did not answer is no news.
+        if self._directory.available and not self._refreshed.is_set():
             await self._first_connections()
             self._refreshed.set()
         self.notify()

@@ -24,7 +24,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
 from prometheus_client import CollectorRegistry
 
-from outrider_controller.router.config import AdmissionConfig, RouterConfig
+from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.request import check_model_name, check_request
 from outrider_controller.router.rounds import Rounds
@@ -41,16 +41,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     """One request per call. An OutriderError becomes its status in the server's interceptor."""
 
     def __init__(
-        self,
-        rounds: Rounds,
-        notices: Notices,
-        admission: AdmissionConfig,
-        salt_key: bytes,
-        draining: Callable[[], bool],
+        self, rounds: Rounds, notices: Notices, config: RouterConfig, salt_key: bytes, draining: Callable[[], bool]
     ) -> None:
         self._rounds = rounds
         self._notices = notices
-        self._admission = admission
+        self._admission = config.admission
+        self._ready_timeout_s = config.failover.wait_for_target_s
         self._salt_key = salt_key
         self._draining = draining
         self._num_calls = 0
@@ -85,7 +81,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._admit()
         deadline_s = remaining_s(context, margin_s=_DEADLINE_MARGIN_S)
         model = check_model_name(message)
-        await self._rounds.pools.ready()
+        await self._rounds.pools.ready(self._ready_timeout_s)
         info = self._rounds.pools.model_info(model)
         if info is None:
             raise UnknownModel(model)
@@ -106,7 +102,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListModels(
         self, request: router.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> router.ListModelsResponse:
-        await self._rounds.pools.ready()
+        await self._rounds.pools.ready(self._ready_timeout_s)
         return router.ListModelsResponse(models=self._rounds.pools.models())
 
     def load(self) -> worker.WorkerLoad:
@@ -151,7 +147,7 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         servicer = RouterServicer(
             rounds,
             notices,
-            config.admission,
+            config,
             config.cache_salt_key or secrets.token_bytes(32),
             lambda: life is not None and life.draining.is_set(),
         )

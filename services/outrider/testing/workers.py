@@ -12,7 +12,7 @@ import hashlib
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,6 +99,22 @@ class _Sequence:
         self.draft.extend(tokens[overlap:])
 
 
+class _Stream:
+    """The answering side of one stream. gRPC takes one operation at a time on it, an abort included."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._turn = asyncio.Lock()
+
+    async def write(self, message: Any) -> None:
+        async with self._turn:
+            await self._context.write(message)
+
+    async def abort(self) -> None:
+        async with self._turn:
+            await self._context.abort(grpc.StatusCode.INTERNAL, "the worker broke")
+
+
 class _Worker:
     """What both kinds have in common: identity, records of what was asked, and ways to misbehave."""
 
@@ -145,14 +161,14 @@ class _Worker:
         assert self._server is not None
         await self._server.stop(0)
 
-    async def _until_broken(self, context: Any, work: Callable[[], Any]) -> None:
+    async def _until_broken(self, stream: _Stream, *work: Coroutine[Any, Any, None]) -> None:
         """Runs one stream's tasks until the client leaves or `break_streams` ends it."""
         broken = asyncio.create_task(self._broken.wait())
-        tasks = [broken, *work()]
+        tasks = [broken, *map(asyncio.create_task, work)]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if broken.done():
-                await context.abort(grpc.StatusCode.INTERNAL, "the worker broke")
+                await stream.abort()
         finally:
             for task in tasks:
                 task.cancel()
@@ -185,6 +201,7 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load)
 
     async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Any) -> None:  # type: ignore[override]
+        stream = _Stream(context)
         mine: dict[int, _Sequence] = {}
         pending = target_pb2.VerifyResponse()
 
@@ -202,10 +219,10 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
                     message = target_pb2.VerifyResponse()
                     message.CopyFrom(pending)
                     pending.Clear()
-                    await context.write(self.corrupt(message) if self.corrupt else message)
+                    await stream.write(self.corrupt(message) if self.corrupt else message)
 
         try:
-            await self._until_broken(context, lambda: [asyncio.create_task(read()), asyncio.create_task(step())])
+            await self._until_broken(stream, read(), step())
         finally:
             for sequence_id in mine:
                 self.live.pop(sequence_id, None)
@@ -299,6 +316,7 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.DraftServiceGetInfoResponse(info=self.info, load=self.load)
 
     async def Draft(self, requests: AsyncIterator[draft_pb2.DraftRequest], context: Any) -> None:  # type: ignore[override]
+        stream = _Stream(context)
         mine: dict[int, _Sequence] = {}
         pending = draft_pb2.DraftResponse()
         filled = asyncio.Event()
@@ -319,10 +337,10 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
                 message.CopyFrom(pending)
                 pending.Clear()
                 if message.drafts or message.errors:
-                    await context.write(self.corrupt(message) if self.corrupt else message)
+                    await stream.write(self.corrupt(message) if self.corrupt else message)
 
         try:
-            await self._until_broken(context, lambda: [asyncio.create_task(read()), asyncio.create_task(propose())])
+            await self._until_broken(stream, read(), propose())
         finally:
             for sequence_id in mine:
                 self.live.pop(sequence_id, None)

@@ -60,22 +60,28 @@ class Fleet:
 
     store: MetadataStore
     stack: AsyncExitStack
+    num_workers: int = 0
     config: RouterConfig = CONFIG
     router: RunningRouter | None = None
     stub: router_pb2_grpc.RouterServiceAsyncStub | None = None
 
     async def target(self, target: SimulatedTarget | None = None) -> SimulatedTarget:
         target = await self.stack.enter_async_context(serving_target(target or SimulatedTarget()))
+        self.num_workers += 1
         await self.stack.enter_async_context(self.store.register(target.info, target.address, lambda: target.load))
         return target
 
     async def draft(self, draft: SimulatedDraft | None = None) -> SimulatedDraft:
         draft = await self.stack.enter_async_context(serving_draft(draft or SimulatedDraft()))
+        self.num_workers += 1
         await self.stack.enter_async_context(self.store.register(draft.info, draft.address, lambda: draft.load))
         return draft
 
     async def start(self, **changes: Any) -> RunningRouter:
-        """Starts the router; `changes` replace parts of its configuration."""
+        """Starts the router once all workers so far are listed; `changes` replace parts of its configuration."""
+        async with asyncio.timeout(10):
+            while len(await self.store.workers()) < self.num_workers:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         self.config = replace(CONFIG, **changes)
         self.router = await self.stack.enter_async_context(running_router(self.config, self.store))
         channel = await self.stack.enter_async_context(create_channel(self.router.address))

@@ -145,6 +145,23 @@ async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie
     assert [c.reason for c in targets[0].closes] == [sequence.CLOSE_REASON_MOVED]
 
 
+async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet):
+    mute, other = SimulatedTarget(step_s=0.003), SimulatedTarget(step_s=0.003)
+    other.load.num_running = 9
+
+    async def hush() -> None:
+        mute.step_s = 60
+
+    await fleet.target(mute)
+    await fleet.target(other)
+    await fleet.start(failover=FailoverConfig(stall_after_s=0.1, max_silence_s=0.4))
+    started_s = time.monotonic()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 60)), 20, hush)
+    assert tokens(rounds) == truth(60)
+    assert rounds[-1].metrics.num_target_failovers == 1
+    assert time.monotonic() - started_s < 2
+
+
 async def test_a_request_that_breaks_every_target_is_tried_on_two_and_then_rejected(fleet):
     targets = [await fleet.target() for _ in range(4)]
     await fleet.start()

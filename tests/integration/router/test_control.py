@@ -1,0 +1,41 @@
+"""The operator's API, from real leases."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from outrider.metadata import MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+
+
+async def test_workers_are_listed_by_role_with_their_load(fleet):
+    target, draft = await fleet.target(), await fleet.draft()
+    async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        everyone = await stub.ListWorkers(control_pb2.ListWorkersRequest())
+        assert everyone.metadata_available
+        ids = {w.info.worker_id for w in everyone.workers}
+        assert {target.info.worker_id, draft.info.worker_id} < ids and len(ids) == 3
+        drafts = await stub.ListWorkers(control_pb2.ListWorkersRequest(role=worker.WORKER_ROLE_DRAFT))
+        assert [(w.info, w.address) for w in drafts.workers] == [(draft.info, draft.address)]
+        assert drafts.workers[0].pid > 0 and drafts.workers[0].age_ms < 2000
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListWorkers(control_pb2.ListWorkersRequest(role=99))
+        assert from_rpc_error(caught.value).field == "role"
+
+
+async def test_without_the_store_the_list_says_that_it_is_old(tmp_path):
+    async with (
+        MetadataStore.connect(f"unix://{tmp_path}/absent.sock") as store,
+        running_control(ControlConfig(), store) as life,
+        create_channel(life.address) as channel,
+    ):
+        stub = control_pb2_grpc.ControlServiceStub(channel)
+        answer = await stub.ListWorkers(control_pb2.ListWorkersRequest())
+    assert not answer.metadata_available
+    assert list(answer.workers) == []

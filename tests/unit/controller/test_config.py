@@ -1,0 +1,49 @@
+"""The controller's command line."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_controller.config import parse_arguments
+
+URL = ["--metadata", "redis://127.0.0.1:1"]
+
+
+def test_routers_share_one_drawn_salt_key_and_the_policy_given():
+    config = parse_arguments([*URL, "--routers", "3", "--max-draft-tokens", "7", "--max-wait-ms", "1.5"])
+    assert len(config.routers) == 3
+    assert len({r.cache_salt_key for r in config.routers}) == 1
+    assert len(config.routers[0].cache_salt_key) == 32
+    assert (config.routers[0].policy.max_draft_tokens, config.routers[0].policy.max_wait_us) == (7, 1500)
+    assert config.routers[0].cache_salt_key != parse_arguments(URL).routers[0].cache_salt_key
+
+
+def test_addresses_are_taken_one_per_router():
+    config = parse_arguments([*URL, "--router-listen", "127.0.0.1:7001", "--router-listen", "127.0.0.1:7002"])
+    assert [r.listen for r in config.routers] == ["127.0.0.1:7001", "127.0.0.1:7002"]
+
+
+def test_the_salt_key_is_read_from_a_file(tmp_path):
+    (tmp_path / "key").write_text("k" * 40 + "\n")
+    config = parse_arguments([*URL, "--cache-salt-key-file", str(tmp_path / "key")])
+    assert config.routers[0].cache_salt_key == b"k" * 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "--metadata"),
+        (["--metadata", "http://x"], "metadata"),
+        ([*URL, "--routers", "0"], "routers"),
+        ([*URL, "--routers", "2", "--router-listen", "127.0.0.1:1"], "routers"),
+        ([*URL, "--max-draft-tokens", "99"], "max_draft_tokens"),
+        ([*URL, "--drain-timeout", "0"], "drain_timeout"),
+        ([*URL, "--ray-temp-dir", "/" + "x" * 60], "ray_temp_dir"),
+        ([*URL, "--cache-salt-key-file", "/nonexistent"], "/nonexistent"),
+        ([*URL, "--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_a_bad_option_is_named_and_nothing_starts(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
