@@ -1,0 +1,9 @@
+"""The operator's command line. Speaks the public and the control API, and supervises the processes of one machine.
+
+Data goes to stdout, everything else to stderr. Commands are imported when they are called: `outrider --help` loads
+neither torch nor gRPC.
+"""
+
+from outrider_controller.cli.app import cli, main
+
+__all__ = ["cli", "main"]

@@ -1,0 +1,99 @@
+"""The command tree, and what every command shares: errors, exit codes, interruption."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from outrider_controller.cli.exits import HELP, CommandError, ExitCode
+
+# Name → (module, attribute, one line of help). The line stands here so that help imports no command.
+_COMMANDS = {
+    "up": ("up", "up", "Start the whole stack on this machine; Ctrl-C stops all of it."),
+    "demo": ("demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
+    "generate": ("generate", "generate", "Ask a running stack for an answer."),
+    "get": ("get", "get", "List what is running."),
+    "bench": ("bench", "bench", "Measure exactness, latency and acceptance."),
+    "distill": ("distill", "distill", "Make a draft: let a target teach a small model."),
+    "draft": ("foreground", "draft", "Run one draft worker in the foreground."),
+    "target": ("foreground", "target", "Run one target worker in the foreground."),
+    "gateway": ("foreground", "gateway", "Run one gateway in the foreground."),
+    "controller": ("foreground", "controller", "Run router and control plane in the foreground."),
+    "version": ("version", "version_command", "Print the version."),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"outrider_controller.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, epilog=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Exact, disaggregated speculative decoding.
+
+    A target model answers; draft models on other machines ride ahead. Start with `outrider demo`, or with `outrider
+    up` here and `outrider generate "Why is the sky blue?"` in another terminal.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `outrider` command."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = cli.main(args=given, prog_name="outrider", standalone_mode=False)
+    except CommandError as error:
+        return _failed(str(error), error.exit_code, error.reason, given)
+    except click.UsageError as error:
+        if not wants_json(given):
+            error.show()
+            return ExitCode.USAGE
+        return _failed(error.format_message(), ExitCode.USAGE, "USAGE", given)
+    except click.ClickException as error:
+        return _failed(error.format_message(), ExitCode.ERROR, "ERROR", given)
+    except (click.Abort, KeyboardInterrupt):
+        return _failed("interrupted", ExitCode.INTERRUPTED, "INTERRUPTED", given)
+    except BrokenPipeError:
+        # Who reads us has seen enough (`| head`). What is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _failed(message: str, code: ExitCode, reason: str, arguments: Sequence[str]) -> ExitCode:
+    if wants_json(arguments):
+        error = {"reason": reason, "message": message, "exit_code": int(code)}
+        click.echo(json.dumps({"schema": "outrider/error/v1", "error": error}), err=True)
+    else:
+        click.echo(f"outrider: {message}", err=True)
+    return code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether the output asked for is JSON: then errors are, too."""
+    pairs = set(itertools.pairwise(arguments))
+    return bool(pairs & {("-o", "json"), ("--output", "json")} or {"-ojson", "--output=json"} & set(arguments))

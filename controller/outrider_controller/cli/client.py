@@ -1,0 +1,186 @@
+"""Calls to a running stack: generation through the gateway, workers through the control plane, models of a router."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.v1 import (
+    control_pb2,
+    control_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    router_pb2,
+    router_pb2_grpc,
+    worker_pb2,
+)
+
+from outrider_controller.cli.exits import CommandError
+
+_CALL_TIMEOUT_S = 5.0
+
+SPECULATION_MODES = {
+    "auto": router_pb2.SPECULATION_MODE_AUTO,
+    "on": router_pb2.SPECULATION_MODE_ON,
+    "off": router_pb2.SPECULATION_MODE_OFF,
+}
+
+R = TypeVar("R")
+OnChunk = Callable[[generation_pb2.StreamGenerateResponse], None]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One finished answer, with times of this process's monotonic clock."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    usage: generation_pb2.Usage = field(default_factory=generation_pb2.Usage)
+    metrics: generation_pb2.Metrics = field(default_factory=generation_pb2.Metrics)
+    seconds: float = 0.0
+    """Request sent to last token received."""
+    first_token_s: float = 0.0
+    """Request sent to first token received."""
+
+    @property
+    def sums(self) -> router_pb2.RequestMetrics:
+        return self.metrics.speculative_decoding
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over the whole request."""
+        return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def decode_s(self) -> float:
+        """First token to last: len(token_ids) - 1 tokens."""
+        return self.seconds - self.first_token_s
+
+
+class Gateway:
+    """The public gRPC API of one gateway. For `async with`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def __aenter__(self) -> Gateway:
+        self._channel = create_channel(self.address)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    async def stream(
+        self, request: generation_pb2.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+        """Messages as they come. Raises CommandError."""
+        message = generation_pb2.StreamGenerateRequest(request=request)
+        with _errors(f"gateway at {self.address}"):
+            async for response in self._stub.StreamGenerate(message, timeout=timeout_s):
+                yield response
+
+    async def answer(
+        self,
+        request: generation_pb2.GenerateRequest,
+        timeout_s: float | None = None,
+        on_chunk: OnChunk = lambda chunk: None,
+    ) -> Answer:
+        """The whole answer; each message also goes to `on_chunk`. Raises CommandError."""
+        answer = Answer()
+        started_s = time.monotonic()
+        async for chunk in self.stream(request, timeout_s):
+            now_s = time.monotonic() - started_s
+            if chunk.token_ids:
+                answer.first_token_s = answer.first_token_s or now_s
+                answer.seconds = now_s
+            answer.text += chunk.text
+            answer.token_ids.extend(chunk.token_ids)
+            if chunk.finish_reason:
+                answer.finish_reason = chunk.finish_reason
+                answer.usage, answer.metrics = chunk.usage, chunk.metrics
+            on_chunk(chunk)
+        return answer
+
+
+def apply_prompt(request: generation_pb2.GenerateRequest, prompt: str, *, raw: bool = False, system: str = "") -> None:
+    """As a user's message after the system's, or raw, as text to be continued."""
+    if raw:
+        request.text = prompt
+        return
+    if system:
+        request.chat.messages.add(role="system", content=system)
+    request.chat.messages.add(role="user", content=prompt)
+
+
+async def list_workers(
+    address: str, role: worker_pb2.WorkerRole.ValueType = worker_pb2.WORKER_ROLE_UNSPECIFIED
+) -> control_pb2.ListWorkersResponse:
+    """Asks the control plane. Raises CommandError."""
+    request = control_pb2.ListWorkersRequest(role=role)
+
+    async def ask(channel: grpc.aio.Channel) -> control_pb2.ListWorkersResponse:
+        return await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(request, timeout=_CALL_TIMEOUT_S)
+
+    return await _call(f"control plane at {address}", address, ask)
+
+
+async def list_models(router: str) -> list[router_pb2.ServedModel]:
+    """Asks one router what it serves, and with how many workers. Raises CommandError."""
+
+    async def ask(channel: grpc.aio.Channel) -> router_pb2.ListModelsResponse:
+        request = router_pb2.ListModelsRequest()
+        return await router_pb2_grpc.RouterServiceStub(channel).ListModels(request, timeout=_CALL_TIMEOUT_S)
+
+    return list((await _call(f"router at {router}", router, ask)).models)
+
+
+async def _call(asked: str, address: str, ask: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
+    async with create_channel(address) as channel:
+        with _errors(asked):
+            return await ask(channel)
+
+
+@contextmanager
+def _errors(asked: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise CommandError.of(from_rpc_error(error), asked) from error
+
+
+def worker_rows(workers: Sequence[control_pb2.WorkerStatus]) -> list[dict[str, Any]]:
+    """Workers as flat rows, by role and id."""
+    return [_worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
+
+
+def _worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
+    info, load = status.info, status.load
+    return {
+        "id": info.worker_id,
+        "role": worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_").lower(),
+        "model": info.model,
+        "draft_kind": info.draft_kind,
+        "address": status.address,
+        "pid": status.pid,
+        "running": load.num_running,
+        "waiting": load.num_waiting,
+        "free_blocks": load.num_free_blocks,
+        "num_blocks": info.num_blocks,
+        "draining": load.draining,
+        "age_ms": status.age_ms,
+        "device": info.device,
+        "dtype": info.dtype,
+        "max_context_len": info.max_context_len,
+        "max_sequences": info.max_sequences,
+        "model_revision": info.model_revision,
+        "tokenizer_fingerprint": info.tokenizer_fingerprint,
+        "version": info.version,
+    }

@@ -1,0 +1,62 @@
+"""Exit codes, the same for every command, and what each error means in them."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.rpc.errors import OutriderError
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 5
+    TIMEOUT = 6
+    INTERRUPTED = 130
+
+
+HELP = """\b
+Exit codes:
+  0    done
+  1    failed, or what was checked does not hold
+  2    the command or a request makes no sense as given
+  3    what was named does not exist
+  5    nobody answers, or there is no room now
+  6    took longer than allowed
+  130  interrupted (Ctrl-C)
+"""
+
+_BY_STATUS = {
+    "INVALID_ARGUMENT": ExitCode.USAGE,
+    "OUT_OF_RANGE": ExitCode.USAGE,
+    "UNIMPLEMENTED": ExitCode.USAGE,
+    "NOT_FOUND": ExitCode.NOT_FOUND,
+    "UNAVAILABLE": ExitCode.UNAVAILABLE,
+    "RESOURCE_EXHAUSTED": ExitCode.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": ExitCode.TIMEOUT,
+    "CANCELLED": ExitCode.INTERRUPTED,
+}
+
+
+class CommandError(Exception):
+    """One clear line for the user, and the exit code. `reason` is UPPER_SNAKE and stable, for programs."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.ERROR, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.reason = reason or exit_code.name
+
+    @classmethod
+    def of(cls, error: OutriderError, asked: str) -> CommandError:
+        """What a server answered; `asked` says who was asked, as in 'gateway at 127.0.0.1:8001'."""
+        code = _BY_STATUS.get(error.code.name, ExitCode.ERROR)
+        message = f"{asked}: {error}"
+        if error.reason is None and code is ExitCode.UNAVAILABLE:
+            message = f"nobody answers for the {asked}; is it running? (outrider up)"
+        if error.retry_after_s is not None:
+            message += f" (try again in {error.retry_after_s:g} s)"
+        return cls(message, code, reason=error.reason or error.code.name)

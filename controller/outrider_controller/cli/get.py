@@ -1,0 +1,77 @@
+"""outrider get"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from outrider.rpc.v1 import worker_pb2
+
+from outrider_controller.cli.client import list_workers, worker_rows
+from outrider_controller.cli.endpoints import endpoint_option
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.output import columns, emit_json, note, output_option
+
+_ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
+_TABLE = ("id", "role", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
+_WIDE = (*_TABLE, "pid", "num_blocks", "max_sequences", "max_context_len", "device", "dtype", "version")
+
+
+@click.group("get")
+def get() -> None:
+    """List what is running."""
+
+
+@get.command("workers")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
+@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+@output_option("table", "wide", "json", "yaml", "name")
+def workers(ids: tuple[str, ...], role: str | None, control: str, output: str) -> None:
+    """List workers that hold a lease: drafts, targets, routers, gateways.
+
+    With IDs only those; exit code 3 if one of them does not exist.
+    """
+    answer = asyncio.run(list_workers(control, _ROLES.get(role or "", worker_pb2.WORKER_ROLE_UNSPECIFIED)))
+    if not answer.metadata_available:
+        note("the metadata store is away: this is the last known list")
+    rows = worker_rows(answer.workers)
+    unknown = set(ids) - {row["id"] for row in rows}
+    if unknown:
+        raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
+    _print([row for row in rows if not ids or row["id"] in ids], output)
+
+
+def _print(rows: Sequence[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        emit_json("workers", {"workers": rows})
+    elif output == "yaml":
+        click.echo(to_yaml({"schema": "outrider/workers/v1", "workers": rows}), nl=False)
+    elif output == "name":
+        for row in rows:
+            click.echo(row["id"])
+    else:
+        shown = _WIDE if output == "wide" else _TABLE
+        header = [name.upper().replace("_", "-") for name in shown]
+        click.echo(columns(header, [[_cell(row[name]) for name in shown] for row in rows]))
+
+
+def _cell(value: object) -> object:
+    return "-" if value == "" else value
+
+
+def to_yaml(document: dict[str, Any]) -> str:
+    """Scalars, and lists of flat mappings, which is all there is. Scalars are written as JSON, which YAML includes."""
+    lines = []
+    for key, value in document.items():
+        if not isinstance(value, list):
+            lines.append(f"{key}: {json.dumps(value)}")
+            continue
+        lines.append(f"{key}:" if value else f"{key}: []")
+        for item in value:
+            pairs = [f"{name}: {json.dumps(scalar)}" for name, scalar in item.items()]
+            lines += [f"{'- ' if number == 0 else '  '}{pair}" for number, pair in enumerate(pairs)]
+    return "\n".join(lines) + "\n"

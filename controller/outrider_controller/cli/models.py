@@ -1,0 +1,75 @@
+"""Where the models of a stack lie. Fetching one is left to a child process: it needs torch, a supervisor does not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider_controller.cli.exits import CommandError
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+_SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
+
+
+def cache_directory() -> Path:
+    """OUTRIDER_CACHE, or ~/.cache/outrider: as the engine has it."""
+    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
+
+
+def state_file() -> Path:
+    """Describes the stack that was started last on this machine, for commands in other terminals."""
+    return cache_directory() / "run" / "current.json"
+
+
+def served_name(model: str) -> str:
+    """Under which clients ask for it."""
+    return os.path.basename(model.rstrip("/")).removesuffix(".gguf")
+
+
+def default_draft(target: str, kind: str) -> str:
+    """The draft that goes with a target when none is named. Raises CommandError when there is none."""
+    if kind == "ngram":
+        # It reads the vocabulary only.
+        return target
+    draft = _SHIPPED_DRAFTS.get(target)
+    if draft is None:
+        raise CommandError(f"no draft is shipped for {target}: give --draft-model, or --draft-kind ngram")
+    return draft
+
+
+def located(model: str) -> Path | None:
+    """The model's directory, if nothing has to be fetched or converted first."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    cached = cache_directory() / "models" / model
+    return cached if not path.exists() and (cached / "config.json").is_file() else None
+
+
+async def fetched(model: str, report: Callable[[str], None]) -> Path:
+    """The model's directory; downloads and converts on first use. Raises CommandError with the reason."""
+    if (path := located(model)) is not None:
+        return path
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "outrider_controller.cli.fetch", model),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    try:
+        last = ""
+        async for line in child.stderr:
+            last = line.decode(errors="replace").strip() or last
+            report(last)
+        found = (await child.stdout.read()).decode().strip()
+        if await child.wait() != 0:
+            raise CommandError(last or f"{model}: could not be fetched")
+        return Path(found)
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()

@@ -1,0 +1,70 @@
+"""How results look: aligned columns for people, versioned JSON for programs, on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def output_option(*choices: str) -> Callable[[F], F]:
+    """-o/--output; the first choice is the default."""
+    return click.option(
+        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Format of stdout."
+    )
+
+
+def json_file_option(command: F) -> F:
+    """--json FILE"""
+    kind = click.Path(dir_okay=False, writable=True, path_type=Path)
+    return click.option("--json", "json_file", type=kind, metavar="FILE", help="Also write the figures here.")(command)
+
+
+def document(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the name and version of its shape."""
+    return {"schema": f"outrider/{kind}/v1", **body}
+
+
+def emit_json(kind: str, body: Mapping[str, Any]) -> None:
+    click.echo(json.dumps(document(kind, body), ensure_ascii=False, indent=2))
+
+
+def write_json(file: Path | None, kind: str, body: Mapping[str, Any]) -> None:
+    """Does nothing without a file."""
+    if file is not None:
+        file.write_text(json.dumps(document(kind, body), ensure_ascii=False, indent=2) + "\n")
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Aligned columns: numbers, and strings that begin with one, to the right."""
+    lines = [list(header), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    right = [bool(rows) and all(_numeric(cell) for cell in column) for column in zip(*lines[1:], strict=True)]
+    right = right or [False] * len(header)
+
+    def align(cell: str, width: int, to_right: bool) -> str:
+        return cell.rjust(width) if to_right else cell.ljust(width)
+
+    return "\n".join("   ".join(map(align, line, widths, right)).rstrip() for line in lines)
+
+
+def _numeric(cell: str) -> bool:
+    return cell in ("", "-") or bool(re.fullmatch(r"[+-]?\d+([.,]\d+)*( ?(%|×|ms|s|/ \d+))?", cell))
+
+
+def note(line: str) -> None:
+    """One line of diagnostics on stderr."""
+    click.echo(line, err=True)
+
+
+def colours() -> bool:
+    """Whether stdout may be coloured: a terminal, and nobody said NO_COLOR (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,0 +1,189 @@
+"""One supervised child process: its log, its health, its end. Knows nothing of what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_HEALTH_POLL_S = 0.1
+_HEALTH_TIMEOUT_S = 2.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ProcessFailed(Exception):
+    """A process that ended, or did not become ready. The message says which, and how its log ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to run."""
+
+    name: str
+    argv: tuple[str, ...]
+    address: str
+    """HOST:PORT whose grpc.health.v1 says when it is ready; empty: ready once it runs."""
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Other addresses it listens on, by what they are for."""
+    cores: tuple[int, ...] = ()
+    """CPU cores it and its children may use; empty means all."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class ManagedProcess:
+    """A child in a session of its own: Ctrl-C in the terminal reaches it only through us, and so do its children."""
+
+    def __init__(self, spec: ProcessSpec, log_path: Path) -> None:
+        self.spec = spec
+        self.log_path = log_path
+        self.stopping = False
+        """Whether its end is wanted."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._log_start = 0
+
+    async def start(self) -> None:
+        """Raises ProcessFailed when it cannot even be executed."""
+        self.stopping = False
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.spec.argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.env},
+                    preexec_fn=_before_exec(self.spec.cores),
+                )
+            except OSError as error:
+                raise ProcessFailed(f"{self.spec.name} cannot be started: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Of the last start; 0 before the first."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def returncode(self) -> int | None:
+        """Negative: the signal that ended it."""
+        return self._process.returncode if self._process is not None else None
+
+    async def exited(self) -> None:
+        """Returns when it has ended."""
+        if self._process is not None:
+            await self._process.wait()
+
+    async def ready(self, timeout_s: float) -> None:
+        """Returns when its health says SERVING. Raises ProcessFailed when it ends first, or takes too long."""
+        exited = asyncio.ensure_future(self.exited())
+        healthy = asyncio.ensure_future(_until_serving(self.spec.address))
+        try:
+            await asyncio.wait({exited, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                raise self.failure()
+            if not healthy.done():
+                raise ProcessFailed(f"{self.spec.name} is not ready after {timeout_s:g} s; {self._log_end()}")
+            healthy.result()
+        finally:
+            for task in (exited, healthy):
+                task.cancel()
+            await asyncio.gather(exited, healthy, return_exceptions=True)
+
+    def failure(self) -> ProcessFailed:
+        """How it ended, for people."""
+        code = self.returncode or 0
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return ProcessFailed(f"{self.spec.name} {how}; {self._log_end()}")
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines it wrote since its last start."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            text = log.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _log_end(self) -> str:
+        return f"{self.log_path} ends with:\n{self.log_tail() or '(nothing)'}"
+
+    def kill(self) -> None:
+        """SIGKILL, to the process alone: what a crash looks like."""
+        if self.running and self._process is not None:
+            self._process.kill()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`. Nothing that it started is left, either."""
+        self.stopping = True
+        if self._process is None:
+            return
+        family = _family(self.pid)
+        if self.running:
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        # Those that appeared meanwhile as well. Only then is the process itself forgotten.
+        for relative in {*family, *_family(self.pid)}:
+            with contextlib.suppress(psutil.Error):
+                relative.kill()
+        self.kill()
+        await self._process.wait()
+
+
+def _family(pid: int) -> set[psutil.Process]:
+    """Descendants of `pid`, and all in its session: a child whose parent has died is found by that."""
+    found: set[psutil.Process] = set()
+    with contextlib.suppress(psutil.Error):
+        found.update(psutil.Process(pid).children(recursive=True))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != pid and os.getsid(process.pid) == pid:
+                found.add(process)
+    return found
+
+
+async def _until_serving(address: str) -> None:
+    if not address:
+        return
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from outrider.rpc.channel import create_channel
+
+    async with create_channel(address) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        while True:
+            with contextlib.suppress(grpc.RpcError):
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT_S)
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return
+            await asyncio.sleep(_HEALTH_POLL_S)
+
+
+def _before_exec(cores: tuple[int, ...]) -> Callable[[], None] | None:
+    """Runs in the child: it dies with us, and keeps to its cores. Linux only."""
+    if sys.platform != "linux":
+        return None
+    # Everything that could take a lock or import is done here, before the fork.
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def run() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    return run

@@ -1,0 +1,213 @@
+"""The whole stack on one machine, for `async with`: every process for real, started together, stopped in reverse.
+
+async with Stack(StackConfig()) as stack:
+    ...                              # stack.gateway_grpc, stack.gateway_http, stack.control, stack.routers
+    stack.processes["draft-0"].kill()
+    await stack.restart("draft-0")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.v1 import control_pb2
+
+from outrider_controller.cli.client import list_models, list_workers
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import cache_directory, fetched, state_file
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
+from outrider_controller.cli.stack_config import Plan, Planner, StackConfig
+
+_ASSEMBLY_TIMEOUT_S = 30.0
+_POLL_S = 0.1
+
+Report = Callable[[str], None]
+
+
+class Stack:
+    """Raises ProcessFailed, with the last lines of the log, when a process does not come up."""
+
+    gateway_grpc: str
+    gateway_http: str
+    control: str
+    routers: tuple[str, ...]
+    run_dir: Path
+    target_path: Path
+    metadata_url: str
+
+    def __init__(self, config: StackConfig, report: Report = lambda line: None) -> None:
+        self.config = config
+        self.processes: dict[str, ManagedProcess] = {}
+        self.redis: EmbeddedServer | None = None
+        self._report = report
+        self._exits = AsyncExitStack()
+        self._ports = Ports()
+        self._planner: Planner
+
+    async def __aenter__(self) -> Stack:
+        async with AsyncExitStack() as exits:
+            await self._start(exits)
+            # Everything is up: what was opened is now closed by __aexit__.
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exits.aclose()
+
+    async def _start(self, exits: AsyncExitStack) -> None:
+        started_s = time.monotonic()
+        self.target_path = await fetched(self.config.target_model, self._report)
+        self.run_dir = _make_run_dir(self.config.run_dir)
+        self._report(f"logs in {self.run_dir}")
+        self.metadata_url = self.config.metadata_url or self._start_redis(exits)
+        self._planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
+        try:
+            plan = self._planner.plan(self._ports)
+        except OSError as error:
+            raise ProcessFailed(str(error)) from error
+        self.gateway_grpc, self.gateway_http = plan.gateway.address, plan.gateway.endpoints["http"]
+        self.control, self.routers = plan.controller.address, plan.routers
+        await exits.enter_async_context(self._running(plan))
+        await self._all_ready(started_s)
+        await self._assembled()
+        self._write_state()
+        exits.callback(_forget_state)
+
+    def _start_redis(self, exits: AsyncExitStack) -> str:
+        # In this thread, the main one: the server ends when the thread that started it does.
+        try:
+            self.redis = exits.enter_context(EmbeddedServer.start(self.run_dir))
+        except (FileNotFoundError, RuntimeError) as error:
+            raise ProcessFailed(str(error)) from error
+        self._report("redis is ready")
+        return self.redis.url
+
+    @asynccontextmanager
+    async def _running(self, plan: Plan) -> AsyncIterator[None]:
+        """All processes at once: each waits by itself for what it needs."""
+        try:
+            for spec in (spec for tier in plan.tiers for spec in tier):
+                await self._launch(spec)
+            yield
+        finally:
+            for tier in reversed(plan.tiers):
+                await self._stop([spec.name for spec in tier])
+
+    async def _launch(self, spec: ProcessSpec) -> ManagedProcess:
+        process = ManagedProcess(spec, self.run_dir / f"{spec.name}.log")
+        self.processes[spec.name] = process
+        await process.start()
+        return process
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        processes = [self.processes[name] for name in names if name in self.processes]
+        for process in processes:
+            process.stopping = True
+        await asyncio.gather(*(process.stop(self.config.stop_timeout_s) for process in processes))
+
+    async def _all_ready(self, started_s: float) -> None:
+        async def ready(process: ManagedProcess) -> str:
+            await process.ready(self.config.start_timeout_s)
+            return process.spec.name
+
+        waiting = [asyncio.ensure_future(ready(process)) for process in self.processes.values()]
+        try:
+            for next_ready in asyncio.as_completed(waiting):
+                self._report(f"{await next_ready} is ready ({time.monotonic() - started_s:.1f} s)")
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _assembled(self) -> None:
+        """Returns when every router pairs every worker. Raises ProcessFailed when they do not find one another."""
+        want = self.config.targets, self.config.drafts
+        deadline_s = time.monotonic() + _ASSEMBLY_TIMEOUT_S
+        while True:
+            counts = [await self._paired(router) for router in self.routers]
+            if all(have[0] >= want[0] and have[1] >= want[1] for have in counts):
+                return
+            if time.monotonic() > deadline_s:
+                seen = "; ".join(f"{have[0]} of {want[0]} targets, {have[1]} of {want[1]} drafts" for have in counts)
+                tail = self.processes["controller"].log_tail()
+                raise ProcessFailed(f"the routers did not find all workers: {seen}; the controller's log says:\n{tail}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _paired(self, router: str) -> tuple[int, int]:
+        with contextlib.suppress(CommandError):
+            for model in await list_models(router):
+                if model.model == self.config.model:
+                    return model.num_targets, model.num_drafts
+        return 0, 0
+
+    async def restart(self, name: str, spec: ProcessSpec | None = None) -> None:
+        """Starts a process again, ending it first if it runs; with another spec if one is given. Waits until ready.
+
+        Raises KeyError for an unknown name.
+        """
+        old = self.processes[name]
+        await self._stop([name])
+        process = await self._launch(spec or old.spec)
+        await process.ready(self.config.start_timeout_s)
+
+    async def replace_drafts(self, kind: str, model: str) -> None:
+        """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
+        for number in range(self.config.drafts):
+            old = self.processes[f"draft-{number}"]
+            port = int(old.spec.address.rpartition(":")[2])
+            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model))
+        await self._assembled()
+
+    async def first_failure(self) -> ManagedProcess:
+        """Returns the first process that ends unasked."""
+        while True:
+            watched = [process for process in self.processes.values() if not process.stopping]
+            for process in watched:
+                if not process.running:
+                    return process
+            await asyncio.sleep(_POLL_S)
+
+    async def workers(self) -> list[control_pb2.WorkerStatus]:
+        """Everyone with a lease. Raises CommandError while the control plane is away."""
+        return list((await list_workers(self.control)).workers)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """What a client needs to know."""
+        return {
+            "model": self.config.model,
+            "grpc": self.gateway_grpc,
+            "http": self.gateway_http,
+            "control": self.control,
+        }
+
+    def _write_state(self) -> None:
+        """Where commands in other terminals find this stack."""
+        state = {"pid": os.getpid(), **self.endpoints}
+        scratch = state_file().with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(state))
+        scratch.replace(state_file())
+
+
+def _forget_state() -> None:
+    """Unless another stack has written its own meanwhile."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads(state_file().read_text())["pid"] == os.getpid():
+            state_file().unlink()
+
+
+def _make_run_dir(wanted: Path | None) -> Path:
+    if wanted is None:
+        wanted = cache_directory() / "run" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    wanted.mkdir(parents=True, exist_ok=True)
+    state_file().parent.mkdir(parents=True, exist_ok=True)
+    return wanted.resolve()

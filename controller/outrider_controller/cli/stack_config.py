@@ -1,0 +1,150 @@
+"""What a stack on one machine consists of, and the command lines that follow from it. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider_controller.cli.cores import Cores, pinned, shared
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft, served_name
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ProcessSpec
+
+DRAFT_KINDS = ("combined", "model", "ngram")
+DTYPES = ("bfloat16", "float32")
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """One machine's stack. Ports of 0 are chosen."""
+
+    target_model: str = DEFAULT_TARGET
+    draft_model: str = ""
+    """Empty: the one shipped for the target."""
+    draft_kind: str = "combined"
+    targets: int = 1
+    drafts: int = 1
+    routers: int = 1
+    dtype: str = "bfloat16"
+    """Of the targets."""
+    draft_dtype: str = "bfloat16"
+    pin: bool = False
+    """One core to each worker."""
+    prefix_cache: bool = True
+    kv_cache_bytes: int = 0
+    """Of each worker; 0 leaves it to the worker."""
+    metadata_url: str = ""
+    """Empty: a Redis of the stack's own."""
+    http_port: int = 0
+    grpc_port: int = 0
+    control_port: int = 0
+    run_dir: Path | None = None
+    """Logs, and the private Redis socket; made in the cache directory when not given."""
+    start_timeout_s: float = 300.0
+    stop_timeout_s: float = 20.0
+    """After SIGTERM, before SIGKILL; for each tier of processes."""
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "routers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        if self.drafts < 0:
+            raise ValueError("drafts: must not be negative")
+        if self.draft_kind not in DRAFT_KINDS:
+            raise ValueError(f"draft_kind: {self.draft_kind!r} is not one of {', '.join(DRAFT_KINDS)}")
+        if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
+            raise ValueError("start_timeout_s: must be above 0; stop_timeout_s: must not be negative")
+
+    @property
+    def model(self) -> str:
+        """Name under which clients ask for the target."""
+        return served_name(self.target_model)
+
+    @property
+    def draft(self) -> str:
+        """The draft that is meant."""
+        return self.draft_model or default_draft(self.target_model, self.draft_kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every process but Redis, in the order in which requests depend on them: later ones stop first."""
+
+    targets: tuple[ProcessSpec, ...]
+    drafts: tuple[ProcessSpec, ...]
+    controller: ProcessSpec
+    gateway: ProcessSpec
+    routers: tuple[str, ...]
+    """Addresses of the routers, which live inside Ray."""
+
+    @property
+    def tiers(self) -> tuple[tuple[ProcessSpec, ...], ...]:
+        return (*self.targets, *self.drafts), (self.controller,), (self.gateway,)
+
+
+class Planner:
+    """Turns a config into command lines."""
+
+    def __init__(self, config: StackConfig, target_path: Path, metadata_url: str, available: Sequence[int]) -> None:
+        self._config = config
+        self._target_path = target_path
+        self._metadata_url = metadata_url
+        assign = pinned if config.pin else shared
+        self.cores: Cores = assign(available, config.targets, config.drafts)
+
+    def plan(self, ports: Ports) -> Plan:
+        """Raises OSError when a port that was asked for is in use."""
+        config = self._config
+        grpc_port, http_port = ports.claim(config.grpc_port), ports.claim(config.http_port)
+        control = f"{_HOST}:{ports.claim(config.control_port)}"
+        routers = tuple(f"{_HOST}:{ports.claim()}" for _ in range(config.routers))
+        return Plan(
+            targets=tuple(self.target(number, ports.claim()) for number in range(config.targets)),
+            drafts=tuple(
+                self.draft(number, ports.claim(), config.draft_kind, config.draft) for number in range(config.drafts)
+            ),
+            controller=self._controller(control, routers),
+            gateway=self._gateway(f"{_HOST}:{grpc_port}", f"{_HOST}:{http_port}"),
+            routers=routers,
+        )
+
+    def target(self, number: int, port: int) -> ProcessSpec:
+        name = ("--model", str(self._target_path), "--model-name", self._config.model)
+        worker = self._worker(port, self._config.dtype)
+        return self._spec(f"target-{number}", "outrider.target", (*name, *worker), port, self.cores.targets[number])
+
+    def draft(self, number: int, port: int, kind: str, model: str) -> ProcessSpec:
+        """Also called for a draft that takes another's place."""
+        # Only its vocabulary is read for n-grams, and the target's directory is at hand.
+        path = str(self._target_path) if model == self._config.target_model else model
+        name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
+        worker = self._worker(port, self._config.draft_dtype)
+        return self._spec(f"draft-{number}", "outrider.draft", (*name, *worker), port, self.cores.drafts[number])
+
+    def _worker(self, port: int, dtype: str) -> tuple[str, ...]:
+        config = self._config
+        flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
+        flags += ["--threads", str(self.cores.threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
+        if config.kv_cache_bytes:
+            flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
+        return (*flags, *(() if config.prefix_cache else ("--no-prefix-cache",)))
+
+    def _spec(self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...]) -> ProcessSpec:
+        return ProcessSpec(name, (sys.executable, "-m", module, *flags), f"{_HOST}:{port}", cores=cores)
+
+    def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
+        flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
+        for address in routers:
+            flags += ["--router-listen", address]
+        argv = (sys.executable, "-m", "outrider_controller", *flags)
+        return ProcessSpec("controller", argv, control, cores=self.cores.rest)
+
+    def _gateway(self, grpc_address: str, http_address: str) -> ProcessSpec:
+        flags = ("--metadata", self._metadata_url, "--listen-grpc", grpc_address, "--listen-http", http_address)
+        more = ("--model-path", f"{self._config.model}={self._target_path}", "--log-format", "human")
+        drain = ("--drain-timeout-s", f"{self._config.stop_timeout_s / 2:g}")
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *more, *drain)
+        return ProcessSpec("gateway", argv, grpc_address, {"http": http_address}, self.cores.rest)

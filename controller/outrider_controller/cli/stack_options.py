@@ -1,0 +1,123 @@
+"""The options of every command that starts a stack."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import DEFAULT_TARGET
+from outrider_controller.cli.output import note
+from outrider_controller.cli.process import ProcessFailed
+from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, StackConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def stack_options(*, pin: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the options and hands the command one `config: StackConfig` made of them. `pin` is the default of --pin."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(**given: Any) -> Any:
+            fields = {name: given.pop(name) for name in _FIELDS}
+            try:
+                config = StackConfig(**fields)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from None
+            return command(config=config, **given)
+
+        for option in reversed(_options(pin)):
+            run = option(run)
+        return run
+
+    return decorate
+
+
+_FIELDS = (
+    "target_model",
+    "draft_model",
+    "draft_kind",
+    "targets",
+    "drafts",
+    "routers",
+    "dtype",
+    "draft_dtype",
+    "pin",
+    "kv_cache_bytes",
+    "metadata_url",
+    "run_dir",
+    "start_timeout_s",
+)
+
+
+def _options(pin: bool) -> list[Callable[[F], F]]:
+    option, number = click.option, click.IntRange
+    path = click.Path(file_okay=False, path_type=Path)
+    shown: dict[str, Any] = {"show_default": True}
+    return [
+        option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="What answers.", **shown),
+        option("--draft-model", default="", metavar="PATH|NAME", help="What rides ahead; default: the one shipped."),
+        option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", help="How drafts guess.", **shown),
+        option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
+        option("--drafts", type=number(0, 64), default=1, help="Draft workers.", **shown),
+        option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
+        option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the targets.", **shown),
+        option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
+        option(
+            "--pin/--no-pin",
+            default=pin,
+            help="One CPU core to each worker; all else beside the drafts if no core is left.",
+            **shown,
+        ),
+        option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Of each worker; 0: chosen by it."),
+        option("--metadata", "metadata_url", default="", metavar="URL", help="A Redis; default: one of our own."),
+        option("--run-dir", type=path, default=None, help="For logs; default: a new one in ~/.cache/outrider/run."),
+        option(
+            "--start-timeout",
+            "start_timeout_s",
+            type=click.FloatRange(1),
+            default=300.0,
+            metavar="S",
+            help="Longest wait for a process to be ready.",
+            **shown,
+        ),
+    ]
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Runs a command's coroutine. Ctrl-C, SIGTERM and SIGHUP cancel it once: what it opened is closed in order.
+
+    Raises KeyboardInterrupt when that was the end of it, CommandError for a process that failed.
+    """
+    try:
+        return asyncio.run(_cancelled_by_signals(work))
+    except ProcessFailed as error:
+        raise CommandError(str(error), reason="PROCESS_FAILED") from error
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _cancelled_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) == 1:
+            task.cancel()
+        else:
+            note("already stopping")
+
+    loop = asyncio.get_running_loop()
+    # Never taken off again: nothing that happens while it stops may leave a process behind.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    return await task

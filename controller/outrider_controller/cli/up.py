@@ -1,0 +1,117 @@
+"""outrider up"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from outrider_controller.cli.client import worker_rows
+from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.output import columns, emit_json, note, output_option
+from outrider_controller.cli.process import ManagedProcess, ProcessFailed
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.stack_options import run_async, stack_options
+
+_RESTARTS, _WINDOW_S = 5, 60.0
+
+
+@click.command("up")
+@stack_options(pin=False)
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="OpenAI API; 0: any.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
+@click.option("--control-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="Control; 0: any.")
+@click.option("--restart/--no-restart", default=True, show_default=True, help="Start a process again that dies.")
+@output_option("text", "json")
+def up(config: StackConfig, restart: bool, output: str, http_port: int, grpc_port: int, control_port: int) -> int:
+    """Start the whole stack on this machine; Ctrl-C stops all of it.
+
+    Redis, target and draft workers, router and control plane under Ray, and the gateway: each is a process of its own
+    with a log of its own. Prints them with their ports, and requests to try. With -o json the same as one object, once
+    everything is ready.
+
+    Exit code 0 after Ctrl-C or SIGTERM; 1 with the end of the log when a process does not start; 130 when
+    interrupted before everything was up.
+    """
+    config = replace(config, http_port=http_port, grpc_port=grpc_port, control_port=control_port)
+    return run_async(_up(config, restart, output))
+
+
+async def _up(config: StackConfig, restart: bool, output: str) -> int:
+    async with Stack(config, note) as stack:
+        rows = await process_rows(stack)
+        if output == "json":
+            emit_json("up", {**stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows})
+        else:
+            click.echo(f"\n{process_table(rows)}\n\n{_first_requests(stack)}\n\nCtrl-C stops everything.")
+        try:
+            await _supervise(stack, restart)
+        except asyncio.CancelledError:
+            note("stopping")
+            # The wanted end of this command: from here on it is no longer being cancelled.
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+    note("stopped")
+    return ExitCode.OK
+
+
+async def _supervise(stack: Stack, restart: bool) -> None:
+    """Until cancelled. Raises ProcessFailed when a process dies that may not, or cannot, be started again."""
+    restarted: deque[float] = deque(maxlen=_RESTARTS)
+    while True:
+        died: ManagedProcess = await stack.first_failure()
+        failure = died.failure()
+        now_s = time.monotonic()
+        if not restart:
+            raise failure
+        if len(restarted) == _RESTARTS and now_s - restarted[0] < _WINDOW_S:
+            raise ProcessFailed(f"{_RESTARTS} restarts within {_WINDOW_S:g} s; the last: {failure}")
+        note(f"{failure}\n{died.spec.name} is started again")
+        restarted.append(now_s)
+        await stack.restart(died.spec.name)
+        note(f"{died.spec.name} is ready again")
+
+
+async def process_rows(stack: Stack) -> list[dict[str, Any]]:
+    """Every process of the stack: its name, pid and addresses. Routers and control plane are actors of Ray."""
+    rows = [{"process": "redis", "pid": stack.redis.pid, "address": stack.metadata_url}] if stack.redis else []
+    for process in stack.processes.values():
+        spec = process.spec
+        address = ", ".join([spec.address, *(f"{what} {where}" for what, where in spec.endpoints.items())])
+        actors = spec.name == "controller"
+        rows.append({"process": spec.name, "pid": process.pid, "address": "-" if actors else address})
+        if actors:
+            rows += [
+                {"process": f"  {row['role']} (Ray actor)", "pid": row["pid"], "address": row["address"]}
+                for row in worker_rows(await stack.workers())
+                if row["role"] in ("router", "control")
+            ]
+    return rows
+
+
+def process_table(rows: list[dict[str, Any]]) -> str:
+    return columns(["PROCESS", "PID", "ADDRESS"], [[row["process"], row["pid"], row["address"]] for row in rows])
+
+
+def _first_requests(stack: Stack) -> str:
+    model = stack.config.model
+    return f"""\
+Ask it:
+
+  curl http://{stack.gateway_http}/v1/chat/completions -H 'content-type: application/json' -d '{{
+    "model": "{model}", "max_tokens": 64, "temperature": 0, "include_metrics": true,
+    "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+
+  grpcurl -plaintext -d '{{"model": "{model}", "chat": {{"messages": [{{"role": "user",
+    "content": "Why is the sky blue?"}}]}}, "options": {{"max_tokens": 64}}}}' \\
+    {stack.gateway_grpc} outrider.rpc.v1.GenerationService/Generate
+
+  outrider generate "Why is the sky blue?"
+  outrider get workers
+
+Logs: {stack.run_dir}"""
