@@ -107,7 +107,7 @@ async def test_a_call_made_for_a_call_gets_what_is_left_of_its_deadline(serve: A
     async with serve(unary=note) as (stub, _):
         await stub.Generate(request_message, timeout=5)
         await stub.Generate(request_message)
-    assert left[0] is not None and 4 < left[0] <= 4.9
+    assert left[0] is not None and 4 < left[0] < 4.95  # gRPC rounds the deadline on its way
     assert left[1] is None
 
 
