@@ -12,9 +12,7 @@ from collections.abc import Sequence
 HASH_BYTES = 16
 
 
-def block_hashes(
-    token_ids: Sequence[int], block_size: int, salt: bytes, *, parent: bytes | None = None
-) -> list[bytes]:
+def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes, *, parent: bytes | None = None) -> list[bytes]:
     """One 16-byte hash per full block of `token_ids`; a last partial block has none.
 
     With `parent`, the chain goes on after the block of that hash.

@@ -38,6 +38,7 @@ class Committed:
 class Limited:
     key: SequenceKey
     max_draft_tokens: int
+    run_ahead_tokens: int
     received_s: float
 
 

@@ -27,6 +27,7 @@ from outrider.speculation import InvalidField, VerificationMode
 
 MAX_SALT_BYTES = 64
 MAX_STOP_TOKENS = 256
+MAX_RUN_AHEAD_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,16 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         key = SequenceKey(stream, commit.sequence_id)
         yield _checked(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
-        count = min(setting.speculation.max_draft_tokens, limits.max_draft_tokens)
-        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, now_s)
+        count, ahead = _allowed(setting.speculation, limits)
+        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, ahead, now_s)
     for close in request.closes:
         yield events.Closed(SequenceKey(stream, close.sequence_id))
+
+
+def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int]:
+    """Most tokens of a proposal, and beyond it: what was asked for, as far as this worker goes."""
+    count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
+    return count, min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
@@ -81,12 +88,14 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         raise InvalidRequest("mode", f"{mode.name} does not go with temperature {params.temperature:g}")
     if len(message.cache_salt) > MAX_SALT_BYTES:
         raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes")
+    count, ahead = _allowed(message.speculation, limits)
     return Opening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
         params=params,
         mode=mode,
-        max_draft_tokens=min(message.speculation.max_draft_tokens, limits.max_draft_tokens),
+        max_draft_tokens=count,
+        run_ahead_tokens=ahead,
         max_new_tokens=message.stopping.max_new_tokens or None,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,

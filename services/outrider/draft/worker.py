@@ -6,6 +6,7 @@ Pure of threads and network: events in, a report out. Nothing here waits.
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,11 +39,13 @@ class DraftWorker:
         self._open: dict[SequenceKey, _Open] = {}
         # Sequences whose next proposal is due, with the time of what it answers; who waits longest comes first.
         self._due: dict[SequenceKey, float] = {}
+        # Sequences whose guess may grow while the target judges it.
+        self._ahead: set[SequenceKey] = set()
         self._report = Report()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._due)
+        return bool(self._due or self._ahead)
 
     @property
     def load(self) -> Load:
@@ -82,7 +85,10 @@ class DraftWorker:
                 assert_never(event)
 
     def step(self) -> None:
-        """One round for every sequence whose proposal is due."""
+        """One round for every sequence whose proposal is due; while none is, one token further ahead for the others."""
+        if not self._due:
+            self._run_ahead()
+            return
         keys = [key for key in self._due if self._open[key].sequence is not None]
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
         if not sequences:
@@ -93,6 +99,27 @@ class DraftWorker:
                 self._fail(key, outcome)
             elif outcome is not None:
                 self._propose(key, sequence, outcome)
+
+    def _run_ahead(self) -> None:
+        keys = list(self._ahead)
+        sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
+        if not sequences:
+            return
+        since_s = time.monotonic()
+        try:
+            added = self._drafter.run_ahead(sequences)
+        except Exception as error:
+            # Nobody waits for these. The next commit tells whose fault it was, if it was a sequence's.
+            _log_failure(error)
+            self.tally.num_round_failures += 1
+            self._ahead.clear()
+            return
+        for key, sequence, drafted in zip(keys, sequences, added, strict=True):
+            if not drafted.token_ids:
+                self._ahead.discard(key)
+                continue
+            base_len = sequence.committed_len + len(sequence.guess.token_ids) - len(drafted.token_ids)
+            self._report_proposal(key, sequence, base_len, drafted, since_s)
 
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
@@ -116,13 +143,19 @@ class DraftWorker:
             return error
 
     def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:
-        since_s = self._due.pop(key)
-        opening = sequence.opening
-        self._report.proposals.append(
-            Proposed(key, sequence.epoch, sequence.committed_len, drafted, opening.params, opening.mode, since_s)
-        )
+        self._report_proposal(key, sequence, sequence.committed_len, drafted, self._due.pop(key))
         self.tally.num_proposals += 1
         self.tally.num_declined += not drafted.token_ids
+        if drafted.token_ids and len(drafted.token_ids) < sequence.reach:
+            self._ahead.add(key)
+
+    def _report_proposal(
+        self, key: SequenceKey, sequence: DraftSequence, base_len: int, drafted: Drafted, since_s: float
+    ) -> None:
+        opening = sequence.opening
+        self._report.proposals.append(
+            Proposed(key, sequence.epoch, base_len, drafted, opening.params, opening.mode, since_s)
+        )
         self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 
     def _start(self, event: events.Opened) -> None:
@@ -160,9 +193,9 @@ class DraftWorker:
         if sequence is None:
             return
         grown = event.max_draft_tokens > sequence.max_draft_tokens
-        self._drafter.set_limit(sequence, event.max_draft_tokens)
+        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens)
         if not event.max_draft_tokens:
-            self._due.pop(event.key, None)
+            self._rest(event.key)
         elif grown:
             self._make_due(event.key, sequence, event.received_s)
 
@@ -171,6 +204,11 @@ class DraftWorker:
             return
         # A sequence that already waits keeps its place, or one that commits often would never catch up.
         self._due[key] = since_s
+        self._ahead.discard(key)
+
+    def _rest(self, key: SequenceKey) -> None:
+        self._due.pop(key, None)
+        self._ahead.discard(key)
 
     def _find(self, key: SequenceKey) -> DraftSequence | None:
         found = self._open.get(key)
@@ -190,7 +228,7 @@ class DraftWorker:
         self.tally.num_failed += 1
 
     def _remove(self, key: SequenceKey) -> _Open | None:
-        self._due.pop(key, None)
+        self._rest(key)
         found = self._open.pop(key, None)
         if found is not None and found.sequence is not None:
             self._drafter.close(found.sequence)

@@ -49,6 +49,9 @@ class CombinedDrafter(Drafter):
         self._ngram.detach(sequence)
         self._model.detach(sequence)
 
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+        return self._model.extend(sequences)
+
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
         unmatched = [number for number, found in enumerate(outcomes) if found is None]

@@ -44,9 +44,10 @@ class Drafter(ABC):
         sequence.commit(base_len, token_ids)
         self.follow(sequence, known_len)
 
-    def set_limit(self, sequence: DraftSequence, max_draft_tokens: int) -> None:
-        """Most tokens of one proposal from now on. 0 pauses the sequence, which then holds no KV blocks of its own."""
+    def set_limit(self, sequence: DraftSequence, max_draft_tokens: int, run_ahead_tokens: int = 0) -> None:
+        """Most tokens of a proposal, and beyond it, from now on. 0 pauses the sequence: it then holds no KV blocks."""
         sequence.max_draft_tokens = max_draft_tokens
+        sequence.run_ahead_tokens = run_ahead_tokens
         if not max_draft_tokens:
             sequence.drop_guess()
             self.pause(sequence)
@@ -64,6 +65,23 @@ class Drafter(ABC):
             if drafted is not None:
                 sequence.adopt(drafted)
         return outcomes
+
+    def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+        """One token more for each guess that may grow further: what is new of it, empty when it ends here.
+
+        For the time in which a proposal is being judged. Such a guess assumes that all of it will be accepted.
+        """
+        added = []
+        for sequence, drafted in zip(sequences, self.extend(sequences), strict=True):
+            known = len(sequence.guess.token_ids)
+            added.append(drafted.part(known) if len(drafted.token_ids) > known else Drafted())
+            if added[-1].token_ids:
+                sequence.adopt(drafted)
+        return added
+
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+        """The standing guesses, each at most one token longer and at most `sequence.reach` long."""
+        return [sequence.guess for sequence in sequences]
 
     @property
     def num_free_blocks(self) -> int:
@@ -92,4 +110,4 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        """As `draft`, at most `sequence.room` tokens each. Changes no sequence."""
+        """As `draft`, at most `sequence.reach` tokens each. Changes no sequence."""

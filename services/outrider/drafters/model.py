@@ -107,10 +107,28 @@ class ModelDrafter(Drafter):
         behind = {run.sequence for run in runs if run.behind}
         return [None if s in behind else c.drafted for s, c in zip(sequences, chains, strict=True)]
 
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+        """One forward for all of them."""
+        chains = [self._ahead(sequence) for sequence in sequences]
+        self._first_forward(self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended]))
+        return [c.drafted if c.drafted.token_ids else s.guess for s, c in zip(sequences, chains, strict=True)]
+
     def _chain(self, sequence: DraftSequence) -> Chain:
-        wanted = min(sequence.room, self.info.max_context_len - sequence.committed_len)
-        standing = _standing(sequence).part(0, max(0, wanted))
+        standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
+        wanted = max(len(standing.token_ids), self._most(sequence, sequence.room))
         return Chain(standing, wanted, self._config.min_confidence, sequence.opening.stop_token_ids)
+
+    def _ahead(self, sequence: DraftSequence) -> Chain:
+        standing = _standing(sequence).part(0)
+        wanted = min(len(standing.token_ids) + 1, self._most(sequence, sequence.reach))
+        confidence = self._config.run_ahead_confidence
+        chain = Chain(standing, wanted, confidence, sequence.opening.stop_token_ids)
+        # Told by what stands, before the forward: a guess this doubtful is not worth one.
+        chain.cut = not len(chain) or chain.joint < confidence
+        return chain
+
+    def _most(self, sequence: DraftSequence, count: int) -> int:
+        return max(0, min(count, self.info.max_context_len - sequence.committed_len))
 
     def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
         """The runs of those whose whole round fits into the free KV blocks."""

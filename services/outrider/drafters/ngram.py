@@ -103,7 +103,7 @@ class NgramDrafter(Drafter):
 
     def look_up(self, sequence: DraftSequence) -> Drafted | None:
         """What followed the longest match, or None without one."""
-        count = min(sequence.room, self.info.max_context_len - sequence.committed_len)
+        count = min(sequence.reach, self.info.max_context_len - sequence.committed_len)
         index = self._indexes[sequence]
         match = index.find() if count > 0 else None
         if match is None:

@@ -61,7 +61,7 @@ class Chain:
     def add(self, proposal: Proposal) -> None:
         """Takes the token, unless the chain ends before it."""
         chance = proposal.confidence if proposal.q is None else _peak(proposal.q)
-        if self.joint * chance < self.min_confidence:
+        if self.drafted.token_ids and self.joint * chance < self.min_confidence:
             self.cut = True
             return
         self.drafted.token_ids.append(proposal.token_id)

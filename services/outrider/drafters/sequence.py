@@ -26,6 +26,8 @@ class Opening:
     """Output tokens committed so far."""
     max_draft_tokens: int = 0
     """Most tokens of one proposal; 0 pauses the sequence."""
+    run_ahead_tokens: int = 0
+    """Tokens that may be guessed beyond a proposal, before anything is heard of it."""
     max_new_tokens: int | None = None
     """Output tokens after which the target ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -37,6 +39,8 @@ class Opening:
             raise InvalidField("prompt_token_ids", "must have at least one token")
         if self.max_draft_tokens < 0:
             raise InvalidField("speculation.max_draft_tokens", "must not be negative")
+        if self.run_ahead_tokens < 0:
+            raise InvalidField("speculation.run_ahead_tokens", "must not be negative")
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class DraftSequence:
 
     opening: Opening
     max_draft_tokens: int
+    run_ahead_tokens: int
     tokens: list[int]
     """Prompt and committed output: the truth. Only `commit` extends it."""
     guess: Drafted = field(default_factory=Drafted)
@@ -72,7 +77,7 @@ class DraftSequence:
 
     @classmethod
     def start(cls, opening: Opening) -> DraftSequence:
-        return cls(opening, opening.max_draft_tokens, [*opening.prompt, *opening.committed])
+        return cls(opening, opening.max_draft_tokens, opening.run_ahead_tokens, [*opening.prompt, *opening.committed])
 
     @property
     def committed_len(self) -> int:
@@ -82,10 +87,18 @@ class DraftSequence:
     @property
     def room(self) -> int:
         """Most tokens worth proposing now: one of those that remain is always the target's own."""
+        return self._within_remaining(self.max_draft_tokens)
+
+    @property
+    def reach(self) -> int:
+        """Most tokens worth guessing, those of the rounds after this one included."""
+        return self._within_remaining(self.max_draft_tokens + self.run_ahead_tokens)
+
+    def _within_remaining(self, count: int) -> int:
         if self.opening.max_new_tokens is None:
-            return self.max_draft_tokens
+            return count
         remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))
-        return max(0, min(self.max_draft_tokens, remaining - 1))
+        return max(0, min(count, remaining - 1))
 
     def commit(self, base_len: int, token_ids: Sequence[int]) -> None:
         """Extends the truth by `token_ids` at position `base_len`; where they overlap it they must equal it.

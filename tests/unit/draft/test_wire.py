@@ -56,7 +56,7 @@ def test_events_keep_the_order_of_the_fields() -> None:
     assert rest == [
         events.Committed(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
         events.Committed(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
-        events.Limited(SequenceKey(1, 2), 8, 2.0),
+        events.Limited(SequenceKey(1, 2), 8, 0, 2.0),
         events.Closed(SequenceKey(1, 1)),
     ]
 

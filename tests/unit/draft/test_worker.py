@@ -20,7 +20,7 @@ from outrider.draft.events import (
 )
 from outrider.draft.report import Report
 from outrider.draft.worker import DraftWorker, error_of
-from outrider.drafters import Drafted, DraftSequence, NgramConfig, NgramDrafter, Opening
+from outrider.drafters import Drafted, Drafter, DraftSequence, NgramConfig, NgramDrafter, Opening
 from outrider.rpc.errors import InvalidRequest
 from outrider.speculation import SamplingParams, VerificationMode
 
@@ -79,14 +79,14 @@ def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
 def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
     assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
     assert not turn(worker, committed(ONE, 6, 22)).proposals
-    [proposed] = turn(worker, Limited(ONE, 2, 3.0)).proposals
+    [proposed] = turn(worker, Limited(ONE, 2, 0, 3.0)).proposals
     assert (proposed.base_len, proposed.drafted.token_ids) == (7, [23, 20])
-    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, 0, 4.0)).proposals
+    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, 0, 0, 4.0)).proposals
 
 
 def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
-    assert not turn(worker, Limited(ONE, 1, 3.0)).proposals
+    assert not turn(worker, Limited(ONE, 1, 0, 3.0)).proposals
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert proposed.drafted.token_ids == [23]
 
@@ -100,7 +100,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
-    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 1.0), Closed(ONE))
+    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 0, 1.0), Closed(ONE))
     assert not report
     assert worker.tally.num_unknown == 3
 
@@ -178,3 +178,64 @@ def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_te
     assert "99" not in str(error_of(report.failures[0]))
     assert [p.key for p in report.proposals] == [ONE]
     assert worker.tally.num_round_failures == 1
+
+
+class _Counter(Drafter):
+    """Guesses the numbers after the last token, and can go on for ever."""
+
+    def __init__(self) -> None:
+        self.info = NgramDrafter(384, 512, NgramConfig()).info
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        return [Drafted("counter", self._after(s, s.room)) for s in sequences]
+
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+        return [Drafted("counter", self._after(s, min(s.reach, len(s.guess.token_ids) + 1))) for s in sequences]
+
+    @staticmethod
+    def _after(sequence: DraftSequence, count: int) -> list[int]:
+        return [sequence.tokens[-1] + 1 + i for i in range(count)]
+
+    def attach(self, sequence: DraftSequence) -> None: ...
+    def follow(self, sequence: DraftSequence, known_len: int) -> None: ...
+    def pause(self, sequence: DraftSequence) -> None: ...
+    def detach(self, sequence: DraftSequence) -> None: ...
+
+
+@pytest.fixture
+def counting() -> DraftWorker:
+    return DraftWorker(_Counter(), max_sequences=4)
+
+
+def said(report: Report) -> list[tuple[int, list[int]]]:
+    return [(p.base_len, p.drafted.token_ids) for p in report.proposals]
+
+
+def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_guess_ended(
+    counting: DraftWorker,
+) -> None:
+    start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, 2, 2, received_s=1.0))
+    assert said(start) == [(2, [3, 4])]
+    assert [said(turn(counting)) for _ in range(3)] == [[(4, [5])], [(5, [6])], []]
+    assert not counting.has_work
+
+
+def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
+    turn(counting, opened(ONE, (1, 2)), Limited(ONE, 3, 8, received_s=1.0))
+    turn(counting)
+    assert said(turn(counting, committed(ONE, 2, 70))) == [(3, [71, 72, 73])]
+    assert said(turn(counting)) == [(6, [74])]
+
+
+def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn(counting, opened(ONE, (1, 2)), Limited(ONE, 3, 8, received_s=1.0))
+
+    def broken(self: object, sequences: object) -> None:
+        raise RuntimeError("no forward today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Counter, "extend", broken)
+        report = turn(counting)
+    assert not report.failures and not counting.has_work
+    assert counting.tally.num_round_failures == 1
+    assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]

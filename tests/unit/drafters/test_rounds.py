@@ -68,8 +68,15 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_what_is_shown_nor_what_fol
 
 def test_in_ratio_mode_a_flat_distribution_ends_the_chain_before_it() -> None:
     grown = chain()
+    grown.add(Proposal(0, 0.9, DraftDistribution((0, 1), (60000, 5536))))
     grown.add(Proposal(3, 0.25, DraftDistribution((0, 1, 2, 3), (16384,) * 4)))
-    assert (grown.drafted.token_ids, grown.ended) == ([], True)
+    assert (grown.drafted.token_ids, grown.ended) == ([0], True)
+
+
+def test_a_first_token_is_shown_however_doubtful_it_is() -> None:
+    grown = chain()
+    grown.add(Proposal(3, 0.01, None))
+    assert (grown.drafted.token_ids, grown.ended) == ([3], False)
 
 
 @pytest.mark.parametrize(
