@@ -19,8 +19,8 @@ class PolicyConfig:
     """Most drafted tokens per step. 0 turns speculation off."""
     max_wait_us: int = 50_000
     """Longest the target may hold a sequence back for a draft, however much it promises."""
-    run_ahead_tokens: int = 0
-    """Tokens a draft may guess beyond what it has sent."""
+    run_ahead_tokens: int = 8
+    """Tokens a draft may guess beyond what it has sent, while that is being judged."""
     silent_commits: int = 3
     """Commits a draft may leave unanswered before the target stops waiting for it."""
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from outrider_controller.router.config import PolicyConfig
 
-# Forgetting per round: half of the evidence is replaced in about 64 rounds, spoken or not, so that a request
+# Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
 # that stopped waiting comes back to the prior and tries again.
-_KEEP = 0.99
-_PRIOR_STEPS = 8.0
-_PRIOR_ACCEPTED = 2.0
+_KEEP = 0.97
+_PRIOR_STEPS = 4.0
+_PRIOR_ACCEPTED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,12 @@ class Pace:
     config: PolicyConfig
     limit: int
     """Most drafted tokens per step, already lowered to what both workers can do."""
+    insistent: bool = False
+    """The client asked for speculation: the draft is waited for, within the cap, whether or not that pays."""
     speaking: bool = False
     unanswered: int = 0
     step_us: float = 0.0
-    turnaround_us: float = 0.0
+    _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
@@ -68,10 +70,20 @@ class Pace:
     def accepted_per_step(self) -> float:
         return self._accepted / self._steps
 
+    @property
+    def turnaround_us(self) -> int:
+        """From a commit to the draft that answers it; 0 while unknown.
+
+        The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
+        up to twice its time. Judged by that it would never be waited for again.
+        """
+        return min(self._turnarounds_us, default=0)
+
     def opened(self, limit: int) -> Setting:
         """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill."""
         self.limit, self.speaking, self.unanswered = limit, False, 0
         self._asked.clear()
+        self._turnarounds_us.clear()
         self._sent = self._wanted()
         return self._sent
 
@@ -102,20 +114,25 @@ class Pace:
         """The draft spoke of the positions from `base_len` on."""
         for committed_len, asked_us in self._asked:
             if committed_len == base_len:
-                self.turnaround_us = _smooth(self.turnaround_us, now_us - asked_us)
+                self._turnarounds_us.append(now_us - asked_us)
         self.speaking, self.unanswered = True, 0
         return self._change()
 
     def _wanted(self) -> Setting:
         if self.limit == 0:
             return PLAIN
-        wait_us = worthwhile_wait_us(
-            cap_us=self.config.max_wait_us,
+        return Setting(self.limit, self._wait_us() if self.speaking else 0, self.config.run_ahead_tokens)
+
+    def _wait_us(self) -> int:
+        cap_us = self.config.max_wait_us
+        if self.insistent:
+            return cap_us
+        return worthwhile_wait_us(
+            cap_us=cap_us,
             accepted_per_step=self.accepted_per_step,
             step_us=self.step_us,
             turnaround_us=self.turnaround_us,
         )
-        return Setting(self.limit, wait_us if self.speaking else 0, self.config.run_ahead_tokens)
 
     def _change(self) -> Setting | None:
         wanted = self._wanted()

@@ -59,7 +59,7 @@ def check_request(
         sampling=sampling,
         stopping=message.stopping,
         seeded=message.seeded,
-        speculate=message.speculation != router.SPECULATION_MODE_OFF,
+        speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
     )

@@ -116,7 +116,11 @@ class Rounds:
         """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
         prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
         target = await self._first_target(request, prefix)
-        limit = draft_token_limit(self._config.policy, wanted=request.speculate, requested=request.max_draft_tokens)
+        limit = draft_token_limit(
+            self._config.policy,
+            wanted=request.speculation != router.SPECULATION_MODE_OFF,
+            requested=request.max_draft_tokens,
+        )
         draft = await self.pools.choose_draft(target.info, prefix) if limit else None
         course = self._new_course(request, target, draft, limit)
         self._courses.add(course)
@@ -130,7 +134,12 @@ class Rounds:
             draft_kind=draft.info.draft_kind if draft else None,
         )
         session = Session(request, mode, target.info.vocab_size, opened_us=_now_us())
-        return Course(session, Pace(self._config.policy, limit), limit, target.info.model_revision)
+        return Course(
+            session,
+            Pace(self._config.policy, limit, insistent=request.speculation == router.SPECULATION_MODE_ON),
+            limit,
+            target.info.model_revision,
+        )
 
     def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
         setting = PLAIN

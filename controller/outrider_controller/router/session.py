@@ -29,7 +29,7 @@ class Request:
     sampling: sequence.Sampling
     stopping: sequence.Stopping
     seeded: bool
-    speculate: bool
+    speculation: router.SpeculationMode.ValueType
     max_draft_tokens: int | None
     cache_salt: bytes
 

@@ -12,7 +12,7 @@ SAMPLING = sequence.Sampling(temperature=0.5, top_p=0.9, seed=3)
 
 def session(mode: sequence.VerificationMode.ValueType) -> Session:
     stopping = sequence.Stopping(max_new_tokens=50)
-    request = Request("r", "t", "m", (1, 2, 3), (4, 5), SAMPLING, stopping, False, True, None, b"")
+    request = Request("r", "t", "m", (1, 2, 3), (4, 5), SAMPLING, stopping, False, 1, None, b"")
     return Session(request, mode, 100, opened_us=0)
 
 

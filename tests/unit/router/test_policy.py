@@ -85,6 +85,20 @@ def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is
     assert played(opened(), 60, drafted=5, accepted=3)[-1] > 15_000
 
 
+def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay():
+    pace = Pace(CONFIG, 5, insistent=True)
+    pace.opened(5)
+    assert played(pace, 60, drafted=5, accepted=0) == [50_000]
+
+
+def test_a_busy_draft_is_judged_by_its_best_answers():
+    pace = opened()
+    silent(pace, 2)
+    pace.drafted(10, now_us=10 * 20_000 + 90_000)
+    assert pace.drafted(11, now_us=11 * 20_000 + 15_000).max_wait_us == 20_000
+    assert pace.turnaround_us == 15_000
+
+
 def test_a_request_that_stopped_waiting_tries_again_later():
     pace = opened()
     played(pace, 60, drafted=5, accepted=0)

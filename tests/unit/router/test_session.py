@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.session import BadReply, Request, Session
 
@@ -19,7 +20,7 @@ def session(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> Session:
         sampling=sequence.Sampling(top_p=1, seed=9),
         stopping=sequence.Stopping(max_new_tokens=max_new_tokens, stop_token_ids=[99]),
         seeded=True,
-        speculate=True,
+        speculation=router.SPECULATION_MODE_AUTO,
         max_draft_tokens=None,
         cache_salt=b"salt",
     )
