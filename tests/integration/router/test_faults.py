@@ -372,8 +372,9 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet
     answers = await asyncio.gather(*asking)
     for i, answer in enumerate(answers):
         assert answer.token_ids == continuation([i + 1], 150, 1000)
-    victims = len(targets[0].opens)
-    assert sum(a.metrics.num_target_failovers for a in answers) == victims
-    assert fleet.counter("outrider_failover_total", role="target") == victims
+    moved = sum(a.metrics.num_target_failovers for a in answers)
+    # An opening that was still on its way when the target died moved too.
+    assert moved >= len(targets[0].opens) > 5
+    assert fleet.counter("outrider_failover_total", role="target") == moved
     assert running.rounds.num_sessions == 0
     await eventually(lambda: not targets[1].live and not drafts[0].live)

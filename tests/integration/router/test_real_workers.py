@@ -1,0 +1,70 @@
+"""The router with the real draft and target workers and a tiny real model."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.draft.config import DraftConfig
+from outrider.draft.process import describe, load_drafter
+from outrider.draft.process import serve as serve_draft
+from outrider.drafters import DrafterKind
+from outrider.engine import EngineConfig
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.target.config import TargetConfig
+from outrider.target.process import load
+from outrider.target.process import serve as serve_target
+from outrider_controller.router.config import PolicyConfig
+
+ENGINE = EngineConfig(dtype="float32", num_blocks=256)
+PROMPT = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]
+SAMPLINGS = {
+    "greedy": {"sampling": sequence.Sampling(temperature=0, top_p=1)},
+    "coupled": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95, seed=3), "seeded": True},
+}
+
+
+@pytest.fixture
+async def real_fleet(fleet, tiny, metadata_url):
+    """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
+    url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
+    lives = []
+    for _ in range(2):
+        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
+        engine, info = load(config)
+        life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+        await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
+        lives.append((life, servicer))
+    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
+    drafter = load_drafter(
+        draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
+    )
+    info = describe(draft_config, tiny, drafter)
+    life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
+    await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
+    fleet.num_workers = 3
+    # All engines share this process: a draft may take its time.
+    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
+    return fleet
+
+
+def request(fleet, **fields):
+    return fleet.request(PROMPT, 60, model="tiny", **fields)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet, sampling):
+    off = request(real_fleet, speculation=router.SPECULATION_MODE_OFF, **SAMPLINGS[sampling])
+    on = request(real_fleet, speculation=router.SPECULATION_MODE_ON, **SAMPLINGS[sampling])
+    plain, drafted = await real_fleet.ask(off), await real_fleet.ask(on)
+    assert plain.token_ids == drafted.token_ids
+    assert len(plain.token_ids) == 60
+    assert drafted.metrics.num_accepted_draft_tokens > 10
+    assert len(drafted.rounds) < len(plain.rounds)
+
+
+async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
+    hot = sequence.Sampling(temperature=0.8, top_p=0.95)
+    answer = await real_fleet.ask(request(real_fleet, sampling=hot, speculation=router.SPECULATION_MODE_ON))
+    assert len(answer.token_ids) == 60
+    assert answer.metrics.num_accepted_draft_tokens > 10
+    assert real_fleet.counter("outrider_fallback_total", reason="draft_malformed") == 0
