@@ -78,7 +78,7 @@ class Stack:
         self.control, self.routers = plan.controller.address, plan.routers
         await exits.enter_async_context(self._running(plan))
         await self._all_ready(started_s)
-        await self._assembled()
+        await self.assembled()
         self._write_state()
         exits.callback(_forget_state)
 
@@ -128,7 +128,7 @@ class Stack:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _assembled(self) -> None:
+    async def assembled(self) -> None:
         """Returns when every router pairs every worker. Raises ProcessFailed when they do not find one another."""
         want = self.config.targets, self.config.drafts
         deadline_s = time.monotonic() + _ASSEMBLY_TIMEOUT_S
@@ -165,7 +165,7 @@ class Stack:
             old = self.processes[f"draft-{number}"]
             port = int(old.spec.address.rpartition(":")[2])
             await self.restart(old.spec.name, self._planner.draft(number, port, kind, model))
-        await self._assembled()
+        await self.assembled()
 
     async def first_failure(self) -> ManagedProcess:
         """Returns the first process that ends unasked."""

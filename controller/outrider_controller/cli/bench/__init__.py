@@ -1,0 +1,44 @@
+"""outrider bench: measurements, each with a table for people and JSON for programs."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# Name → one line of help. The line stands here so that help imports no command.
+_COMMANDS = {
+    "exactness": "Speculation on, off and with another draft: are the texts equal?",
+    "distribution": "Does sampling with speculation follow the target's distribution?",
+    "acceptance": "How much of what each kind of draft guesses is accepted?",
+    "latency": "How much faster is one stream with speculation than without?",
+    "faults": "Kill workers in mid-stream: does the client notice?",
+    "streams": "Many streams at once: do all end, and is everything given back?",
+}
+
+
+class BenchGroup(click.Group):
+    """Imports a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"outrider_controller.cli.bench.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=BenchGroup)
+def bench() -> None:
+    """Measure exactness, latency and acceptance.
+
+    Each command starts a stack of its own, asks it through the gateway as a client would, and stops it. With two cores
+    or more, target and draft have one each. Exit code 0 only if what is checked holds.
+    """

@@ -1,0 +1,84 @@
+"""How near the two tokens were at which two texts part. The target is asked again, in a child: it needs torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_controller.cli.exits import CommandError
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Where two answers to one prompt part."""
+
+    prompt: str
+    token_ids: list[int]
+    """The output both have in common."""
+    plain: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    tokens: str
+    """Both, readable."""
+    float32: float
+    """Distance of their logits when computed in float32."""
+    ranks: str
+    """Of both among all logits in float32; 0 is the greatest."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def margins(target: Path, ties: list[Tie]) -> list[Margin]:
+    """One margin for each tie. Raises CommandError."""
+    if not ties:
+        return []
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, str(target)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, error = await child.communicate(json.dumps([asdict(tie) for tie in ties]).encode())
+    if child.returncode != 0:
+        raise CommandError(f"the target could not be asked again: {error.decode(errors='replace')[-400:]}")
+    return [Margin(**fields) for fields in json.loads(out)]
+
+
+def main() -> None:
+    """Reads ties from stdin, writes margins to stdout."""
+    from outrider.engine import Engine, EngineConfig
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+    engine = Engine.load(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))
+    found = [_margin(engine, tokenizer, Tie(**fields)) for fields in json.load(sys.stdin)]
+    json.dump([margin.as_dict() for margin in found], sys.stdout)
+
+
+def _margin(engine: Any, tokenizer: Any, tie: Tie) -> Margin:
+    from outrider.engine import Row
+
+    chat = [{"role": "user", "content": tie.prompt}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    token_ids = [*tokenizer.encode(text, add_special_tokens=False), *tie.token_ids]
+    sequence = engine.open([])
+    for start in range(0, len(token_ids), 512):
+        part = token_ids[start : start + 512]
+        logits = engine.forward([Row(sequence, part, int(start + len(part) == len(token_ids)))])
+    engine.close(sequence)
+    plain, other = float(logits[0, tie.plain]), float(logits[0, tie.other])
+    ranks = [int((logits[0] > value).sum()) for value in (plain, other)]
+    readable = " | ".join(repr(tokenizer.decode([token])) for token in (tie.plain, tie.other))
+    return Margin(readable, round(abs(plain - other), 4), f"{ranks[0]}, {ranks[1]}")
+
+
+if __name__ == "__main__":
+    main()
