@@ -181,11 +181,12 @@ class Engine:
             blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
 
     def _slots(self, sequence: EngineSequence, length: int) -> list[int]:
+        """Of all the blocks that `length` positions lie in."""
         size = self.info.block_size
         slots: list[int] = []
         for block in sequence.blocks[: -(-length // size)]:
             slots.extend(range(block * size, (block + 1) * size))
-        return slots[:length]
+        return slots
 
 
 __all__ = ["Engine", "ModelInfo", "OutOfBlocks", "Row"]

@@ -40,13 +40,19 @@ def tiny_tokenizer(vocab_size: int = 384) -> PreTrainedTokenizerFast:
 
 
 def tiny_checkpoint(
-    directory: Path, *, vocab_size: int = 384, layers: int = 2, seed: int = 0, max_context_len: int = 512
+    directory: Path,
+    *,
+    vocab_size: int = 384,
+    layers: int = 2,
+    seed: int = 0,
+    max_context_len: int = 512,
+    intermediate_size: int = 128,
 ) -> Path:
     """Writes config.json, model.safetensors and tokenizer.json into `directory` and returns it."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,
-        intermediate_size=128,
+        intermediate_size=intermediate_size,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,

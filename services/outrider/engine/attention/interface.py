@@ -43,12 +43,12 @@ class RowSpan:
     kv_len: int
     """Cached positions after this step, its own rows included."""
     slots: list[int]
-    """One slot per position, kv_len of them."""
+    """One slot per position of its blocks: at least kv_len. What lies in those beyond is not to be looked at."""
 
     @property
     def contiguous(self) -> bool:
         """Whether the slots are consecutive, in order. First and last alone do not tell: blocks may be permuted."""
-        return self.slots == list(range(self.slots[0], self.slots[0] + self.kv_len))
+        return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
 
 
 class Batch(Protocol):

@@ -16,6 +16,14 @@ from outrider.engine.attention.interface import KVCache, RowSpan
 
 # Rows with at most this many queries share a padded call; padding a prefill to its neighbours would waste it.
 _FEW = 16
+# The CPU kernel takes keys in parts of this many.
+_PART = 512
+# Key lengths are rounded up to this: the vector loop's remainder is rounded differently.
+_ALIGN = 16
+# Between one and two of oneDNN's blocks a sum is split in the middle, wherever that is; from two on after each block.
+_BLOCK = 192
+# Queries are taken in parts of this many or a multiple of it; a part of fewer than four is summed in another order.
+_QUERY_PART, _FEWEST = 32, 4
 
 
 @dataclass(slots=True)
@@ -29,43 +37,61 @@ class _Group:
     slots: Tensor | slice
     """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather)."""
     kv_len: int
-    mask: Tensor | None
-    """[sequences, 1, queries, kv_len], True where a query may look; None when all may see all."""
+    mask: Tensor
+    """[sequences, 1, queries, kv_len], True where a query may look."""
     keep: Tensor | None
     """Indices of the real rows among the padded ones; None when all are real."""
 
 
 def _group(spans: list[RowSpan], device: torch.device) -> _Group:
     queries = max(span.num_tokens for span in spans)
-    kv_len = max(span.kv_len for span in spans)
-    if len(spans) == 1:
-        span = spans[0]
-        rows: Tensor | slice = slice(span.start, span.start + span.num_tokens)
-        slots: Tensor | slice
-        if span.contiguous:
-            slots = slice(span.slots[0], span.slots[0] + span.kv_len)
-        else:
-            slots = torch.tensor(span.slots, device=device)
-        keep = None
-    else:
-        row_ids: list[int] = []
-        kept: list[int] = []
-        slot_ids: list[int] = []
-        for number, span in enumerate(spans):
-            last = span.start + span.num_tokens - 1
-            row_ids.extend(min(span.start + i, last) for i in range(queries))
-            kept.extend(range(number * queries, number * queries + span.num_tokens))
-            slot_ids.extend(span.slots)
-            slot_ids.extend([span.slots[0]] * (kv_len - span.kv_len))
-        rows = torch.tensor(row_ids, device=device)
-        slots = torch.tensor(slot_ids, device=device)
-        keep = torch.tensor(kept, device=device) if len(kept) < len(row_ids) else None
-    return _Group(rows, len(spans), queries, slots, kv_len, _mask(spans, queries, kv_len, device), keep)
+    kv_len = _padded(max(span.kv_len for span in spans))
+    rows, keep = _rows(spans, queries, device)
+    mask = _mask(spans, queries, kv_len, device)
+    return _Group(rows, len(spans), queries, _slots(spans, kv_len, device), kv_len, mask, keep)
 
 
-def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device) -> Tensor | None:
-    if queries == 1 and all(span.kv_len == kv_len for span in spans):
-        return None
+def _padded(kv_len: int) -> int:
+    """A length from `kv_len` up for which sums are split as for all such lengths. Masked keys add exact zeros."""
+    whole, rest = divmod(kv_len, _PART)
+    rest = -(-rest // _ALIGN) * _ALIGN
+    if _BLOCK < rest < 2 * _BLOCK:
+        rest = 2 * _BLOCK
+    return whole * _PART + rest
+
+
+def _missing(queries: int) -> int:
+    """How many queries more make the last part long enough."""
+    rest = queries % _QUERY_PART
+    return _FEWEST - rest if 0 < rest < _FEWEST else 0
+
+
+def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
+    """What _Group.rows and _Group.keep say."""
+    if len(spans) == 1 and spans[0].num_tokens == queries:
+        return slice(spans[0].start, spans[0].start + queries), None
+    rows: list[int] = []
+    keep: list[int] = []
+    for number, span in enumerate(spans):
+        last = span.start + span.num_tokens - 1
+        rows.extend(min(span.start + i, last) for i in range(queries))
+        keep.extend(range(number * queries, number * queries + span.num_tokens))
+    return torch.tensor(rows, device=device), torch.tensor(keep, device=device) if len(keep) < len(rows) else None
+
+
+def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | slice:
+    """What _Group.slots says."""
+    first = spans[0].slots
+    if len(spans) == 1 and len(first) >= kv_len and spans[0].contiguous:
+        return slice(first[0], first[0] + kv_len)
+    slots: list[int] = []
+    for span in spans:
+        slots.extend(span.slots[:kv_len])
+        slots.extend([span.slots[0]] * (kv_len - len(span.slots)))
+    return torch.tensor(slots, device=device)
+
+
+def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device) -> Tensor:
     first = torch.tensor([span.kv_len - span.num_tokens for span in spans], device=device)
     last = torch.tensor([span.kv_len - 1 for span in spans], device=device)
     # A padding query looks where the last real one does.
@@ -79,7 +105,7 @@ class SdpaAttention:
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> SdpaBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
         device = cache.keys[0].device
-        write = [slot for span in spans for slot in span.slots[span.kv_len - span.num_tokens :]]
+        write = [slot for span in spans for slot in span.slots[span.kv_len - span.num_tokens : span.kv_len]]
         few = [span for span in spans if span.num_tokens <= _FEW]
         many = [span for span in spans if span.num_tokens > _FEW]
         groups = [_group(few, device)] if few else []
@@ -102,7 +128,7 @@ class SdpaBatch:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))
-        if len(self._groups) == 1 and self._groups[0].sequences == 1:
+        if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend_group(0, query, keys, values, scale)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])
         for number, group in enumerate(self._groups):
@@ -120,20 +146,21 @@ class SdpaBatch:
         n, t = group.sequences, group.queries
         # [n, kv_heads, share * t, head_dim]: the heads of one key head become more queries.
         q = query.view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, share * t, head_dim)
+        if missing := _missing(share * t):
+            q = F.pad(q, (0, 0, 0, missing))
         mask = self._mask(number, share, q.dtype)
         out = F.scaled_dot_product_attention(q, _read(keys, group), _read(values, group), attn_mask=mask, scale=scale)
-        return out.view(n, kv_heads, share, t, -1).permute(0, 3, 1, 2, 4).reshape(n * t, -1)
+        if missing:
+            out = out[:, :, : share * t]
+        return out.reshape(n, kv_heads, share, t, -1).permute(0, 3, 1, 2, 4).reshape(n * t, -1)
 
-    def _mask(self, number: int, share: int, dtype: torch.dtype) -> Tensor | None:
+    def _mask(self, number: int, share: int, dtype: torch.dtype) -> Tensor:
         mask = self._groups[number].mask
-        if mask is None:
-            return None
         if number not in self._masks:
             n, _, t, kv_len = mask.shape
             seen = mask[:, :, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
-            self._masks[number] = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(
-                ~seen, -torch.inf
-            )
+            hidden = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, -torch.inf)
+            self._masks[number] = F.pad(hidden, (0, 0, 0, _missing(share * t)))
         return self._masks[number]
 
 

@@ -1,0 +1,69 @@
+"""A token's logits are the same bits, however many are verified with it and whoever shares the step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.testing.tiny import tiny_checkpoint
+from torch import Tensor
+
+LENGTH, PROMPT = 760, 490
+TOKENS = [random.Random(i).randrange(3, 300) for i in range(LENGTH)]
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="which shapes sum alike is known of AVX-512 only"
+)
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Rows of the down projection longer than oneDNN sums in one go; context longer than attention takes in one."""
+    path = tiny_checkpoint(tmp_path_factory.mktemp("wide"), intermediate_size=1536, max_context_len=1024)
+    return Engine.load(path, EngineConfig(dtype=request.param, num_blocks=300, prefix_cache=False))
+
+
+@pytest.fixture(scope="module")
+def alone(engine: Engine) -> Tensor:
+    """Logits of plain decoding: one token at a time, from PROMPT on."""
+    return logits_of(engine, [1] * (LENGTH - PROMPT))
+
+
+def logits_of(engine: Engine, sizes: list[int], beside: list[EngineSequence] | None = None) -> Tensor:
+    """Logits from PROMPT on when the text is run in steps of these sizes, beside other sequences' rows."""
+    sequence = engine.open([])
+    engine.forward([Row(sequence, TOKENS[:PROMPT], 0)])
+    found = []
+    for size in sizes:
+        start = sequence.cached_len
+        others = [Row(other, TOKENS[: 1 + number], 1) for number, other in enumerate(beside or [])]
+        row = Row(sequence, TOKENS[start : start + size], size)
+        found.append(engine.forward([row, *others])[:size])
+    engine.close(sequence)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 9, 11, 16, 22, 43])
+def test_verifying_many_gives_the_bits_of_decoding_one(engine: Engine, alone: Tensor, size: int) -> None:
+    steps = (LENGTH - PROMPT) // size
+    assert torch.equal(logits_of(engine, [size] * steps), alone[: size * steps])
+
+
+def test_the_batch_does_not_show(engine: Engine, alone: Tensor) -> None:
+    beside = [engine.open([]) for _ in range(3)]
+    got = logits_of(engine, [4] * 60, beside)
+    for other in beside:
+        engine.close(other)
+    assert torch.equal(got, alone[:240])
+
+
+@pytest.mark.parametrize("chunk", [32, 65, 100, 256])
+def test_recomputing_a_text_in_chunks_gives_its_bits(engine: Engine, alone: Tensor, chunk: int) -> None:
+    sequence = engine.open([])
+    for start in range(0, LENGTH - 1, chunk):
+        engine.forward([Row(sequence, TOKENS[start : min(start + chunk, LENGTH - 1)], 0)])
+    last = engine.forward([Row(sequence, TOKENS[-1:], 1)])
+    engine.close(sequence)
+    assert torch.equal(last, alone[-1:])
