@@ -43,12 +43,12 @@ class _Group:
     """Indices of the real rows among the padded ones; None when all are real."""
 
 
-def _group(spans: list[RowSpan], device: torch.device) -> _Group:
+def _group(spans: list[RowSpan], num_slots: int, device: torch.device) -> _Group:
     queries = max(span.num_tokens for span in spans)
     kv_len = _padded(max(span.kv_len for span in spans))
     rows, keep = _rows(spans, queries, device)
     mask = _mask(spans, queries, kv_len, device)
-    return _Group(rows, len(spans), queries, _slots(spans, kv_len, device), kv_len, mask, keep)
+    return _Group(rows, len(spans), queries, _slots(spans, kv_len, num_slots, device), kv_len, mask, keep)
 
 
 def _padded(kv_len: int) -> int:
@@ -79,10 +79,11 @@ def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Ten
     return torch.tensor(rows, device=device), torch.tensor(keep, device=device) if len(keep) < len(rows) else None
 
 
-def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | slice:
+def _slots(spans: list[RowSpan], kv_len: int, num_slots: int, device: torch.device) -> Tensor | slice:
     """What _Group.slots says."""
     first = spans[0].slots
-    if len(spans) == 1 and len(first) >= kv_len and spans[0].contiguous:
+    # Whoever's the slots after its own are: they are masked.
+    if len(spans) == 1 and first[0] + kv_len <= num_slots and spans[0].contiguous:
         return slice(first[0], first[0] + kv_len)
     slots: list[int] = []
     for span in spans:
@@ -108,8 +109,9 @@ class SdpaAttention:
         write = [slot for span in spans for slot in span.slots[span.kv_len - span.num_tokens : span.kv_len]]
         few = [span for span in spans if span.num_tokens <= _FEW]
         many = [span for span in spans if span.num_tokens > _FEW]
-        groups = [_group(few, device)] if few else []
-        groups.extend(_group([span], device) for span in many)
+        num_slots = cache.keys[0].shape[1]
+        groups = [_group(few, num_slots, device)] if few else []
+        groups.extend(_group([span], num_slots, device) for span in many)
         return SdpaBatch(cache, torch.tensor(write, device=device), groups)
 
 
