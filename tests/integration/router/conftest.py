@@ -61,6 +61,8 @@ class Fleet:
     store: MetadataStore
     stack: AsyncExitStack
     num_workers: int = 0
+    loads: list[Callable[[], Any]] = field(default_factory=list)
+    """Of real workers."""
     config: RouterConfig = CONFIG
     router: RunningRouter | None = None
     stub: router_pb2_grpc.RouterServiceAsyncStub | None = None

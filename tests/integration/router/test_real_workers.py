@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load_drafter
@@ -27,13 +29,12 @@ SAMPLINGS = {
 async def real_fleet(fleet, tiny, metadata_url):
     """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
     url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
-    lives = []
     for _ in range(2):
         config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
         engine, info = load(config)
         life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
         await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
-        lives.append((life, servicer))
+        fleet.loads.append(servicer.load_message)
     draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
     drafter = load_drafter(
         draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
@@ -41,6 +42,7 @@ async def real_fleet(fleet, tiny, metadata_url):
     info = describe(draft_config, tiny, drafter)
     life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
     await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
+    fleet.loads.append(draft.load_message)
     fleet.num_workers = 3
     # All engines share this process: a draft may take its time.
     await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
@@ -68,3 +70,17 @@ async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
     assert len(answer.token_ids) == 60
     assert answer.metrics.num_accepted_draft_tokens > 10
     assert real_fleet.counter("outrider_fallback_total", reason="draft_malformed") == 0
+
+
+async def test_thirty_two_streams_leave_no_task_and_no_block_behind(real_fleet, eventually):
+    await real_fleet.ask(request(real_fleet))
+
+    def held():
+        return len(asyncio.all_tasks()), [load().num_free_blocks for load in real_fleet.loads]
+
+    before = held()
+    asking = [real_fleet.ask(real_fleet.request(PROMPT[: 1 + i % 9], 8 + 3 * i, model="tiny")) for i in range(32)]
+    answers = await asyncio.gather(*asking)
+    assert [len(answer.token_ids) for answer in answers] == [8 + 3 * i for i in range(32)]
+    await eventually(lambda: held() == before)
+    assert real_fleet.router.rounds.num_sessions == 0

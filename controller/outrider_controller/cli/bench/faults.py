@@ -21,7 +21,7 @@ from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 _PROMPT = "Write a long story about a lighthouse keeper who finds a message in a bottle."
-_MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
 }
@@ -64,20 +64,20 @@ async def _faults(max_tokens: int, json_file: Path | None) -> int:
     outcomes = []
     config = StackConfig(targets=2, dtype="float32", pin=True)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
-        for mode, options in _MODES.items():
+        for mode, options in MODES.items():
             request = make_request(config.model, _PROMPT, "off", max_tokens=max_tokens, ignore_eos=True, **options)
             plain = await gateway.answer(request)
             request.options.speculation = SPECULATION_MODES["on"]
             for role in ("draft", "target"):
                 note(f"{mode}: the {role} is killed")
-                outcomes.append(await _disturbed(stack, gateway, request, role, mode, plain))
+                outcomes.append(await disturbed(stack, gateway, request, role, mode, plain))
     click.echo(_table(outcomes))
     holds = all(outcome.holds for outcome in outcomes)
     write_json(json_file, "bench-faults", {"holds": holds, "outcomes": _rows(outcomes), "hardware": hardware()})
     return ExitCode.OK if holds else ExitCode.ERROR
 
 
-async def _disturbed(
+async def disturbed(
     stack: Stack, gateway: Gateway, request: generation.GenerateRequest, role: str, mode: str, plain: Answer
 ) -> Outcome:
     """One answer during which a worker of `role` that serves it is killed; afterwards that worker is started again."""

@@ -18,7 +18,7 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Report, progress
 from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
@@ -54,22 +54,28 @@ async def _streams(
         for number in range(rounds):
             with progress(f"round {number + 1}", concurrency) as report:
                 started_s = time.monotonic()
-                ended = await _round(gateway, config.model, prompts, concurrency, random.Random(number), report)
+                ended = await one_round(gateway, config.model, prompts, concurrency, random.Random(number), report)
                 seconds = time.monotonic() - started_s
-            held = await _settled(stack)
-            measured.append({**ended, "seconds": round(seconds, 2), "blocks_held": held, "holds": _held_by(stack)})
-    problems = _problems(measured)
+            held = await settled(stack)
+            measured.append({**ended, "seconds": round(seconds, 2), "blocks_held": held, "holds": await held_by(stack)})
+    found = problems(measured)
     click.echo(_table(measured))
-    for problem in problems:
+    for problem in found:
         click.echo(problem)
-    report_body = {"holds": not problems, "problems": problems, "concurrency": concurrency, "rounds": measured}
+    report_body = {"holds": not found, "problems": found, "concurrency": concurrency, "rounds": measured}
     write_json(json_file, "bench-streams", {**report_body, "hardware": hardware()})
-    return ExitCode.ERROR if problems else ExitCode.OK
+    return ExitCode.ERROR if found else ExitCode.OK
 
 
-async def _round(
-    gateway: Gateway, model: str, prompts: list[Prompt], concurrency: int, rng: random.Random, report: Any
+async def one_round(
+    gateway: Gateway,
+    model: str,
+    prompts: list[Prompt],
+    concurrency: int,
+    rng: random.Random,
+    report: Report = lambda done, note: None,
 ) -> dict[str, Any]:
+    """As many streams as `concurrency` says, started at once; how they ended."""
     done = 0
 
     async def ask(number: int) -> Answer | str | None:
@@ -113,7 +119,7 @@ async def _left_half_way(gateway: Gateway, request: Any, tokens: int) -> None:
                 return
 
 
-async def _settled(stack: Stack) -> int:
+async def settled(stack: Stack) -> int:
     """Blocks still held when nothing is running any more. Loads come with the workers' heartbeats."""
     deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
@@ -126,30 +132,27 @@ async def _settled(stack: Stack) -> int:
             return held
 
 
-def _held_by(stack: Stack) -> Holdings:
-    """Of every process and its children."""
+async def held_by(stack: Stack) -> Holdings:
+    """Of every worker, router, control plane and gateway. What Ray's own daemons hold is Ray's matter."""
+    pids = {row["id"]: row["pid"] for row in worker_rows(await stack.workers()) if row["role"] in ("router", "control")}
+    pids |= {name: process.pid for name, process in stack.processes.items() if name != "controller"}
     held: Holdings = {}
-    for name, process in stack.processes.items():
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        descriptors = threads = 0
-        for member in family:
-            with contextlib.suppress(psutil.Error):
-                descriptors += member.num_fds()
-                threads += member.num_threads()
-        held[name] = {"descriptors": descriptors, "threads": threads}
+    for name, pid in pids.items():
+        process = psutil.Process(pid)
+        held[name] = {"descriptors": process.num_fds(), "threads": process.num_threads()}
     return held
 
 
-def _problems(measured: list[dict[str, Any]]) -> list[str]:
+def problems(measured: list[dict[str, Any]]) -> list[str]:
     found = []
     for number, one in enumerate(measured, 1):
         found += [f"round {number}: {error}" for error in one["errors"]]
         if one["blocks_held"]:
             found.append(f"round {number}: {one['blocks_held']} KV blocks were not given back")
     first, last = measured[0]["holds"], measured[-1]["holds"]
-    for name, held in last.items():
-        for what, count in held.items():
-            # Ray and gRPC open one now and then for themselves; a leak is one for each stream.
+    for name in first.keys() & last.keys():
+        for what, count in last[name].items():
+            # gRPC opens one now and then for itself; a leak is one for each stream.
             if count > first[name][what] + 4:
                 found.append(f"{name}: {what} grew from {first[name][what]} to {count}")
     return found

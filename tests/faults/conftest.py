@@ -1,0 +1,43 @@
+"""Stacks of tiny models: every process real, each answer long enough to be disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from outrider.testing.tiny import tiny_checkpoint
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
+
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="session")
+def long_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a long context, for long answers."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "long-tiny", max_context_len=CONTEXT)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """Two targets and a draft that is the target itself: its guesses are good."""
+    config = StackConfig(
+        target_model=str(long_tiny),
+        draft_model=str(long_tiny),
+        targets=2,
+        dtype="float32",
+        draft_dtype="float32",
+        kv_cache_bytes=64 << 20,
+        run_dir=tmp_path_factory.mktemp("run"),
+    )
+    async with Stack(config) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def gateway(stack: Stack) -> AsyncIterator[Gateway]:
+    async with Gateway(stack.gateway_grpc) as connected:
+        yield connected
