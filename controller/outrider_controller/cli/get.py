@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import click
+import yaml
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli.client import list_workers, worker_rows
 from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import columns, emit_json, note, output_option
+from outrider_controller.cli.output import columns, document, emit_json, note, output_option
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
@@ -49,7 +49,9 @@ def _print(rows: Sequence[dict[str, Any]], output: str) -> None:
     if output == "json":
         emit_json("workers", {"workers": rows})
     elif output == "yaml":
-        click.echo(to_yaml({"schema": "outrider/workers/v1", "workers": rows}), nl=False)
+        click.echo(
+            yaml.safe_dump(document("workers", {"workers": rows}), sort_keys=False, allow_unicode=True), nl=False
+        )
     elif output == "name":
         for row in rows:
             click.echo(row["id"])
@@ -61,17 +63,3 @@ def _print(rows: Sequence[dict[str, Any]], output: str) -> None:
 
 def _cell(value: object) -> object:
     return "-" if value == "" else value
-
-
-def to_yaml(document: dict[str, Any]) -> str:
-    """Scalars, and lists of flat mappings, which is all there is. Scalars are written as JSON, which YAML includes."""
-    lines = []
-    for key, value in document.items():
-        if not isinstance(value, list):
-            lines.append(f"{key}: {json.dumps(value)}")
-            continue
-        lines.append(f"{key}:" if value else f"{key}: []")
-        for item in value:
-            pairs = [f"{name}: {json.dumps(scalar)}" for name, scalar in item.items()]
-            lines += [f"{'- ' if number == 0 else '  '}{pair}" for number, pair in enumerate(pairs)]
-    return "\n".join(lines) + "\n"

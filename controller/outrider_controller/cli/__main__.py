@@ -1,0 +1,5 @@
+"""python -m outrider_controller.cli"""
+
+from outrider_controller.cli import main
+
+main()

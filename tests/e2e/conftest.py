@@ -1,0 +1,23 @@
+"""The real model and the draft shipped for it, on a whole stack started once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    async with Stack(StackConfig(run_dir=tmp_path_factory.mktemp("run"))) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def gateway(stack: Stack) -> AsyncIterator[Gateway]:
+    async with Gateway(stack.gateway_grpc) as connected:
+        yield connected
