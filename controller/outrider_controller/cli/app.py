@@ -58,6 +58,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `outrider` command."""
+    # Read when grpc is imported. Without it, every child process started while a call is open costs a line on stderr.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     sys.exit(run(arguments))
 
 

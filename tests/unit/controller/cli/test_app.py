@@ -1,0 +1,44 @@
+"""Exit codes, and help that a stranger can use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from outrider_controller.cli.app import run
+
+COMMANDS = ["up", "demo", "generate", "get", "bench", "distill", "version"]
+BENCHES = ["exactness", "distribution", "acceptance", "latency", "faults", "streams"]
+
+
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["bench", b] for b in BENCHES] + [["get", "workers"]])
+def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    assert "Usage: outrider " + " ".join(command) in capsys.readouterr().out
+
+
+def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "hi", "--top-k", "-1"]) == 2
+    assert "--top-k" in capsys.readouterr().err
+    assert run(["bench", "latency", "--prompts", str(tmp_path / "none.jsonl")]) == 2
+    assert run(["demo", "--draft-kind", "oracle"]) == 2
+    assert run(["no-such-command"]) == 2
+
+
+def test_nobody_there_is_told_as_such_and_as_json_when_asked_for() -> None:
+    command = (sys.executable, "-m", "outrider_controller.cli", "generate", "hi", "--gateway", "127.0.0.1:1")
+    plain = subprocess.run([*command, "--model", "m"], capture_output=True, text=True, timeout=60)
+    assert plain.returncode == 5
+    assert "is it running" in plain.stderr
+    machine = subprocess.run([*command, "--model", "m", "-o", "json"], capture_output=True, text=True, timeout=60)
+    assert json.loads(machine.stderr)["error"]["exit_code"] == 5
+
+
+def test_help_loads_neither_torch_nor_grpc() -> None:
+    code = "import sys; from outrider_controller.cli.app import run; run(['--help']); "
+    code += "print({'torch', 'grpc'} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert said.stdout.endswith("set()\n")
