@@ -109,23 +109,16 @@ class ModelDrafter(Drafter):
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         """One forward for all of them."""
-        chains = [self._ahead(sequence) for sequence in sequences]
-        self._first_forward(self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended]))
-        return [c.drafted if c.drafted.token_ids else s.guess for s, c in zip(sequences, chains, strict=True)]
+        chains = [self._chain(sequence, ahead=True) for sequence in sequences]
+        growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
+        self._first_forward(self._admit(growing))
+        return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
-    def _chain(self, sequence: DraftSequence) -> Chain:
+    def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
         standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
-        wanted = max(len(standing.token_ids), self._most(sequence, sequence.room))
+        room = self._most(sequence, sequence.reach if ahead else sequence.room)
+        wanted = min(len(standing.token_ids) + 1, room) if ahead else max(len(standing.token_ids), room)
         return Chain(standing, wanted, self._config.min_confidence, sequence.opening.stop_token_ids)
-
-    def _ahead(self, sequence: DraftSequence) -> Chain:
-        standing = _standing(sequence).part(0)
-        wanted = min(len(standing.token_ids) + 1, self._most(sequence, sequence.reach))
-        confidence = self._config.run_ahead_confidence
-        chain = Chain(standing, wanted, confidence, sequence.opening.stop_token_ids)
-        # Told by what stands, before the forward: a guess this doubtful is not worth one.
-        chain.cut = not len(chain) or chain.joint < confidence
-        return chain
 
     def _most(self, sequence: DraftSequence, count: int) -> int:
         return max(0, min(count, self.info.max_context_len - sequence.committed_len))

@@ -40,9 +40,8 @@ class Chain:
     wanted: int
     """Most tokens; none are added to a chain that has them."""
     min_confidence: float = 0.0
+    """Nothing is added to what is likelier to be wrong than this, however it came to stand."""
     stop_token_ids: frozenset[int] = frozenset()
-    cut: bool = False
-    """Ended before its time."""
 
     def __len__(self) -> int:
         return len(self.drafted.token_ids)
@@ -56,14 +55,15 @@ class Chain:
     @property
     def ended(self) -> bool:
         tokens = self.drafted.token_ids
-        return self.cut or len(tokens) >= self.wanted or (bool(tokens) and tokens[-1] in self.stop_token_ids)
+        if len(tokens) >= self.wanted:
+            return True
+        return bool(tokens) and (tokens[-1] in self.stop_token_ids or self.joint < self.min_confidence)
 
     def add(self, proposal: Proposal) -> None:
-        """Takes the token, unless the chain ends before it."""
-        chance = proposal.confidence if proposal.q is None else _peak(proposal.q)
-        if self.drafted.token_ids and self.joint * chance < self.min_confidence:
-            self.cut = True
-            return
+        """Takes the token, whatever its chance: it has cost its forward, and judging it is all but free.
+
+        Nor may it be withheld in ratio mode: what the verifier is shown would no longer be drawn from q.
+        """
         self.drafted.token_ids.append(proposal.token_id)
         self.drafted.confidence.append(proposal.confidence)
         if proposal.q is not None:
@@ -71,9 +71,5 @@ class Chain:
 
 
 def _peak(q: DraftDistribution) -> float:
-    """The probability of q's likeliest token: in ratio mode, a fair estimate of the chance of acceptance.
-
-    That of the token drawn would not be one, and must not decide: if unlikely draws were withheld from the verifier,
-    what it is shown would no longer be drawn from q, and the output would be biased.
-    """
+    """The probability of q's likeliest token: in ratio mode a fairer estimate of acceptance than the drawn token's."""
     return max(q.counts) / Q_TOTAL

@@ -12,7 +12,7 @@ REQUIRED = ["--model", "/models/small.gguf", "--listen", "127.0.0.1:0"]
 def test_the_default_is_the_combined_drafter_named_after_its_model() -> None:
     config = parse_arguments(REQUIRED)
     assert config.kind is DrafterKind.COMBINED
-    assert (config.served_name, config.ngrams.min_match) == ("small", 3)
+    assert (config.served_name, config.ngrams.min_match) == ("small", 2)
 
 
 def test_n_grams_alone_continue_shorter_matches() -> None:

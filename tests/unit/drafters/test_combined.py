@@ -89,7 +89,7 @@ def test_a_config_without_a_vocabulary_is_refused_by_file(tmp_path: Path) -> Non
 
 
 def test_only_the_models_guesses_are_run_ahead_of(make_engine: MakeEngine, greedy: Greedy) -> None:
-    model = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0, run_ahead_confidence=0.0))
+    model = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
     drafter = CombinedDrafter(NgramDrafter(384, 512, NgramConfig(min_match=3)), model)
     sequences = [drafter.open(greedy(prompt, run_ahead_tokens=1)) for prompt in (REPEATING, PLAIN)]
     drafter.draft(sequences)

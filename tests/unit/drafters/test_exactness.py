@@ -19,9 +19,7 @@ class WithholdingChain(Chain):
     """The fault: an unlikely draw is kept from the verifier."""
 
     def add(self, proposal: Proposal) -> None:
-        if proposal.confidence < self.min_confidence:
-            self.cut = True
-        else:
+        if proposal.confidence >= self.min_confidence:
             super().add(proposal)
 
 

@@ -242,10 +242,13 @@ def test_a_proposal_ends_where_the_model_is_unsure(engine: CountingEngine, greed
     [whole] = ModelDrafter(engine, NEVER_CUT).draft([DraftSequence.start(greedy(PROMPT, max_draft_tokens=8))])
     assert whole is not None
     joint = [float(p) for p in torch.tensor(whole.confidence).cumprod(0)]
-    threshold = joint[1] * 0.999
+    threshold = joint[1] * 1.001
     drafter = ModelDrafter(engine, ModelConfig(min_confidence=threshold))
-    expected = sum(1 for chance in joint if chance >= threshold)
+    # The token that made it doubtful is still told: its forward is spent.
+    expected = 1 + sum(1 for chance in joint if chance >= threshold)
+    engine.forwards.clear()
     assert draft_one(drafter, drafter.open(greedy(PROMPT, max_draft_tokens=8))) == whole.token_ids[:expected]
+    assert len(engine.forwards) == expected < 8
 
 
 @pytest.mark.parametrize("mode", [VerificationMode.COUPLED, VerificationMode.RATIO])
@@ -293,7 +296,7 @@ def test_a_reduced_output_vocabulary_is_mapped_to_full_ids(
 def test_it_runs_ahead_one_forward_and_one_token_at_a_time_as_far_as_it_may(
     engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
 ) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0, run_ahead_confidence=0.0))
+    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0))
     sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=2))
     proposed = draft_one(drafter, sequence)
     engine.forwards.clear()
@@ -306,7 +309,7 @@ def test_it_runs_ahead_one_forward_and_one_token_at_a_time_as_far_as_it_may(
 def test_what_was_guessed_ahead_is_the_next_proposal_when_it_came_true(
     engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
 ) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0, run_ahead_confidence=0.0))
+    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0))
     sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=4))
     draft_one(drafter, sequence)
     for _ in range(4):
@@ -319,7 +322,7 @@ def test_what_was_guessed_ahead_is_the_next_proposal_when_it_came_true(
 
 
 def test_it_does_not_run_ahead_of_a_guess_it_doubts(engine: CountingEngine, greedy: Greedy) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0, run_ahead_confidence=0.99))
+    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.99))
     sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=4))
     draft_one(drafter, sequence)
     engine.forwards.clear()

@@ -31,11 +31,13 @@ def chain(**more: object) -> Chain:
     return Chain(**{"drafted": Drafted("model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
 
 
-def test_a_chain_ends_before_the_token_that_makes_it_unlikely() -> None:
+def test_a_chain_ends_with_the_token_that_makes_it_unlikely() -> None:
     grown = chain()
+    ended = []
     for token, confidence in [(1, 0.9), (2, 0.7), (3, 0.7)]:
         grown.add(Proposal(token, confidence, None))
-    assert (grown.drafted.token_ids, grown.ended) == ([1, 2], True)
+        ended.append(grown.ended)
+    assert (grown.drafted.token_ids, ended) == ([1, 2, 3], [False, False, True])
 
 
 def test_a_chain_without_a_threshold_takes_all_it_may() -> None:
@@ -66,17 +68,18 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_what_is_shown_nor_what_fol
     assert grown.drafted.token_ids == [drawn] * 4
 
 
-def test_in_ratio_mode_a_flat_distribution_ends_the_chain_before_it() -> None:
+def test_in_ratio_mode_a_flat_distribution_ends_the_chain() -> None:
     grown = chain()
     grown.add(Proposal(0, 0.9, DraftDistribution((0, 1), (60000, 5536))))
     grown.add(Proposal(3, 0.25, DraftDistribution((0, 1, 2, 3), (16384,) * 4)))
-    assert (grown.drafted.token_ids, grown.ended) == ([0], True)
+    assert (grown.drafted.token_ids, grown.ended) == ([0, 3], True)
 
 
-def test_a_first_token_is_shown_however_doubtful_it_is() -> None:
+def test_a_first_token_is_told_however_doubtful_it_is() -> None:
     grown = chain()
+    assert not grown.ended
     grown.add(Proposal(3, 0.01, None))
-    assert (grown.drafted.token_ids, grown.ended) == ([3], False)
+    assert (grown.drafted.token_ids, grown.ended) == ([3], True)
 
 
 @pytest.mark.parametrize(
