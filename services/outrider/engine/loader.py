@@ -17,9 +17,8 @@ from outrider.engine.decoder import ATTENTION_NAME, Decoder, TransformersDecoder
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.fused import FusedLlama, can_fuse
+from outrider.engine.memory import Need, available_bytes, count_parameters, kv_blocks
 
-_DEFAULT_KV_BYTES = 1 << 30
-_DEFAULT_CONTEXTS = 8
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -27,13 +26,20 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
     """See Engine.load."""
     checkpoints.check(path)
     _quiet_transformers()
+    settings = _settings(path)
+    context = _context_len(path, settings, config)
+    num_blocks = kv_blocks(
+        _need(path, settings, config, context),
+        available_bytes(config.device),
+        torch.device(config.device).type,
+        blocks=config.num_blocks,
+        kv_bytes=config.kv_cache_bytes,
+    )
     model, token_map = _load_model(path, config)
     model.eval().requires_grad_(False)
-    settings = model.config.get_text_config()
-    context = _context_len(path, settings, config)
     decoder: Decoder
     decoder = FusedLlama(model, context) if config.fuse and can_fuse(model) else TransformersDecoder(model)
-    cache, num_blocks = _allocate_cache(settings, config, context)
+    cache = _allocate_cache(settings, config, num_blocks)
     info = ModelInfo(
         vocab_size=settings.vocab_size,
         max_context_len=context,
@@ -44,6 +50,15 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
         eos_token_ids=checkpoints.eos_token_ids(path),
     )
     return Engine(decoder, cache, info, config, token_map)
+
+
+def _settings(path: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
 
 
 def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tensor | None]:
@@ -82,26 +97,31 @@ def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
     return min(limits)
 
 
-def _allocate_cache(settings: Any, config: EngineConfig, context: int) -> tuple[KVCache, int]:
-    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
-    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need:
     dtype: torch.dtype = getattr(torch, config.dtype)
+    kv_heads, head_dim = _kv_shape(settings)
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
-    num_blocks = config.num_blocks
-    if num_blocks is None:
-        wanted = _DEFAULT_CONTEXTS * -(-context // config.block_size) * block_bytes
-        num_blocks = (config.kv_cache_bytes or min(wanted, _DEFAULT_KV_BYTES)) // block_bytes
-    if num_blocks < 1:
-        raise CheckpointError("kv_cache_bytes", f"{config.kv_cache_bytes} bytes hold no block of {block_bytes} bytes")
-    cache = KVCache.allocate(
+    context_blocks = -(-context // config.block_size)
+    parameters = count_parameters(path)
+    return Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
+
+
+def _kv_shape(settings: Any) -> tuple[int, int]:
+    """Key heads, and their width."""
+    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    return kv_heads, getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+
+
+def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:
+    kv_heads, head_dim = _kv_shape(settings)
+    return KVCache.allocate(
         layers=settings.num_hidden_layers,
         kv_heads=kv_heads,
         slots=num_blocks * config.block_size,
         head_dim=head_dim,
-        dtype=dtype,
+        dtype=getattr(torch, config.dtype),
         device=torch.device(config.device),
     )
-    return cache, num_blocks
 
 
 def _quiet_transformers() -> None:

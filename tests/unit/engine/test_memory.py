@@ -1,0 +1,52 @@
+"""A model that does not fit is refused before it is loaded, with the sum shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outrider.engine import CheckpointError, Engine, EngineConfig, memory
+from outrider.engine.memory import DoesNotFit, Need, count_parameters, kv_blocks
+from transformers import AutoModelForCausalLM
+
+GB = 10**9
+BIG = Need("llama-70b", 70 * GB, 2, "float16", block_bytes=5 * 2**20, context_blocks=512)
+
+
+def test_seventy_billion_parameters_do_not_fit_into_eighty_gigabytes() -> None:
+    with pytest.raises(DoesNotFit, match=r"llama-70b: needs 140\.0 GB: 70\.0 B parameters in float16 are 140\.0 GB"):
+        kv_blocks(BIG, 80 * GB, "cuda", blocks=None, kv_bytes=None)
+
+
+def test_a_gpu_gives_the_kv_cache_most_of_what_the_weights_leave() -> None:
+    blocks = kv_blocks(BIG, 180 * GB, "cuda", blocks=None, kv_bytes=None)
+    assert 0.85 < blocks * BIG.block_bytes / (180 * GB * 0.95 - BIG.weight_bytes) <= 0.9
+
+
+def test_on_a_cpu_the_default_is_modest() -> None:
+    small = Need("small", 10**8, 2, "bfloat16", block_bytes=360_000, context_blocks=128)
+    blocks = kv_blocks(small, 20 * GB, "cpu", blocks=None, kv_bytes=None)
+    assert blocks == min(8 * 128, 2**30 // 360_000)
+    assert kv_blocks(small, GB // 2, "cpu", blocks=None, kv_bytes=None) * 360_000 < GB // 4
+
+
+def test_what_is_asked_for_is_given_or_refused() -> None:
+    assert kv_blocks(BIG, 200 * GB, "cuda", blocks=7, kv_bytes=None) == 7
+    assert kv_blocks(BIG, 200 * GB, "cuda", blocks=None, kv_bytes=11 * 2**20) == 2
+    with pytest.raises(DoesNotFit, match=r"KV cache is 60\.0 GB"):
+        kv_blocks(BIG, 200 * GB, "cuda", blocks=None, kv_bytes=60 * GB)
+    with pytest.raises(CheckpointError, match="kv_cache_bytes"):
+        kv_blocks(BIG, 200 * GB, "cuda", blocks=None, kv_bytes=100)
+
+
+def test_parameters_are_counted_without_loading_them(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    # The tied head is stored once.
+    assert count_parameters(tiny) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_full_machine_refuses_at_start(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.engine.loader.available_bytes", lambda device: 10_000)
+    with pytest.raises(DoesNotFit, match=r"this device has 0\.0 MB free"):
+        Engine.load(tiny, EngineConfig(dtype="float32"))
+    assert memory.available_bytes("cpu") > 10**8
