@@ -28,8 +28,8 @@ def compile_protos(root: Path) -> list[Path]:
         f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
         f"--python_out={output}",
         f"--grpc_python_out={output}",
-        f"--mypy_out={output}",
-        f"--mypy_grpc_out={output}",
+        f"--mypy_out=quiet:{output}",
+        f"--mypy_grpc_out=quiet:{output}",
         *map(str, sources),
     ]
     if not (scripts / "protoc-gen-mypy").exists():

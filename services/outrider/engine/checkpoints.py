@@ -246,8 +246,11 @@ def _convert_gguf(file: Path, made: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    model.save_pretrained(made)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        )
+        model.save_pretrained(made)
+        AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error
