@@ -48,7 +48,7 @@ class Subject:
             self._process = subprocess.Popen(
                 start, env=_variables(peer, core), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
-        self.about = self._reply()
+        self.about = {**self._reply(), "preloaded": [path.name for path in install.libraries(peer)]}
 
     def ask(self, request: Request) -> dict[str, Any]:
         """Raises PeerFailed."""
@@ -152,7 +152,10 @@ def _machine() -> dict[str, str]:
 def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
     """For people."""
     results: figures.Results = outcome["ms"]
-    about = [f"{name}: {what['version']}" for name, what in outcome["subjects"].items()]
+    about = [
+        ", ".join([f"{name}: {what['version']}", *(f"{library} preloaded" for library in what["preloaded"])])
+        for name, what in outcome["subjects"].items()
+    ]
     measured = figures.table(
         ["measure", "of", "min ms", "median ms", "tokens/s"], figures.figure_rows(results, batches)
     )

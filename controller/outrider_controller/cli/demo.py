@@ -21,10 +21,10 @@ from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.up import process_rows, process_table
 
 _PROMPT = (
-    "Summarize this in two sentences, then quote the sentence you find most important: Speculative decoding lets a "
-    "small model guess the next few words of a large one. The large model checks all guesses in a single step and "
-    "keeps those it would have written itself. The text is exactly the same as without guessing, but it is finished "
-    "sooner, because checking several words takes hardly longer than writing one."
+    "Answer with quotes from this text: Speculative decoding lets a small model guess the next few words of a large "
+    "one. The large model checks all guesses in a single step and keeps those it would have written itself. The text "
+    "is exactly the same as without guessing, but it is finished sooner, because checking several words takes hardly "
+    "longer than writing one. Question: What does speculative decoding do, and why is it faster?"
 )
 
 
