@@ -21,7 +21,7 @@ def long_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "long-tiny", max_context_len=CONTEXT)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     """Two targets and a draft that is the target itself: its guesses are good."""
     config = StackConfig(

@@ -97,6 +97,11 @@ class Pools:
         live = self.live_targets(model)
         return live[0].info if live else self._seen.get(model)
 
+    @property
+    def has_seen_targets(self) -> bool:
+        """Whether there ever was a target, of whatever model."""
+        return bool(self._seen)
+
     def models(self) -> list[router.ServedModel]:
         """The models that live targets serve."""
         live = [t for t in self._targets.values() if t.up]

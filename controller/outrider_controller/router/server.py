@@ -84,12 +84,18 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         await self._rounds.pools.ready(self._ready_timeout_s)
         info = self._rounds.pools.model_info(model)
         if info is None:
-            raise UnknownModel(model)
+            raise self._unknown(model)
         request = check_request(message, info, self._admission, self._salt_key)
         if request.finish_reason:
             await deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
             return
         await self._rounds.run(request, deliver, deadline_s)
+
+    def _unknown(self, model: str) -> OutriderError:
+        """A router that has yet to see its first target cannot say that there is none of this name."""
+        if not self._rounds.pools.has_seen_targets:
+            return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
+        return UnknownModel(model)
 
     def _admit(self) -> None:
         if self._draining():

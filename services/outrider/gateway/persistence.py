@@ -16,6 +16,9 @@ _TRANSPORT = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 )
 
+# What a router says that is going, or has only just come: the gateway asks for models it has seen being served.
+_NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
+
 
 def breaks_off(error: OutriderError, *, has_tokens: bool) -> bool:
     """Whether a call that ended so should go on at another router. `has_tokens`: the client has part of the answer."""
@@ -24,7 +27,7 @@ def breaks_off(error: OutriderError, *, has_tokens: bool) -> bool:
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         # A new request is refused for good. One that has tokens was accepted once, and is never dropped for load.
         return has_tokens
-    return error.code is grpc.StatusCode.UNAVAILABLE and error.reason == "DRAINING"
+    return error.reason in _NOT_HERE
 
 
 @dataclass(slots=True)

@@ -229,6 +229,12 @@ async def test_an_unknown_model_is_not_found(fleet):
     assert (error.code, error.field) == (grpc.StatusCode.NOT_FOUND, "model")
 
 
+async def test_without_any_target_yet_no_model_is_unknown(fleet):
+    await fleet.start()
+    error = await refusal_of(fleet, fleet.request(model="other"))
+    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_MODEL")
+
+
 async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
     target = await fleet.target(SimulatedTarget(max_sequences=2, step_s=0.02))
     await fleet.start()

@@ -57,6 +57,8 @@ def test_jitter_never_more_than_halves_a_pause() -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, None, True, False),
         (grpc.StatusCode.UNAVAILABLE, "DRAINING", False, True),
         (grpc.StatusCode.UNAVAILABLE, "NO_TARGET", True, False),
+        (grpc.StatusCode.UNAVAILABLE, "NO_MODEL", False, True),
+        (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", True, True),
         (grpc.StatusCode.INTERNAL, "INTERNAL", True, False),
         (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", True, False),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", False, False),

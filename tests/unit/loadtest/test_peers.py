@@ -46,8 +46,10 @@ def test_every_goal_names_a_measure_of_the_plan() -> None:
 
 
 def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
-    assert figures.undisturbed([0.99, 0.5, 0.98]) == [0, 2]
-    assert figures.undisturbed([0.6, 0.5]) == [0, 1]
+    clean, disturbed = {"ours": 0.99, "peer": 0.98}, {"ours": 1.0, "peer": 0.5}
+    assert figures.undisturbed([clean, disturbed, clean]) == [0, 2]
+    assert figures.undisturbed([disturbed, disturbed]) == [0, 1]
+    assert figures.count_undisturbed([disturbed, clean]) == 1
 
 
 def test_series_are_named_after_the_subject_or_what_it_measured() -> None:

@@ -1,16 +1,21 @@
-"""SIGKILL in mid-stream: the client sees no error, and the text it would have seen anyway."""
+"""Whole stacks disturbed: workers killed in mid-stream, many streams at once. The client notices nothing."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from outrider_controller.cli.bench.faults import MODES, disturbed
 from outrider_controller.cli.bench.runs import make_request
+from outrider_controller.cli.bench.streams import held_by, one_round, problems, settled
 from outrider_controller.cli.client import SPECULATION_MODES, Gateway
+from outrider_controller.cli.prompts import Prompt
 from outrider_controller.cli.stack import Stack
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
+
+PROMPTS = [Prompt(str(i), "all", "word " * i) for i in (1, 7, 40, 90, 200)]
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -25,3 +30,12 @@ async def test_a_killed_worker_changes_no_token(stack: Stack, gateway: Gateway, 
     assert outcome.error == "" and outcome.equal
     assert outcome.tokens_after > 100
     assert outcome.failovers >= (role == "target")
+
+
+async def test_thirty_two_streams_end_and_leave_nothing_behind(stack: Stack, gateway: Gateway) -> None:
+    rounds = []
+    for number in range(2):
+        ended = await one_round(gateway, stack.config.model, PROMPTS, 32, random.Random(number))
+        assert (ended["complete"], ended["cancelled"], ended["errors"]) == (24, 8, [])
+        rounds.append({**ended, "blocks_held": await settled(stack), "holds": await held_by(stack)})
+    assert problems(rounds) == []
