@@ -28,7 +28,7 @@ from plan import Measure, Request, plan
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _EVERYONE = {**_ONE_THREAD, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 # A round in which another process took part of the core is made again, until there are this many times as many.
-_MOST_ROUNDS = 2
+_MOST_ROUNDS = 1.5
 
 
 class PeerFailed(Exception):
@@ -102,21 +102,18 @@ def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> di
         for request in measure.before:
             subject.ask(request)
     replies: list[dict[str, list[float]]] = []
-    shares: list[float] = []
-    while len(replies) < rounds * _MOST_ROUNDS and sum(s >= figures.ENOUGH_OF_THE_CORE for s in shares) < rounds:
+    shares: list[dict[str, float]] = []
+    while len(replies) < rounds * _MOST_ROUNDS and figures.count_undisturbed(shares) < rounds:
         order = subjects if len(replies) % 2 == 0 else subjects[::-1]
         turn = {subject.name: subject.ask(measure.each) for subject in order}
-        shares.append(min(reply.pop("core_share") for reply in turn.values()))
+        shares.append({name: reply.pop("core_share") for name, reply in turn.items()})
         replies.append(figures.by_series(turn))
     for subject in subjects:
         for request in measure.after:
             subject.ask(request)
     chosen = figures.undisturbed(shares)
-    print(
-        f"{measure.name}: {len(chosen)} of {len(shares)} rounds, each subject with at least "
-        f"{min(shares[number] for number in chosen):.0%} of the core",
-        file=sys.stderr,
-    )
+    had = ", ".join(f"{name} {min(shares[n][name] for n in chosen):.0%}" for name in shares[0])
+    print(f"{measure.name}: {len(chosen)} of {len(shares)} rounds; least share of the core: {had}", file=sys.stderr)
     return {name: [replies[number][name] for number in chosen] for name in replies[0]}
 
 

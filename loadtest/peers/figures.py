@@ -15,7 +15,8 @@ Rounds = Sequence[Sequence[float]]
 Results = Mapping[str, Mapping[str, Rounds]]
 """By measure, then by series: a subject, or one of several things measured on ours."""
 
-ENOUGH_OF_THE_CORE = 0.97
+# A short absence of the core falls on a few samples, which a median passes over.
+ENOUGH_OF_THE_CORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,17 @@ GOALS = (
 )
 
 
-def undisturbed(shares: Sequence[float]) -> list[int]:
-    """Rounds in which every subject had the core to itself; all of them if none was."""
-    clean = [number for number, share in enumerate(shares) if share >= ENOUGH_OF_THE_CORE]
-    return clean or list(range(len(shares)))
+def undisturbed(shares: Sequence[Mapping[str, float]]) -> list[int]:
+    """Rounds in which every subject had the core to itself, by subjects' shares of it; all of them if none was."""
+    return _clean(shares) or list(range(len(shares)))
+
+
+def count_undisturbed(shares: Sequence[Mapping[str, float]]) -> int:
+    return len(_clean(shares))
+
+
+def _clean(shares: Sequence[Mapping[str, float]]) -> list[int]:
+    return [number for number, share in enumerate(shares) if min(share.values()) >= ENOUGH_OF_THE_CORE]
 
 
 def by_series(turn: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
