@@ -18,9 +18,10 @@ from outrider.engine.attention import Batch
 
 # The batch size oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
-# oneDNN sums a product of one row this long or longer in another order than that of two and more rows. A second row
-# is all but free, and makes a token's logits the same to the last bit whether it is verified among others or not.
-_LONG = 1025
+# A single row is run as this many equal ones. oneDNN's product of one row is slower than that of four (by a sixth for
+# the wider matrices), and sums rows longer than 1024 in another order: then a token's logits would depend on whether it
+# was verified among others.
+_ROWS_FOR_ONE = 4
 
 
 def _pack(*weights: Tensor) -> Tensor:
@@ -30,9 +31,9 @@ def _pack(*weights: Tensor) -> Tensor:
 
 
 def _linear(x: Tensor, packed: Tensor) -> Tensor:
-    rows, width = x.shape
-    if rows == 1 and width >= _LONG:
-        x = x.expand(2, width)
+    rows = x.shape[0]
+    if rows == 1:
+        x = x.expand(_ROWS_FOR_ONE, -1)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return out[:rows]
 
