@@ -20,12 +20,7 @@ from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.up import process_rows, process_table
 
-_PROMPT = (
-    "Answer with quotes from this text: Speculative decoding lets a small model guess the next few words of a large "
-    "one. The large model checks all guesses in a single step and keeps those it would have written itself. The text "
-    "is exactly the same as without guessing, but it is finished sooner, because checking several words takes hardly "
-    "longer than writing one. Question: What does speculative decoding do, and why is it faster?"
-)
+_PROMPT = "Write a Python function that returns the n-th Fibonacci number, then explain how it works."
 
 
 @click.command("demo")
