@@ -18,10 +18,10 @@ from outrider.engine.attention import Batch
 
 # The batch size oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
-# A single row is run as this many equal ones. oneDNN's product of one row is slower than that of four (by a sixth for
-# the wider matrices), and sums rows longer than 1024 in another order: then a token's logits would depend on whether it
-# was verified among others.
-_ROWS_FOR_ONE = 4
+# Fewer rows are filled up to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth for
+# the wider matrices; and that of a single row sums more than 1024 columns in another order, so that a token's logits
+# would depend on whether it was verified among others.
+_FEWEST_ROWS = 4
 
 
 def _pack(*weights: Tensor) -> Tensor:
@@ -32,8 +32,8 @@ def _pack(*weights: Tensor) -> Tensor:
 
 def _linear(x: Tensor, packed: Tensor) -> Tensor:
     rows = x.shape[0]
-    if rows == 1:
-        x = x.expand(_ROWS_FOR_ONE, -1)
+    if rows < _FEWEST_ROWS:
+        x = F.pad(x, (0, 0, 0, _FEWEST_ROWS - rows))
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return out[:rows]
 
