@@ -18,9 +18,9 @@ from outrider.engine.attention import Batch
 
 # The batch size oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
-# Fewer rows are filled up to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth for
-# the wider matrices; and that of a single row sums more than 1024 columns in another order, so that a token's logits
-# would depend on whether it was verified among others.
+# Fewer rows are filled up to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth
+# for the wider matrices; and that of a single row sums more than 1024 columns in another order, so that a token's
+# logits would depend on whether it was verified among others.
 _FEWEST_ROWS = 4
 
 
