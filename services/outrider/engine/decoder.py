@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from outrider.engine.attention import Batch
 from outrider.engine.checkpoints import CheckpointError
@@ -53,12 +53,9 @@ def _attend(
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The paged cache knows what each row may see; transformers need not build a mask."""
-
-
+# No mask function goes with the name, so transformers builds no mask: the paged cache knows what each row may see, and
+# building one would wait for the device in every step.
 AttentionInterface.register(ATTENTION_NAME, _attend)
-AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
 class TransformersDecoder:

@@ -119,7 +119,7 @@ class Engine:
             token_ids.extend(row.token_ids)
             positions.extend(range(cached, cached + count))
             logit_rows.extend(range(start + count - row.num_logits, start + count))
-            spans.append(RowSpan(start, count, cached + count, self._slots(row.sequence, cached + count)))
+            spans.append(self._span(row.sequence, start, count))
         batch = self._attention.prepare(spans, self._cache)
         ids, at, wanted = (
             torch.tensor(x, dtype=torch.int64, device=self._device) for x in (token_ids, positions, logit_rows)
@@ -180,13 +180,9 @@ class Engine:
             blocks = row.sequence.blocks
             blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
 
-    def _slots(self, sequence: EngineSequence, length: int) -> list[int]:
-        """Of all the blocks that `length` positions lie in."""
-        size = self.info.block_size
-        slots: list[int] = []
-        for block in sequence.blocks[: -(-length // size)]:
-            slots.extend(range(block * size, (block + 1) * size))
-        return slots
+    def _span(self, sequence: EngineSequence, start: int, count: int) -> RowSpan:
+        length, size = sequence.cached_len + count, self.info.block_size
+        return RowSpan(start, count, length, sequence.blocks[: -(-length // size)], size)
 
 
 __all__ = ["Engine", "ModelInfo", "OutOfBlocks", "Row"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -33,6 +34,10 @@ class KVCache:
         return cls(keys, values)
 
 
+MAX_OWN_TOKENS = 63
+"""Most tokens of a row with a tree mask: its bits are those of one signed 64-bit number."""
+
+
 @dataclass(slots=True)
 class RowSpan:
     """One sequence's rows in the flat batch and where its keys lie."""
@@ -42,8 +47,40 @@ class RowSpan:
     num_tokens: int
     kv_len: int
     """Cached positions after this step, its own rows included."""
-    slots: list[int]
-    """One slot per position of its blocks: at least kv_len. What lies in those beyond is not to be looked at."""
+    blocks: list[int]
+    """Those that kv_len positions lie in, in order. What lies beyond kv_len in the last one is not to be looked at."""
+    block_size: int
+    own_masks: Sequence[int] | None = None
+    """A tree: for each of its tokens the bits of those of its own tokens that it may look at (bit 0 is the first).
+    All that was cached before is seen by all. None means a chain: each sees those up to itself."""
+    _slots: list[int] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.own_masks is None:
+            return
+        if len(self.own_masks) != self.num_tokens or self.num_tokens > MAX_OWN_TOKENS:
+            raise ValueError(f"own_masks: {len(self.own_masks)} for {self.num_tokens} tokens, at most {MAX_OWN_TOKENS}")
+        for index, mask in enumerate(self.own_masks):
+            if not (mask >> index) == 1:
+                raise ValueError(f"own_masks[{index}]: a token sees itself, and none after itself")
+
+    @property
+    def cached_len(self) -> int:
+        """Positions cached before this step."""
+        return self.kv_len - self.num_tokens
+
+    @property
+    def slots(self) -> list[int]:
+        """One slot per position of its blocks: at least kv_len."""
+        if self._slots is None:
+            size = self.block_size
+            self._slots = [slot for block in self.blocks for slot in range(block * size, (block + 1) * size)]
+        return self._slots
+
+    def written_slots(self) -> list[int]:
+        """Where its own tokens' keys go. Costs nothing for what was cached before."""
+        blocks, size = self.blocks, self.block_size
+        return [blocks[at // size] * size + at % size for at in range(self.cached_len, self.kv_len)]
 
     @property
     def contiguous(self) -> bool:

@@ -6,6 +6,7 @@ its own. Query heads that share a key head are folded into the query axis, so ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,11 +94,21 @@ def _slots(spans: list[RowSpan], kv_len: int, num_slots: int, device: torch.devi
 
 
 def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device) -> Tensor:
-    first = torch.tensor([span.kv_len - span.num_tokens for span in spans], device=device)
+    first = torch.tensor([span.cached_len for span in spans], device=device)
     last = torch.tensor([span.kv_len - 1 for span in spans], device=device)
     # A padding query looks where the last real one does.
     position = torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
-    return (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
+    mask = (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
+    for number, span in enumerate(spans):
+        if span.own_masks is not None:
+            mask[number, 0, : span.num_tokens, span.cached_len : span.kv_len] = _own_mask(span.own_masks, device)
+    return mask
+
+
+def _own_mask(masks: Sequence[int], device: torch.device) -> Tensor:
+    """[tokens, tokens] of a tree: True where the row's token may look at the column's."""
+    bits = torch.arange(len(masks), device=device)
+    return ((torch.tensor(masks, device=device)[:, None] >> bits) & 1).bool()
 
 
 class SdpaAttention:
@@ -106,7 +117,7 @@ class SdpaAttention:
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> SdpaBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
         device = cache.keys[0].device
-        write = [slot for span in spans for slot in span.slots[span.kv_len - span.num_tokens : span.kv_len]]
+        write = [slot for span in spans for slot in span.written_slots()]
         few = [span for span in spans if span.num_tokens <= _FEW]
         many = [span for span in spans if span.num_tokens > _FEW]
         num_slots = cache.keys[0].shape[1]
