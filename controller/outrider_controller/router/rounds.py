@@ -242,6 +242,7 @@ class Rounds:
         self._by_target[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
         link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
+        course.session.legs.opened(_now_us())
 
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         rules = DraftRules(setting.max_draft_tokens + setting.run_ahead_tokens, link.info.max_context_len)
@@ -251,6 +252,7 @@ class Rounds:
         self._by_draft[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
         link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
+        course.session.legs.asked(course.session.committed_len, _now_us())
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.discard(course)
@@ -321,6 +323,7 @@ class Rounds:
     ) -> None:
         commit.sequence_id = draft.sequence_id
         draft.link.outbox.put_commit(commit)
+        course.session.legs.asked(course.session.committed_len, now_us)
         setting = course.pace.committed(
             course.session.committed_len,
             num_drafted=commit.num_drafted,
@@ -383,7 +386,7 @@ class Rounds:
             self._lose_draft(course, f"malformed reply: {bad}", Loss.MALFORMED)
             return
         if target is not None:
-            course.session.forwarded(draft)
+            course.session.legs.forward(draft, now_us)
             draft.sequence_id = target.sequence_id
             target.link.outbox.put_draft(draft)
         else:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
+from outrider_controller.router.legs import Legs
+
 _FINISHES = (sequence.FINISH_REASON_STOP, sequence.FINISH_REASON_LENGTH)
 
 
@@ -55,12 +57,11 @@ class Session:
     """Output tokens, resumed ones first."""
     finish_reason: sequence.FinishReason.ValueType = sequence.FINISH_REASON_UNSPECIFIED
     metrics: router.RequestMetrics = field(default_factory=router.RequestMetrics)
-    _drafts: list[tuple[int, int, int]] = field(default_factory=list)
-    _committed_us: int = 0
+    legs: Legs = field(init=False)
 
     def __post_init__(self) -> None:
         self.committed = list(self.request.resume)
-        self._committed_us = self.opened_us
+        self.legs = Legs(self.opened_us)
 
     @property
     def prompt_len(self) -> int:
@@ -97,10 +98,6 @@ class Session:
             cache_salt=self.request.cache_salt,
         )
 
-    def forwarded(self, draft: sequence.Draft) -> None:
-        """Remembers what a draft cost, for the round that will judge it."""
-        self._drafts.append((draft.base_len, draft.base_len + len(draft.token_ids), draft.draft_us))
-
     def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> router.RouteResponse:
         """Appends what the target committed and returns the round as the client hears of it.
 
@@ -108,16 +105,9 @@ class Session:
         """
         self._check(commit)
         first = self.metrics.num_steps == 0
-        timing = router.RoundTiming(
-            round_us=max(0, now_us - self._committed_us),
-            draft_us=self._draft_us(commit),
-            verify_us=step_us,
-            queue_us=commit.queue_us,
-        )
         self.committed.extend(commit.token_ids)
         self.finish_reason = commit.finish_reason
-        self._committed_us = now_us
-        self._drafts = [d for d in self._drafts if d[1] > self.committed_len]
+        timing = self.legs.commit(commit, committed_len=self.committed_len, step_us=step_us, now_us=now_us)
         self._count(commit, timing)
         return router.RouteResponse(
             token_ids=commit.token_ids,
@@ -140,6 +130,10 @@ class Session:
             raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
         if commit.num_accepted > len(commit.token_ids):
             raise BadReply("commit.num_accepted: more than token_ids")
+        if len(commit.rejected_token_ids) > commit.num_drafted - commit.num_accepted:
+            raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
+        if any(token >= self.vocab_size for token in commit.rejected_token_ids):
+            raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
 
     def _check_tokens(self, commit: sequence.Commit) -> None:
         finish = commit.finish_reason
@@ -153,12 +147,6 @@ class Session:
             raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
         if finish == sequence.FINISH_REASON_UNSPECIFIED and len(commit.token_ids) == self.remaining:
             raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")
-
-    def _draft_us(self, commit: sequence.Commit) -> int:
-        if not commit.num_drafted:
-            return 0
-        spent = [us for base, end, us in self._drafts if base <= commit.base_len < end]
-        return spent[-1] if spent else 0
 
     def _count(self, commit: sequence.Commit, timing: router.RoundTiming) -> None:
         m = self.metrics

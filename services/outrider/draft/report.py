@@ -21,7 +21,11 @@ class Proposed:
     params: SamplingParams
     mode: VerificationMode
     since_s: float
-    """Monotonic: when the commit came in that it answers."""
+    """Monotonic: when the commit came in that it answers; of a guess made unasked, when its making began."""
+    compute_s: float = 0.0
+    """Of the time since then, in the drafter, alone or in a batch."""
+    run_ahead: bool = False
+    """Made unasked, while what it continues is being judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ MAX_SALT_BYTES = 64
 MAX_STOP_TOKENS = 256
 MAX_RUN_AHEAD_TOKENS = 32
 
+_MAX_US = 2**32 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -127,6 +129,7 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
 
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
     drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
+    taken_s = max(0.0, now_s - proposed.since_s)
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
         epoch=proposed.epoch,
@@ -136,5 +139,12 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         confidence=drafted.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
         source=drafted.source,
-        draft_us=max(0, round((now_s - proposed.since_s) * 1e6)),
+        draft_us=_us(taken_s),
+        # A sequence that was catching up has worked for earlier commits, too.
+        compute_us=_us(min(taken_s, proposed.compute_s)),
+        run_ahead=proposed.run_ahead,
     )
+
+
+def _us(seconds: float) -> int:
+    return min(round(seconds * 1e6), _MAX_US)

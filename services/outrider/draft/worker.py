@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -26,16 +26,19 @@ class _Open:
     """One opened sequence. Without `sequence` it has finished and only waits to be closed."""
 
     sequence: DraftSequence | None
+    compute_s: float = 0.0
+    """Rounds it was part of since it was last answered."""
 
 
 class DraftWorker:
     """Sequences of all routers and the drafter that serves them. Owned by one thread."""
 
-    def __init__(self, drafter: Drafter, max_sequences: int) -> None:
+    def __init__(self, drafter: Drafter, max_sequences: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.tally = Tally()
         self.draining = False
         self._drafter = drafter
         self._max_sequences = max_sequences
+        self._clock = clock
         self._open: dict[SequenceKey, _Open] = {}
         # Sequences whose next proposal is due, with the time of what it answers; who waits longest comes first.
         self._due: dict[SequenceKey, float] = {}
@@ -94,7 +97,11 @@ class DraftWorker:
         if not sequences:
             return
         self.tally.num_rounds += 1
-        for key, sequence, outcome in zip(keys, sequences, self._draft(sequences), strict=True):
+        started_s = self._clock()
+        outcomes = self._draft(sequences)
+        spent_s = self._clock() - started_s
+        for key, sequence, outcome in zip(keys, sequences, outcomes, strict=True):
+            self._open[key].compute_s += spent_s
             if isinstance(outcome, Exception):
                 self._fail(key, outcome)
             elif outcome is not None:
@@ -105,7 +112,7 @@ class DraftWorker:
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
         if not sequences:
             return
-        since_s = time.monotonic()
+        since_s = self._clock()
         try:
             added = self._drafter.run_ahead(sequences)
         except Exception as error:
@@ -119,7 +126,7 @@ class DraftWorker:
                 self._ahead.discard(key)
                 continue
             base_len = sequence.committed_len + len(sequence.guess.token_ids) - len(drafted.token_ids)
-            self._report_proposal(key, sequence, base_len, drafted, since_s)
+            self._report_proposal(key, sequence, base_len, drafted, since_s, self._clock() - since_s, run_ahead=True)
 
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
@@ -143,18 +150,32 @@ class DraftWorker:
             return error
 
     def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:
-        self._report_proposal(key, sequence, sequence.committed_len, drafted, self._due.pop(key))
+        compute_s, self._open[key].compute_s = self._open[key].compute_s, 0.0
+        self._report_proposal(key, sequence, sequence.committed_len, drafted, self._due.pop(key), compute_s)
         self.tally.num_proposals += 1
         self.tally.num_declined += not drafted.token_ids
         if drafted.token_ids and len(drafted.token_ids) < sequence.reach:
             self._ahead.add(key)
 
     def _report_proposal(
-        self, key: SequenceKey, sequence: DraftSequence, base_len: int, drafted: Drafted, since_s: float
+        self,
+        key: SequenceKey,
+        sequence: DraftSequence,
+        base_len: int,
+        drafted: Drafted,
+        since_s: float,
+        compute_s: float,
+        *,
+        run_ahead: bool = False,
     ) -> None:
         opening = sequence.opening
         self._report.proposals.append(
-            Proposed(key, sequence.epoch, base_len, drafted, opening.params, opening.mode, since_s)
+            Proposed(
+                *(key, sequence.epoch, base_len, drafted, opening.params, opening.mode),
+                since_s=since_s,
+                compute_s=compute_s,
+                run_ahead=run_ahead,
+            )
         )
         self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+
+
+class Arrival(NamedTuple):
+    """Which message brought a token, and when."""
+
+    serial: int
+    received_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +32,14 @@ class OfferedDraft:
     """What each token was drawn from, or nothing."""
     params: SamplingParams | None = None
     """The sampling that q was computed under."""
+    serial: int = 0
+    """The router's number for this message, which the commit names again; 0 when it has none."""
+    received_s: float = 0.0
+    """Monotonic."""
+
+    @property
+    def arrival(self) -> Arrival:
+        return Arrival(self.serial, self.received_s)
 
     def check(self, params: SamplingParams, mode: VerificationMode) -> None:
         """Raises InvalidField when ratio verification could not be exact with this draft."""
@@ -44,6 +60,8 @@ class DraftBuffer:
     token_ids: list[int] = field(default_factory=list)
     q: list[DraftDistribution] = field(default_factory=list)
     """One per token in ratio mode, else empty."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    """One per token."""
     num_dropped: int = 0
     """Drafted tokens dropped since the last commit."""
     declined_len: int = -1
@@ -72,6 +90,7 @@ class DraftBuffer:
         self.epoch = draft.epoch
         self.token_ids.extend(draft.token_ids[overlap:])
         self.q.extend(draft.q[overlap:])
+        self.arrivals.extend([draft.arrival] * (len(self.token_ids) - len(self.arrivals)))
         self.cut(capacity)
 
     def advance(self, committed: Sequence[int], num_judged: int) -> None:
@@ -84,16 +103,19 @@ class DraftBuffer:
         if self.token_ids[:count] == list(committed):
             del self.token_ids[:count]
             del self.q[:count]
+            del self.arrivals[:count]
             return
         self.num_dropped += max(0, len(self.token_ids) - num_judged)
         self.token_ids.clear()
         self.q.clear()
+        self.arrivals.clear()
 
     def cut(self, length: int) -> None:
         """Drops what lies beyond `length` tokens, and counts it."""
         self.num_dropped += max(0, len(self.token_ids) - length)
         del self.token_ids[length:]
         del self.q[length:]
+        del self.arrivals[length:]
 
     def take_num_dropped(self) -> int:
         count, self.num_dropped = self.num_dropped, 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from outrider.target.commit import Outcome
 from outrider.target.sequence import SequenceKey
+from outrider.target.times import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +15,12 @@ class Committed:
     base_len: int
     """Length before this commit."""
     outcome: Outcome
+    rejected: list[int]
+    """Drafted tokens of the step that were not accepted."""
     num_dropped: int
-    queue_us: int
+    draft_serial: int
+    """Of the message that brought the last drafted token; 0 without one."""
+    times: Times
     num_prompt_tokens: int
     """Of the opening; 0 after its first commit."""
     num_cached_tokens: int

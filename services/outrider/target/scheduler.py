@@ -51,7 +51,12 @@ class Plan:
 
     rows: list[PlannedRow] = field(default_factory=list)
     victim: TargetSequence | None = None
-    wake_at_s: float | None = None
+    held: list[tuple[TargetSequence, float]] = field(default_factory=list)
+    """Sequences that wait for a draft, and until when at most."""
+
+    @property
+    def wake_at_s(self) -> float | None:
+        return min((until_s for _, until_s in self.held), default=None)
 
 
 @dataclass(slots=True)
@@ -96,8 +101,9 @@ def _outstanding(sequence: TargetSequence, size: int) -> int:
 def plan(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int, now_s: float) -> Plan:
     """The next step of the sequences that have a place."""
     running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
-    held = {s.key: until for s in running if (until := s.held_until(now_s)) is not None}
-    ready = [s for s in running if s.key not in held]
+    held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None]
+    waiting = {s.key for s, _ in held}
+    ready = [s for s in running if s.key not in waiting]
     decoding = [s for s in ready if s.pending == 1]
     prefilling = [s for s in ready if s.pending > 1]
     room = _Room(batching.max_batch_tokens, free_blocks, batching.block_size)
@@ -108,7 +114,7 @@ def plan(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: i
         rows += _prefill(prefilling, room)
     if ready and not rows:
         return Plan(victim=running[-1])
-    return Plan(rows=rows or [], wake_at_s=min(held.values(), default=None))
+    return Plan(rows=rows or [], held=held)
 
 
 def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | None:

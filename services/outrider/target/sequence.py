@@ -9,6 +9,7 @@ from outrider.engine import EngineSequence
 from outrider.speculation import VerificationMode
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
+from outrider.target.times import Times
 
 
 class SequenceKey(NamedTuple):
@@ -37,8 +38,12 @@ class TargetSequence:
     """None while it waits for a place, at first and after a preemption."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first got a place."""
-    queue_s: float = 0.0
-    """Time it stood ready since the last commit."""
+    times: Times = field(default_factory=Times)
+    """Since the last commit."""
+    held_until_s: float | None = None
+    """Since the last step a plan held it back for a draft, until then at most."""
+    answered_s: float | None = None
+    """Since the last step: when there was first nothing more to wait for."""
     num_commits: int = 0
 
     def __post_init__(self) -> None:
@@ -89,10 +94,28 @@ class TargetSequence:
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=())
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
+        if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
+            self.answered_s = draft.received_s
 
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
         self.drafts.cut(speculation.capacity)
+
+    def start_step(self, now_s: float, num_drafted: int) -> None:
+        """Books the time in which it stood ready for the step that begins now and judges `num_drafted` drafts."""
+        times = self.times
+        times.queue_s += max(0.0, now_s - self.ready_since_s)
+        if self.held_until_s is not None:
+            # The wait may have ended before: the step of others was then what held it up.
+            ended_s = min(now_s, self.held_until_s, now_s if self.answered_s is None else self.answered_s)
+            times.wait_s += max(0.0, ended_s - self.ready_since_s)
+        if num_drafted:
+            times.draft_queue_s = max(0.0, now_s - self.drafts.arrivals[num_drafted - 1].received_s)
+        self.held_until_s = self.answered_s = None
+
+    def take_times(self) -> Times:
+        times, self.times = self.times, Times()
+        return times
 
     def commit(self, token_ids: list[int], num_drafted: int) -> None:
         """Extends the truth."""

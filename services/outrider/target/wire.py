@@ -17,13 +17,15 @@ from outrider.target.opening import Limits, Opening, Speculation, Stopping, chec
 from outrider.target.report import Committed, Failed, Report
 from outrider.target.sequence import SequenceKey
 
+_MAX_US = 2**32 - 1
+
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
     """What a request asks for, in the order of its fields."""
     for opening in request.opens:
         yield _opened(SequenceKey(stream, opening.sequence_id), opening, limits, now_s)
     for draft in request.drafts:
-        yield _offered(SequenceKey(stream, draft.sequence_id), draft, limits)
+        yield _offered(SequenceKey(stream, draft.sequence_id), draft, limits, now_s)
     for setting in request.settings:
         yield _adjusted(SequenceKey(stream, setting.sequence_id), setting, limits)
     for close in request.closes:
@@ -37,9 +39,9 @@ def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits
         return Refused(key, error)
 
 
-def _offered(key: SequenceKey, message: sequence_pb2.Draft, limits: Limits) -> Event:
+def _offered(key: SequenceKey, message: sequence_pb2.Draft, limits: Limits, now_s: float) -> Event:
     try:
-        return Offered(key, draft_of(message, limits))
+        return Offered(key, draft_of(message, limits, now_s))
     except (InvalidField, OutriderError) as error:
         return DraftRefused(key, error)
 
@@ -73,7 +75,7 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
     return speculation
 
 
-def draft_of(message: sequence_pb2.Draft, limits: Limits) -> OfferedDraft:
+def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) -> OfferedDraft:
     """Raises InvalidField or InvalidRequest. The message may come from any draft: nothing in it is believed."""
     count = len(message.token_ids)
     if count > limits.max_draft_message:
@@ -95,6 +97,8 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits) -> OfferedDraft:
         token_ids=token_ids,
         q=q,
         params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
+        serial=message.serial,
+        received_s=now_s,
     )
 
 
@@ -119,7 +123,7 @@ def response_of(report: Report) -> dict[int, target_pb2.VerifyResponse]:
 
 
 def _commit(committed: Committed) -> sequence_pb2.Commit:
-    outcome = committed.outcome
+    outcome, times = committed.outcome, committed.times
     return sequence_pb2.Commit(
         sequence_id=committed.key.sequence_id,
         base_len=committed.base_len,
@@ -129,9 +133,18 @@ def _commit(committed: Committed) -> sequence_pb2.Commit:
         num_accepted=outcome.num_accepted,
         finish_reason=sequence_pb2.FinishReason.ValueType(outcome.finish.value),
         num_dropped=committed.num_dropped,
-        queue_us=committed.queue_us,
+        queue_us=_us(times.queue_s),
+        wait_us=_us(times.wait_s),
+        prefill_us=_us(times.prefill_s),
         num_cached_tokens=committed.num_cached_tokens,
+        rejected_token_ids=committed.rejected,
+        draft_serial=committed.draft_serial,
+        draft_queue_us=_us(times.draft_queue_s),
     )
+
+
+def _us(seconds: float) -> int:
+    return min(round(seconds * 1e6), _MAX_US)
 
 
 def _error(failed: Failed) -> sequence_pb2.SequenceError:

@@ -88,6 +88,8 @@ class TargetWorker:
         """
         started_s = self._clock()
         planned = self._schedule(started_s)
+        for sequence, until_s in planned.held:
+            sequence.held_until_s = until_s
         if not planned.rows:
             return planned.wake_at_s
         try:
@@ -131,7 +133,7 @@ class TargetWorker:
 
     def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:
         for row, judgement in zip(rows, judgements, strict=True):
-            row.sequence.queue_s += max(0.0, started_s - row.sequence.ready_since_s)
+            row.sequence.start_step(started_s, row.num_drafted)
             try:
                 self._settle(row, judgement)
             except Exception as error:
@@ -141,6 +143,8 @@ class TargetWorker:
         ended_s = self._clock()
         for row in rows:
             row.sequence.ready_since_s = ended_s
+            if not row.decides:
+                row.sequence.times.prefill_s += ended_s - started_s
         self._report.step_us = round((ended_s - started_s) * 1e6)
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = sum(row.num_tokens + row.num_drafted for row in rows)
@@ -159,6 +163,8 @@ class TargetWorker:
     def _commit(self, sequence: TargetSequence, verdict: Verdict, num_drafted: int) -> Finish:
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = conclude(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
+        rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
+        serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
         sequence.commit(outcome.token_ids, num_drafted)
         # Before anything is shared or answered: what was rejected must not be found in the cache.
         self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)
@@ -166,12 +172,13 @@ class TargetWorker:
             key=sequence.key,
             base_len=base_len,
             outcome=outcome,
+            rejected=rejected,
             num_dropped=sequence.drafts.take_num_dropped(),
-            queue_us=round(sequence.queue_s * 1e6),
+            draft_serial=serial,
+            times=sequence.take_times(),
             num_prompt_tokens=len(sequence.opening.prompt) if sequence.num_commits == 1 else 0,
             num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
         )
-        sequence.queue_s = 0.0
         self._report.commits.append(committed)
         self._count(committed)
         return outcome.finish

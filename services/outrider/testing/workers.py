@@ -78,6 +78,8 @@ class _Sequence:
     ready_s: float = 0.0
     num_dropped: int = 0
     epoch: int = 0
+    answered_s: float = 0.0
+    serial: int = 0
 
     @classmethod
     def of(cls, opening: sequence.OpenSequence) -> _Sequence:
@@ -96,6 +98,9 @@ class _Sequence:
         if overlap < 0 or tokens[:overlap] != known[: len(tokens)] or not self.speculation.max_draft_tokens:
             self.num_dropped += len(tokens)
             return
+        if tokens[overlap:]:
+            self.serial = draft.serial
+        self.answered_s = asyncio.get_running_loop().time()
         self.draft.extend(tokens[overlap:])
 
 
@@ -256,7 +261,10 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             waits = state.speculation.max_draft_tokens and not state.draft
             if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
                 continue
+            started_s = max(state.ready_s, now_s - self.step_s)
+            times = _times(state, started_s)
             commit = self._verify(sequence_id, state)
+            commit.MergeFrom(times)
             pending.commits.append(commit)
             pending.step_us = round(self.step_s * 1e6)
             state.ready_s = now_s
@@ -296,7 +304,20 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             num_accepted=accepted,
             finish_reason=finish,
             num_dropped=dropped,
+            rejected_token_ids=draft[accepted:],
+            draft_serial=state.serial if draft else 0,
         )
+
+
+def _times(state: _Sequence, started_s: float) -> sequence.Commit:
+    """A commit with nothing but the times up to the start of its step."""
+    answered_s = min(max(state.answered_s, state.ready_s), started_s) if state.draft else started_s
+    waited_s = answered_s - state.ready_s if state.speculation.max_draft_tokens else 0.0
+    return sequence.Commit(
+        queue_us=round((started_s - state.ready_s) * 1e6),
+        wait_us=round(waited_s * 1e6),
+        draft_queue_us=round(max(0.0, started_s - state.answered_s) * 1e6) if state.draft else 0,
+    )
 
 
 class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):

@@ -145,7 +145,8 @@ def test_a_commit_outside_the_vocabulary_is_refused_by_its_field() -> None:
 
 
 def proposed(mode: VerificationMode, drafted: Drafted, stream: int = 1) -> Proposed:
-    return Proposed(SequenceKey(stream, 7), 2, 9, drafted, SamplingParams(temperature=0.5, seed=3), mode, since_s=1.0)
+    params = SamplingParams(temperature=0.5, seed=3)
+    return Proposed(SequenceKey(stream, 7), 2, 9, drafted, params, mode, since_s=1.0, compute_s=0.0015)
 
 
 def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
@@ -155,6 +156,7 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
     [draft] = response.drafts
     assert (draft.sequence_id, draft.epoch, draft.base_len, list(draft.token_ids)) == (7, 2, 9, [4, 5])
     assert (list(draft.confidence), draft.source, draft.draft_us) == ([0.5, 0.25], "model", 2500)
+    assert (draft.compute_us, draft.run_ahead) == (1500, False)
     assert not draft.q
     assert not draft.HasField("sampling")
 

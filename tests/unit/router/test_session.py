@@ -92,8 +92,8 @@ def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft(
     first = s.apply(commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
     assert first.num_cached_tokens == 2
-    s.forwarded(sequence.Draft(base_len=3, token_ids=[9, 9], draft_us=1))
-    s.forwarded(sequence.Draft(base_len=4, token_ids=[5, 6], draft_us=70))
+    s.legs.forward(sequence.Draft(base_len=3, token_ids=[9], draft_us=1), 1600)
+    s.legs.forward(sequence.Draft(base_len=4, token_ids=[5, 6], draft_us=70), 1700)
     second = s.apply(
         commit(4, [5, 7], num_drafted=2, num_verified=2, num_accepted=1, queue_us=11, num_cached_tokens=2),
         step_us=200,

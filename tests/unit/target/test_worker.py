@@ -277,7 +277,52 @@ def test_a_waiting_sequence_is_stepped_when_its_bound_has_passed(tiny: Path) -> 
     bench.step()
     commits = bench.told[key(0)].commits
     assert len(commits) == 2
-    assert commits[1].queue_us == 6000
+    assert commits[1].times.queue_s == pytest.approx(0.006)
+    assert commits[1].times.wait_s == pytest.approx(0.005), "it was held back to its bound, and then only late"
+
+
+def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> None:
+    bench = Bench(tiny)
+    alone = Bench(tiny)
+    for each in (bench, alone):
+        each.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=50_000)))
+        each.step()
+    alone.now_s += 1
+    while not alone.told[key(0)].finish.value:
+        alone.step()
+        alone.now_s += 1
+    truth = alone.told[key(0)].text
+    bench.step()
+    base_len = len(PROMPTS[0]) + 1
+    bench.now_s += 0.004
+    wrong = (truth[2] + 1) % bench.limits.vocab_size
+    draft = OfferedDraft(0, base_len, (truth[1], wrong, 7), serial=3, received_s=bench.now_s)
+    bench.apply(Offered(key(0), draft))
+    bench.now_s += 0.002
+    bench.step()
+    commit = bench.told[key(0)].commits[1]
+    assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 1)
+    assert (commit.rejected, commit.draft_serial) == ([wrong, 7], 3)
+    times = commit.times
+    assert (times.queue_s, times.wait_s) == (pytest.approx(0.006), pytest.approx(0.004))
+    assert times.draft_queue_s == pytest.approx(0.002)
+    assert times.prefill_s == 0
+
+
+def test_a_long_prompt_is_charged_with_the_steps_before_the_one_that_decides(tiny: Path) -> None:
+    bench = Bench(tiny, max_batch_tokens=16)
+    forward = bench.engine.forward
+
+    def slow(rows: Sequence[Row]) -> Tensor:
+        bench.now_s += 0.25
+        return forward(rows)
+
+    bench.engine.forward = slow  # type: ignore[method-assign]
+    bench.open(0, opening([5] * 40, max_new_tokens=3))
+    bench.run()
+    first, second, third = (commit.times for commit in bench.told[key(0)].commits)
+    assert first.prefill_s == pytest.approx(0.5), "two steps of 16 tokens; the third, with 8, decides"
+    assert (second.prefill_s, third.prefill_s, first.queue_s) == (0, 0, 0)
 
 
 def test_turning_speculation_off_ends_the_wait_and_drops_the_buffer(tiny: Path) -> None:
