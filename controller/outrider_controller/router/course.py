@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -16,12 +17,14 @@ from outrider_controller.router.session import Session
 
 
 class Wake(Enum):
-    """A worker is missing, or one that was missing may have come."""
+    """A worker is missing, one that was missing may have come, or the session has finished."""
 
     LOOK = "look"
 
 
-Event = router.RouteResponse | OutriderError | Wake
+Event = OutriderError | Wake
+Deliver = Callable[[router.RouteResponse], None]
+"""Takes one round where it arrives. Must neither raise nor block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Course:
 
     session: Session
     pace: Pace
+    deliver: Deliver
     draft_limit: int
     """Most drafted tokens per step that this request may have; 0 means no draft is ever opened."""
     revision: str

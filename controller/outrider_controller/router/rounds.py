@@ -1,7 +1,8 @@
 """The pump: commits from targets go to clients and drafts, drafts go to targets, and what breaks is opened elsewhere.
 
-Replies are handled where they arrive, without waiting; only the search for another worker waits, in the task of the
-request concerned.
+Replies are handled where they arrive, without waiting and without waking a task: all that one engine step says goes out
+in one message to each draft and to each gateway. Only the search for another worker waits, in the task of the request
+concerned.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 from outrider.rpc.errors import (
@@ -27,7 +28,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.course import Course, DraftOpening, TargetOpening, Wake
+from outrider_controller.router.course import Course, Deliver, DraftOpening, TargetOpening
 from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.faults import Fault, Loss, fault_of
 from outrider_controller.router.links import Listener
@@ -38,8 +39,6 @@ from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pool
 from outrider_controller.router.session import BadReply, Request, Session
 
 log = logging.getLogger(__name__)
-
-Deliver = Callable[[router.RouteResponse], Awaitable[None]]
 
 
 class Rounds:
@@ -91,8 +90,8 @@ class Rounds:
         reason = sequence.CLOSE_REASON_CANCELLED
         try:
             async with asyncio.timeout_at(expires):
-                course = await self._begin(request)
-                await self._drive(course, deliver)
+                course = await self._begin(request, deliver)
+                await self._drive(course)
         except TimeoutError:
             reason = sequence.CLOSE_REASON_DEADLINE
             raise DeadlineExceeded("the deadline passed before the request was finished") from None
@@ -100,19 +99,14 @@ class Rounds:
             if course is not None:
                 self._end(course, reason)
 
-    async def _drive(self, course: Course, deliver: Deliver) -> None:
-        while True:
+    async def _drive(self, course: Course) -> None:
+        while not course.session.finished:
             event = await course.next_event()
-            if isinstance(event, Wake):
-                await self._place(course)
-            elif isinstance(event, OutriderError):
+            if isinstance(event, OutriderError):
                 raise event
-            else:
-                await deliver(event)
-                if event.finish_reason:
-                    return
+            await self._place(course)
 
-    async def _begin(self, request: Request) -> Course:
+    async def _begin(self, request: Request, deliver: Deliver) -> Course:
         """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
         prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
         target = await self._first_target(request, prefix)
@@ -122,12 +116,14 @@ class Rounds:
             requested=request.max_draft_tokens,
         )
         draft = await self.pools.choose_draft(target.info, prefix) if limit else None
-        course = self._new_course(request, target, draft, limit)
+        course = self._new_course(request, deliver, target, draft, limit)
         self._courses.add(course)
         self._open_both(course, target, draft)
         return course
 
-    def _new_course(self, request: Request, target: TargetLink, draft: DraftLink | None, limit: int) -> Course:
+    def _new_course(
+        self, request: Request, deliver: Deliver, target: TargetLink, draft: DraftLink | None, limit: int
+    ) -> Course:
         mode = verification_mode(
             temperature=request.sampling.temperature,
             seeded=request.seeded,
@@ -137,6 +133,7 @@ class Rounds:
         return Course(
             session,
             Pace(self._config.policy, limit, insistent=request.speculation == router.SPECULATION_MODE_ON),
+            deliver,
             limit,
             target.info.model_revision,
         )
@@ -310,8 +307,9 @@ class Rounds:
             self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
             return
         self._notices.round(course.session.request.model, response, commit)
-        course.events.put_nowait(response)
+        course.deliver(response)
         if course.session.finished:
+            course.wake()
             self._drop_target(course, None)
             self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
             return

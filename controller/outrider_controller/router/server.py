@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
-import grpc
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.errors import OutriderError, Overloaded, Unavailable, UnknownModel
@@ -24,10 +22,13 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
 from prometheus_client import CollectorRegistry
 
+from outrider_controller.router.calls import Context, GatewayStream, answer_alone
 from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.course import Deliver
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.request import check_model_name, check_request
 from outrider_controller.router.rounds import Rounds
+from outrider_controller.router.session import Request
 from outrider_controller.version import PROTOCOL_VERSION, package_version
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,10 @@ _DEADLINE_MARGIN_S = 0.005
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """One request per call. An OutriderError becomes its status in the server's interceptor."""
+    """One request per call, or all of a gateway's on one. An OutriderError becomes its status in the interceptor."""
 
     def __init__(
-        self, rounds: Rounds, notices: Notices, config: RouterConfig, salt_key: bytes, draining: Callable[[], bool]
+        self, rounds: Rounds, notices: Notices, config: RouterConfig, salt_key: bytes, draining: asyncio.Event
     ) -> None:
         self._rounds = rounds
         self._notices = notices
@@ -51,22 +52,34 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._draining = draining
         self._num_calls = 0
 
-    # Written with `context.write` and not as a generator: a cancelled call then ends inside this coroutine, at once,
-    # and not when the collector finds an abandoned generator.
-    async def Route(  # type: ignore[override]
-        self, message: router.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
+    # Written with `context.write` and not as generators: a cancelled call then ends inside its coroutine, at once, and
+    # not when the collector finds an abandoned generator.
+    async def Route(self, request: router.RouteRequest, context: Context) -> None:  # type: ignore[override]
+        deadline_s = remaining_s(context, margin_s=_DEADLINE_MARGIN_S)
+        await answer_alone(self._answer, request, deadline_s, context)
+
+    async def RouteMany(  # type: ignore[override]
+        self, requests: AsyncIterator[router.RouteManyRequest], context: Context
     ) -> None:
+        await GatewayStream(self._answer, self._draining).run(context)
+
+    async def _answer(self, message: router.RouteRequest, deliver: Deliver, deadline_s: float | None) -> None:
+        """Carries one request to its finish. Raises OutriderError."""
         self._num_calls += 1
         self._notices.running(self._num_calls)
         started = False
 
-        async def deliver(response: router.RouteResponse) -> None:
+        def delivered(response: router.RouteResponse) -> None:
             nonlocal started
             started = True
-            await context.write(response)
+            deliver(response)
 
         try:
-            await self._route(message, context, deliver)
+            request = await self._admitted(message)
+            if request.finish_reason:
+                deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
+            else:
+                await self._rounds.run(request, delivered, deadline_s)
         except OutriderError as error:
             if not started:
                 self._notices.rejected(message.tenant[:128], error.reason or "UNKNOWN")
@@ -75,21 +88,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             self._num_calls -= 1
             self._notices.running(self._num_calls)
 
-    async def _route(
-        self, message: router.RouteRequest, context: grpc.aio.ServicerContext[Any, Any], deliver: Any
-    ) -> None:
+    async def _admitted(self, message: router.RouteRequest) -> Request:
         self._admit()
-        deadline_s = remaining_s(context, margin_s=_DEADLINE_MARGIN_S)
         model = check_model_name(message)
         await self._rounds.pools.ready(self._ready_timeout_s)
         info = self._rounds.pools.model_info(model)
         if info is None:
             raise self._unknown(model)
-        request = check_request(message, info, self._admission, self._salt_key)
-        if request.finish_reason:
-            await deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
-            return
-        await self._rounds.run(request, deliver, deadline_s)
+        return check_request(message, info, self._admission, self._salt_key)
 
     def _unknown(self, model: str) -> OutriderError:
         """A router that has yet to see its first target cannot say that there is none of this name."""
@@ -98,21 +104,19 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return UnknownModel(model)
 
     def _admit(self) -> None:
-        if self._draining():
+        if self._draining.is_set():
             raise Unavailable("the router is draining", reason="DRAINING")
         if self._num_calls > self._admission.max_sessions:
             raise Overloaded(
                 f"all {self._admission.max_sessions} places are taken", retry_after_s=self._admission.retry_after_s
             )
 
-    async def ListModels(
-        self, request: router.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> router.ListModelsResponse:
+    async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._rounds.pools.ready(self._ready_timeout_s)
         return router.ListModelsResponse(models=self._rounds.pools.models())
 
     def load(self) -> worker.WorkerLoad:
-        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining())
+        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining.is_set())
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +153,12 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
     async with AsyncExitStack() as stack:
         notices = await stack.enter_async_context(Notices(registry, store))
         rounds = await stack.enter_async_context(Rounds(store, config, notices))
-        life: ServerLife | None = None
-        servicer = RouterServicer(
-            rounds,
-            notices,
-            config,
-            config.cache_salt_key or secrets.token_bytes(32),
-            lambda: life is not None and life.draining.is_set(),
-        )
+        draining = asyncio.Event()
+        salt_key = config.cache_salt_key or secrets.token_bytes(32)
+        servicer = RouterServicer(rounds, notices, config, salt_key, draining)
         server = create_server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
+        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], draining=draining))
         MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
         if config.metrics_listen:
             stack.callback(start_metrics_server(config.metrics_listen, registry).stop)

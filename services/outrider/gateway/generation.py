@@ -33,7 +33,7 @@ from outrider.gateway.requests import (
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.tally import Finish, Tally, Usage
 from outrider.gateway.tokenizer.model import TemplateError
-from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, Unavailable, from_rpc_error
+from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 log = logging.getLogger(__name__)
@@ -227,22 +227,18 @@ class Generator:
             router = await self.routers.pick()
         except Unavailable as none_known:
             raise _RouterLost(str(none_known)) from none_known
-        call = router.stub.Route(job.route_request(), timeout=remaining_s)
         try:
-            async for response in call:
-                self.routers.answered(router)
-                yield response
-        except grpc.aio.AioRpcError as rpc_error:
-            error = from_rpc_error(rpc_error)
-            if error.reason is None and error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise DeadlineExceeded(_TOO_LATE) from rpc_error
+            async with aclosing(router.stream.route(job.route_request(), remaining_s)) as rounds:
+                async for response in rounds:
+                    self.routers.answered(router)
+                    yield response
+        except OutriderError as error:
+            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise DeadlineExceeded(_TOO_LATE) from error
             if not breaks_off(error, has_tokens=bool(job.output.token_ids)):
-                raise error from rpc_error
+                raise
             self.routers.failed(router)
-            raise _RouterLost(str(error)) from rpc_error
-        finally:
-            call.cancel()
-        raise _RouterLost("the router ended the call before the answer was complete")
+            raise _RouterLost(str(error)) from error
 
 
 class _RouterLost(Exception):

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import grpc
 
+from outrider.gateway.router_stream import RouterStream
 from outrider.metadata.store import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import Unavailable
@@ -81,18 +82,35 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Router:
+    """One router, with a channel and a stream of its own."""
+
     address: str
+    channel: grpc.aio.Channel
     stub: router_pb2_grpc.RouterServiceAsyncStub
+    stream: RouterStream
+
+    @classmethod
+    def at(cls, address: str) -> Router:
+        channel = create_channel(address)
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        return cls(address, channel, stub, RouterStream(stub))
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """Waits that long for the stream to end; a draining router ends it once it has answered everything."""
+        try:
+            await self.channel.close(grace_s)
+        finally:
+            await self.stream.close()
 
 
 class RouterPool:
-    """Open channels to routers. Use with `async with`; closing it breaks what still runs on them."""
+    """Connections to routers. Use with `async with`; closing it breaks what still runs on them."""
 
     def __init__(self, source: RouterSource, clock: Clock = time.monotonic) -> None:
         self._source = source
         self._clock = clock
         self._rotation = Rotation()
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._routers: dict[str, Router] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> RouterPool:
@@ -102,13 +120,13 @@ class RouterPool:
         for task in self._closing:
             task.cancel()
         await asyncio.gather(*self._closing, return_exceptions=True)
-        channels, self._channels = self._channels, {}
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        routers, self._routers = self._routers, {}
+        await asyncio.gather(*(router.close() for router in routers.values()))
 
     async def pick(self) -> Router:
         """The router for the next call. Raises Unavailable when none is known."""
         addresses = await self._source.addresses()
-        self._retire(set(self._channels) - set(addresses))
+        self._retire(set(self._routers) - set(addresses))
         address = self._rotation.choose(addresses, self._clock())
         if address is None:
             raise Unavailable("no router is known", reason="NO_ROUTER", retry_after_s=1.0)
@@ -125,13 +143,13 @@ class RouterPool:
         self._rotation.recovered(router.address)
 
     def _retire(self, gone: set[str]) -> None:
-        """Closes channels to routers that left, once their calls are done: a draining router is off the list too."""
+        """Closes connections to routers that left, once their calls are done: a draining router is off the list too."""
         for address in gone:
-            task = asyncio.create_task(self._channels.pop(address).close(grace=_RETIRE_GRACE_S))
+            task = asyncio.create_task(self._routers.pop(address).close(_RETIRE_GRACE_S))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def _router(self, address: str) -> Router:
-        if address not in self._channels:
-            self._channels[address] = create_channel(address)
-        return Router(address, router_pb2_grpc.RouterServiceStub(self._channels[address]))
+        if address not in self._routers:
+            self._routers[address] = Router.at(address)
+        return self._routers[address]

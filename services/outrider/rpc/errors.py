@@ -15,7 +15,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from outrider.rpc.v1 import sequence_pb2
+from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 DOMAIN = "outrider"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -223,6 +223,30 @@ def from_sequence_error(message: sequence_pb2.SequenceError) -> OutriderError:
         message.message,
         reason=message.reason or None,
         field=message.field or None,
+    )
+
+
+def to_route_error(call_id: int, error: OutriderError) -> router_pb2.RouteError:
+    """The error as one call's own end on a gateway's stream."""
+    retry_after_s = error.retry_after_s
+    return router_pb2.RouteError(
+        call_id=call_id,
+        code=error.code.value[0],
+        reason=error.reason or error.default_reason,
+        field=error.field or "",
+        message=error.message[:_MAX_MESSAGE_CHARS],
+        retry_after_us=None if retry_after_s is None else math.ceil(retry_after_s * 1e6),
+    )
+
+
+def from_route_error(message: router_pb2.RouteError) -> OutriderError:
+    """What a router said about one call. An unknown code reads as UNKNOWN."""
+    return make_error(
+        _CODES.get(message.code, grpc.StatusCode.UNKNOWN),
+        message.message,
+        reason=message.reason or None,
+        field=message.field or None,
+        retry_after_s=message.retry_after_us / 1e6 if message.HasField("retry_after_us") else None,
     )
 
 

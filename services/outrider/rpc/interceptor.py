@@ -86,10 +86,10 @@ async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
         raise error
     if isinstance(error, OutriderError):
         await abort(context, error)
-    logger.error("%s in %s\n%s", type(error).__name__, method, _frames(error))
+    logger.error("%s in %s\n%s", type(error).__name__, method, frames(error))
     await abort(context, InternalError("internal error"))
 
 
-def _frames(error: Exception) -> str:
+def frames(error: Exception) -> str:
     """Where it was raised. Lines of code, never values."""
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__))).rstrip()

@@ -74,15 +74,17 @@ async def serving(
     *,
     services: Sequence[str],
     signals: Sequence[signal.Signals] = (),
+    draining: asyncio.Event | None = None,
     grace_s: float = 1.0,
 ) -> AsyncIterator[ServerLife]:
     """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end.
 
-    Signals given start the drain; a second one ends the process at once. Calls still running when the block is left
-    get `grace_s` to end. Raises OSError when the address cannot be bound.
+    Signals given start the drain; a second one ends the process at once. `draining` is set when it starts: for
+    servicers, which are made before. Calls still running when the block is left get `grace_s` to end. Raises OSError
+    when the address cannot be bound.
     """
     health = await add_health(server, services)
-    life = ServerLife(bind(server, address), health)
+    life = ServerLife(bind(server, address), health, draining or asyncio.Event())
     await server.start()
     loop = asyncio.get_running_loop()
     for number in signals:

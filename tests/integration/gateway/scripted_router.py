@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from outrider.rpc.errors import OutriderError, to_route_error
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 
@@ -79,16 +80,42 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     num_cancelled: int = 0
     timeouts_s: list[float | None] = field(default_factory=list)
 
-    async def Route(
-        self, request: router_pb2.RouteRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[router_pb2.RouteResponse]:
-        self.requests.append(request)
-        self.timeouts_s.append(context.time_remaining())
-        self.num_running += 1
+    async def RouteMany(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]
+        turn = asyncio.Lock()
+        calls: dict[int, asyncio.Task[None]] = {}
+
+        async def write(**fields: Any) -> None:
+            async with turn:
+                await context.write(router_pb2.RouteManyResponse(**fields))
+
         try:
-            async for response in self.script(request):
-                yield response
-        except (asyncio.CancelledError, GeneratorExit):
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for call in message.calls:
+                    calls[call.call_id] = asyncio.create_task(self._answer(call, write))
+                for call_id in message.cancelled:
+                    calls[call_id].cancel()
+        finally:
+            for task in calls.values():
+                task.cancel()
+            await asyncio.gather(*calls.values(), return_exceptions=True)
+
+    async def _answer(self, call: router_pb2.RouteCall, write: Callable[..., Any]) -> None:
+        self.requests.append(call.request)
+        self.timeouts_s.append(call.timeout_us / 1e6 if call.timeout_us else None)
+        self.num_running += 1
+        finished = False
+        try:
+            async for response in self.script(call.request):
+                response.call_id = call.call_id
+                finished = bool(response.finish_reason)
+                await write(responses=[response])
+            if not finished:
+                # Without a reason: what a call that broke off looks like.
+                code = grpc.StatusCode.UNAVAILABLE.value[0]
+                await write(errors=[router_pb2.RouteError(call_id=call.call_id, code=code)])
+        except OutriderError as error:
+            await write(errors=[to_route_error(call.call_id, error)])
+        except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
         finally:

@@ -18,10 +18,12 @@ from outrider.rpc.errors import (
     Overloaded,
     Unavailable,
     UnknownModel,
+    from_route_error,
     from_rpc_error,
     from_sequence_error,
     from_status,
     make_error,
+    to_route_error,
     to_sequence_error,
     to_status,
 )
@@ -124,3 +126,10 @@ def test_a_status_without_details_keeps_its_message() -> None:
 
 def test_a_code_without_a_class_of_its_own_is_kept() -> None:
     assert make_error(grpc.StatusCode.ABORTED, "stale epoch").code is grpc.StatusCode.ABORTED
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_way_on_a_gateways_stream(error: OutriderError) -> None:
+    message = to_route_error(7, error)
+    assert message.call_id == 7
+    assert facts(from_route_error(message)) == facts(error)

@@ -1,0 +1,149 @@
+"""How answers leave the router: a call's rounds on a stream of its own, or a gateway's calls together on one.
+
+Translates only. What a call is answered with comes from the `Answer` given; knows no worker and no session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+import grpc
+from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to_route_error
+from outrider.rpc.interceptor import frames
+from outrider.rpc.v1 import router_pb2 as router
+
+from outrider_controller.router.course import Deliver
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Answer = Callable[[router.RouteRequest, Deliver, float | None], Coroutine[Any, Any, None]]
+"""Answers one request, within so many seconds if they are given. Returns after the round that finishes it; raises
+OutriderError."""
+
+# A response is small: some hundred bytes, and some thousand for a long commit. Gateways accept 32 MiB.
+_MAX_RESPONSES = 4096
+
+
+async def answer_alone(
+    answer: Answer, request: router.RouteRequest, deadline_s: float | None, context: Context
+) -> None:
+    """One call with a stream of its own. Ends as `answer` does, once all that was delivered is written."""
+    rounds: asyncio.Queue[router.RouteResponse | None] = asyncio.Queue()
+    answering = asyncio.create_task(answer(request, rounds.put_nowait, deadline_s))
+    answering.add_done_callback(lambda _: rounds.put_nowait(None))
+    try:
+        while (response := await rounds.get()) is not None:
+            await context.write(response)
+        await answering
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+class Responses:
+    """What waits to be written to one gateway: everything pending goes out in one message."""
+
+    def __init__(self) -> None:
+        self._messages: deque[router.RouteManyResponse] = deque()
+        self._num_in_last = 0
+        self._filled = asyncio.Event()
+
+    def put(self, response: router.RouteResponse) -> None:
+        self._last().responses.append(response)
+
+    def fail(self, call_id: int, error: OutriderError) -> None:
+        self._last().errors.append(to_route_error(call_id, error))
+
+    async def take(self) -> router.RouteManyResponse:
+        """The next message; waits until there is one."""
+        while not self._messages:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._messages.popleft()
+
+    def _last(self) -> router.RouteManyResponse:
+        if not self._messages or self._num_in_last >= _MAX_RESPONSES:
+            self._messages.append(router.RouteManyResponse())
+            self._num_in_last = 0
+            self._filled.set()
+        self._num_in_last += 1
+        return self._messages[-1]
+
+
+class GatewayStream:
+    """One gateway's calls. Each fails by itself; with the stream, all are cancelled."""
+
+    def __init__(self, answer: Answer, draining: asyncio.Event) -> None:
+        self._answer = answer
+        self._draining = draining
+        self._responses = Responses()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self, context: Context) -> None:
+        """Until the gateway ends the stream, or until a draining router has answered all it took."""
+        tasks = [
+            asyncio.create_task(self._read(context), name="read gateway"),
+            asyncio.create_task(self._write(context), name="write gateway"),
+            asyncio.create_task(self._leave(), name="leave gateway"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            tasks += self._calls.values()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, context: Context) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for call in message.calls:
+                self._begin(call)
+            for call_id in message.cancelled:
+                if task := self._calls.get(call_id):
+                    task.cancel()
+
+    async def _write(self, context: Context) -> None:
+        while True:
+            await context.write(await self._responses.take())
+
+    async def _leave(self) -> None:
+        await self._draining.wait()
+        await self._idle.wait()
+
+    def _begin(self, call: router.RouteCall) -> None:
+        if call.call_id in self._calls:
+            self._responses.fail(call.call_id, InvalidRequest("call_id", "is in use on this stream"))
+            return
+        task = asyncio.create_task(self._serve(call), name=f"call {call.call_id}")
+        self._calls[call.call_id] = task
+        self._idle.clear()
+        task.add_done_callback(lambda _: self._ended(call.call_id))
+
+    def _ended(self, call_id: int) -> None:
+        del self._calls[call_id]
+        if not self._calls:
+            self._idle.set()
+
+    async def _serve(self, call: router.RouteCall) -> None:
+        call_id = call.call_id
+
+        def deliver(response: router.RouteResponse) -> None:
+            response.call_id = call_id
+            self._responses.put(response)
+
+        try:
+            await self._answer(call.request, deliver, call.timeout_us / 1e6 if call.timeout_us else None)
+        except OutriderError as error:
+            self._responses.fail(call_id, error)
+        except Exception as error:
+            log.error("%s while a call was answered\n%s", type(error).__name__, frames(error))
+            self._responses.fail(call_id, InternalError("internal error"))

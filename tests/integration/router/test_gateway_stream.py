@@ -1,0 +1,151 @@
+"""Many calls on one gateway's stream: each lives and ends by itself, and what one step says is one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from outrider.rpc.errors import from_route_error
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.testing.workers import SimulatedTarget, continuation
+
+
+@dataclass
+class OpenStream:
+    """A gateway, so far as the router can tell."""
+
+    call: Any
+    tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    finished: set[int] = field(default_factory=set)
+    errors: dict[int, router.RouteError] = field(default_factory=dict)
+    num_messages: int = 0
+
+    async def ask(self, *calls: tuple[int, router.RouteRequest], timeout_us: int = 0) -> None:
+        made = [router.RouteCall(call_id=i, request=request, timeout_us=timeout_us) for i, request in calls]
+        await self.call.write(router.RouteManyRequest(calls=made))
+
+    async def read(self) -> bool:
+        """One message; False at the end of the stream."""
+        message = await self.call.read()
+        if message is grpc.aio.EOF:
+            return False
+        self.num_messages += 1
+        for response in message.responses:
+            self.tokens[response.call_id].extend(response.token_ids)
+            if response.finish_reason:
+                self.finished.add(response.call_id)
+        self.errors.update({error.call_id: error for error in message.errors})
+        return True
+
+    async def until_ended(self, *call_ids: int) -> None:
+        async with asyncio.timeout(10):
+            while not set(call_ids) <= self.finished | self.errors.keys():
+                assert await self.read()
+
+
+@asynccontextmanager
+async def gateway_stream(fleet: Any) -> AsyncIterator[OpenStream]:
+    call = fleet.stub.RouteMany()
+    try:
+        yield OpenStream(call)
+    finally:
+        call.cancel()
+
+
+async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.02))
+    draft = await fleet.draft()
+    await fleet.start()
+    prompts = {i: (i, i + 1, 7) for i in range(1, 21)}
+    async with gateway_stream(fleet) as stream:
+        await stream.ask(*((i, fleet.request(prompt, 30)) for i, prompt in prompts.items()))
+        await stream.until_ended(*prompts)
+    assert stream.tokens == {i: continuation(prompt, 30, 1000) for i, prompt in prompts.items()}
+    # Twenty sequences would be some two hundred messages one by one; a step of all is one, in either direction.
+    assert stream.num_messages < 60
+    assert draft.num_messages < 80
+
+
+async def test_a_bad_call_fails_by_itself(fleet):
+    await fleet.target()
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request(prompt_token_ids=[])), (2, fleet.request()))
+        await stream.until_ended(1, 2)
+        error = from_route_error(stream.errors[1])
+        assert error.code is grpc.StatusCode.INVALID_ARGUMENT and error.field == "prompt_token_ids"
+        assert stream.finished == {2}
+    assert fleet.counter("outrider_admission_rejected_total", tenant="t", reason="INVALID_FIELD") == 1
+
+
+async def test_an_id_in_use_is_refused(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request()), (1, fleet.request()))
+        await stream.until_ended(1)
+        assert stream.errors[1].field == "call_id"
+
+
+async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet, eventually):
+    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request(max_new_tokens=500)), (2, fleet.request(max_new_tokens=20)))
+        await stream.read()
+        await stream.call.write(router.RouteManyRequest(cancelled=[1, 77]))
+        await stream.until_ended(2)
+        await eventually(lambda: not target.live)
+    assert [close.reason for close in target.closes] == [sequence.CLOSE_REASON_CANCELLED]
+
+
+async def test_all_calls_end_with_the_stream(fleet, eventually):
+    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask(*((i, fleet.request(max_new_tokens=500)) for i in range(5)))
+        await eventually(lambda: len(target.live) == 5)
+    await eventually(lambda: not target.live and not fleet.router.rounds.num_sessions)
+
+
+async def test_a_calls_time_is_its_own(fleet, eventually):
+    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request(max_new_tokens=500)), timeout_us=100_000)
+        await stream.until_ended(1)
+        assert from_route_error(stream.errors[1]).code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: not target.live)
+
+
+async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet):
+    await fleet.target(SimulatedTarget(step_s=0.02))
+    running = await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request(max_new_tokens=10)))
+        await stream.read()
+        draining = asyncio.ensure_future(running.drain(5))
+        await stream.until_ended(1)
+        assert stream.finished == {1}
+        assert not await stream.read()
+        await draining
+
+
+@pytest.mark.parametrize("speculation", [router.SPECULATION_MODE_OFF, router.SPECULATION_MODE_AUTO])
+async def test_a_target_that_dies_is_not_noticed_on_the_stream(fleet, speculation):
+    targets = [await fleet.target(SimulatedTarget(step_s=0.01)) for _ in range(2)]
+    await fleet.draft()
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask(*((i, fleet.request((i, 5), 60, speculation=speculation)) for i in range(1, 9)))
+        await stream.read()
+        await targets[0].kill()
+        await stream.until_ended(*range(1, 9))
+    assert stream.tokens == {i: continuation((i, 5), 60, 1000) for i in range(1, 9)}
