@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPES = ("float32", "bfloat16", "float16")
+ATTENTIONS = ("auto", "sdpa", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,22 @@ class EngineConfig:
     max_context_len: int | None = None
     """Cap on positions; None takes the model's own."""
     fuse: bool = True
-    """Fused, prepacked execution where the model's structure allows it (CPU)."""
+    """Fused execution where the model's structure allows it: prepacked for CPUs, few launches on GPUs."""
+    attention: str = "auto"
+    """sdpa: torch's, on any device. triton: our paged kernels, on CUDA. auto: triton where it runs, else sdpa."""
+    cuda_graphs: bool = True
+    """Replay recorded steps on a GPU; needs triton's attention."""
+    graph_rows: int = 64
+    """Most sequences of a recorded step."""
+    graph_least_tokens: int = 16
+    """Recorded steps are multiples of this many tokens: see buckets.py for why one is not better."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        for name in ("block_size", "max_batch_tokens"):
+        if self.attention not in ATTENTIONS:
+            raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
+        for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
         for name in ("num_blocks", "kv_cache_bytes", "max_context_len"):

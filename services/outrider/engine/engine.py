@@ -7,8 +7,10 @@ is the caller's to say. Rewinding is lowering a length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +20,11 @@ from outrider.engine.blocks import BlockPool, PrefixChanges
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder
 from outrider.engine.sequence import EngineSequence, OutOfBlocks
+from outrider.engine.step import Step
 from outrider.prefix import block_hashes
+
+if TYPE_CHECKING:
+    from outrider.engine.graphs import GraphRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,9 @@ class Engine:
         info: ModelInfo,
         config: EngineConfig,
         token_map: Tensor | None = None,
+        *,
+        attention: Attention | None = None,
+        graphs: GraphRunner | None = None,
     ) -> None:
         self.info = info
         self.token_map = token_map
@@ -68,7 +77,8 @@ class Engine:
         self._cache = cache
         self._config = config
         self._device = torch.device(config.device)
-        self._attention: Attention = SdpaAttention()
+        self._attention = attention or SdpaAttention()
+        self._graphs = graphs
         self._pool = BlockPool(info.num_blocks)
 
     @classmethod
@@ -101,33 +111,53 @@ class Engine:
         return sequence
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Runs the rows as one flat batch → float32 [sum of num_logits, logits width].
+        """Runs the rows as one flat batch → float32 [sum of num_logits, logits width], valid until the next forward.
 
         Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
         """
-        return self.forward_with_hidden(rows)[0]
+        step = self._lay_out(rows)
+        with self._on_device():
+            logits = self._graphs.run(step) if self._graphs is not None else None
+            if logits is None:
+                logits, _ = self._run(step)
+        self._advance(rows)
+        return logits
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """As forward; also what the head saw, [sum of num_logits, width]: distillation learns from it."""
+        step = self._lay_out(rows)
+        with self._on_device():
+            out = self._run(step)
+        self._advance(rows)
+        return out
+
+    def _lay_out(self, rows: Sequence[Row]) -> Step:
         self._reserve(rows)
-        token_ids: list[int] = []
-        positions: list[int] = []
-        logit_rows: list[int] = []
-        spans: list[RowSpan] = []
+        step = Step()
         for row in rows:
-            start, count, cached = len(token_ids), len(row.token_ids), row.sequence.cached_len
-            token_ids.extend(row.token_ids)
-            positions.extend(range(cached, cached + count))
-            logit_rows.extend(range(start + count - row.num_logits, start + count))
-            spans.append(self._span(row.sequence, start, count))
-        batch = self._attention.prepare(spans, self._cache)
+            start, count, cached = step.num_tokens, len(row.token_ids), row.sequence.cached_len
+            step.token_ids.extend(row.token_ids)
+            step.positions.extend(range(cached, cached + count))
+            step.wanted.extend(range(start + count - row.num_logits, start + count))
+            step.spans.append(self._span(row.sequence, start, count))
+        return step
+
+    def _run(self, step: Step) -> tuple[Tensor, Tensor]:
+        batch = self._attention.prepare(step.spans, self._cache)
         ids, at, wanted = (
-            torch.tensor(x, dtype=torch.int64, device=self._device) for x in (token_ids, positions, logit_rows)
+            torch.tensor(x, dtype=torch.int64, device=self._device)
+            for x in (step.token_ids, step.positions, step.wanted)
         )
-        out = self._decoder.forward(ids, at, wanted, batch)
+        return self._decoder.forward(ids, at, wanted, batch)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Kernels are launched on the thread's current device, which is the first GPU unless told otherwise."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+    @staticmethod
+    def _advance(rows: Sequence[Row]) -> None:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids)
-        return out
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
         """Forgets what is cached from position `length` on.

@@ -1,4 +1,4 @@
-"""From a checkpoint directory to an Engine: read the weights, choose the execution, size the KV cache."""
+"""From a checkpoint directory to an Engine: read the weights, size the KV cache; `assembly.py` does the rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine import checkpoints
-from outrider.engine.attention import KVCache
+from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
-from outrider.engine.decoder import ATTENTION_NAME, Decoder, TransformersDecoder
+from outrider.engine.decoder import ATTENTION_NAME
 from outrider.engine.draft_checkpoint import load_draft_model
-from outrider.engine.engine import Engine, ModelInfo
-from outrider.engine.fused import FusedLlama, can_fuse
+from outrider.engine.engine import Engine
 from outrider.engine.memory import Need, available_bytes, count_parameters, kv_blocks
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
@@ -36,20 +35,14 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
         kv_bytes=config.kv_cache_bytes,
     )
     model, token_map = _load_model(path, config)
-    model.eval().requires_grad_(False)
-    decoder: Decoder
-    decoder = FusedLlama(model, context) if config.fuse and can_fuse(model) else TransformersDecoder(model)
-    cache = _allocate_cache(settings, config, num_blocks)
-    info = ModelInfo(
-        vocab_size=settings.vocab_size,
-        max_context_len=context,
-        block_size=config.block_size,
+    return assemble(
+        model,
+        config,
         num_blocks=num_blocks,
-        dtype=config.dtype,
-        device=config.device,
+        max_context_len=context,
         eos_token_ids=checkpoints.eos_token_ids(path),
+        token_map=token_map,
     )
-    return Engine(decoder, cache, info, config, token_map)
 
 
 def _settings(path: Path) -> Any:
@@ -99,29 +92,11 @@ def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
 
 def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need:
     dtype: torch.dtype = getattr(torch, config.dtype)
-    kv_heads, head_dim = _kv_shape(settings)
+    kv_heads, head_dim = kv_shape(settings)
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
     parameters = count_parameters(path)
     return Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
-
-
-def _kv_shape(settings: Any) -> tuple[int, int]:
-    """Key heads, and their width."""
-    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
-    return kv_heads, getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
-
-
-def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:
-    kv_heads, head_dim = _kv_shape(settings)
-    return KVCache.allocate(
-        layers=settings.num_hidden_layers,
-        kv_heads=kv_heads,
-        slots=num_blocks * config.block_size,
-        head_dim=head_dim,
-        dtype=getattr(torch, config.dtype),
-        device=torch.device(config.device),
-    )
 
 
 def _quiet_transformers() -> None:

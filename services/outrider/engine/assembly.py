@@ -1,0 +1,108 @@
+"""From a loaded model to an Engine: the decoder's execution, attention, the KV cache, graphs. Reads no files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from outrider.engine.attention import Attention, KVCache, Shape, TritonMissing, make_attention
+from outrider.engine.attention.paged import TritonAttention
+from outrider.engine.buckets import make_buckets
+from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.config import EngineConfig
+from outrider.engine.decoder import Decoder, TransformersDecoder
+from outrider.engine.engine import Engine, ModelInfo
+from outrider.engine.fused import FusedLlama, can_fuse
+from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
+from outrider.engine.graphs import GraphRunner, GraphShape
+
+
+def assemble(
+    model: PreTrainedModel,
+    config: EngineConfig,
+    *,
+    num_blocks: int,
+    max_context_len: int,
+    eos_token_ids: tuple[int, ...] = (),
+    token_map: Tensor | None = None,
+) -> Engine:
+    """An engine around a model that lies on config.device already; takes its weights over.
+
+    Raises CheckpointError when the attention that is asked for cannot run here.
+    """
+    model.eval().requires_grad_(False)
+    settings = model.config.get_text_config()
+    attention = _attention(settings, config)
+    width = int(model.get_output_embeddings().weight.shape[0])
+    decoder = _decoder(model, attention, max_context_len, config)
+    cache = _allocate_cache(settings, config, num_blocks)
+    info = ModelInfo(
+        vocab_size=settings.vocab_size,
+        max_context_len=max_context_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        dtype=config.dtype,
+        device=config.device,
+        eos_token_ids=eos_token_ids,
+    )
+    graphs = _graphs(decoder, attention, cache, width, info, config)
+    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs)
+
+
+def kv_shape(settings: Any) -> tuple[int, int]:
+    """Key heads, and their width."""
+    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    return kv_heads, getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+
+
+def _attention(settings: Any, config: EngineConfig) -> Attention:
+    kv_heads, head_dim = kv_shape(settings)
+    shape = Shape(settings.num_attention_heads, kv_heads, head_dim, config.block_size)
+    try:
+        return make_attention(config.attention, shape, torch.device(config.device))
+    except TritonMissing as error:
+        raise CheckpointError("attention", str(error)) from error
+
+
+def _decoder(model: PreTrainedModel, attention: Attention, context: int, config: EngineConfig) -> Decoder:
+    if config.fuse and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
+        return GpuLlama(model, context)
+    if config.fuse and can_fuse(model):
+        return FusedLlama(model, context)
+    return TransformersDecoder(model)
+
+
+def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:
+    kv_heads, head_dim = kv_shape(settings)
+    device = torch.device(config.device)
+    # One block more on a GPU: padding tokens of recorded steps are written to it, and nobody reads it.
+    blocks = num_blocks + 1 if device.type == "cuda" else num_blocks
+    return KVCache.allocate(
+        layers=settings.num_hidden_layers,
+        kv_heads=kv_heads,
+        slots=blocks * config.block_size,
+        head_dim=head_dim,
+        dtype=getattr(torch, config.dtype),
+        device=device,
+    )
+
+
+def _graphs(
+    decoder: Decoder, attention: Attention, cache: KVCache, width: int, info: ModelInfo, config: EngineConfig
+) -> GraphRunner | None:
+    device = torch.device(config.device)
+    if device.type != "cuda" or not config.cuda_graphs or not isinstance(attention, TritonAttention):
+        return None
+    shape = GraphShape(
+        buckets=make_buckets(config.graph_rows, config.max_batch_tokens, config.graph_least_tokens),
+        logits_width=width,
+        max_blocks=-(-info.max_context_len // config.block_size),
+        scratch_slot=info.num_blocks * config.block_size,
+    )
+    with torch.cuda.device(device):
+        graphs = GraphRunner(decoder, attention, cache, shape, device)
+        graphs.capture_all()
+    return graphs

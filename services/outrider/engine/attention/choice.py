@@ -1,0 +1,25 @@
+"""Which attention an engine gets."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from outrider.engine.attention.interface import Attention
+from outrider.engine.attention.paged import Shape, TritonAttention, TritonMissing
+from outrider.engine.attention.sdpa import SdpaAttention
+
+log = logging.getLogger(__name__)
+
+
+def make_attention(name: str, shape: Shape, device: torch.device) -> Attention:
+    """As EngineConfig.attention names it. Raises TritonMissing when triton is asked for where it cannot run."""
+    if name == "triton" or (name == "auto" and device.type == "cuda"):
+        try:
+            return TritonAttention(shape, device)
+        except TritonMissing as error:
+            if name == "triton":
+                raise
+            log.warning("%s; without it a GPU runs several times slower", error)
+    return SdpaAttention()

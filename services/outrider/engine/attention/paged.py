@@ -1,0 +1,289 @@
+"""Paged attention for GPUs: Triton kernels over the block table, keys split among programs ("flash decoding").
+
+Queries that share a key head are folded into one tile, so keys are read once for all of them; a row may bring one query
+or many, in any mix, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile
+number n belongs to split n modulo NUM_SPLITS, so which split sums which keys, and in which order, depends on a query's
+position alone. For such rows what attention yields for a token does therefore not depend on the batch: not on who else
+is in the step, nor on how many tokens are verified with it. A prefill chunk of more than FEW queries takes larger tiles
+and no split, whose sums may round otherwise.
+
+What Triton is asked to compile is in `paged_kernels.py`, imported here only when an attention is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from outrider.engine.attention.interface import KVCache, RowSpan
+from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
+
+NUM_SPLITS = 16
+"""With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
+FEW = 64
+"""Rows with at most this many queries have their keys split."""
+_TILE_KEYS = 64
+_TILE_ROWS_FEW, _TILE_ROWS_MANY = 16, 64
+
+
+class TritonMissing(ValueError):
+    """The Triton package is not installed, or cannot run here."""
+
+
+def load_kernels(device: torch.device) -> ModuleType:
+    """The kernels. Raises TritonMissing where they cannot run: without the package, or without a GPU to run on."""
+    try:
+        from outrider.engine.attention import paged_kernels
+    except ImportError as error:
+        raise TritonMissing(f"attention: triton is not installed here ({error}); sdpa needs no package") from error
+    from triton import knobs
+
+    if device.type != "cuda" and not knobs.runtime.interpret:
+        raise TritonMissing(f"attention: triton runs on CUDA devices, not on {device}; sdpa runs on any")
+    return paged_kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a model's attention, on this device."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads: {self.heads} is not a multiple of {self.kv_heads} key heads")
+
+    @property
+    def share(self) -> int:
+        """Query heads of one key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def head_padded(self) -> int:
+        return max(16, _power_of_two(self.head_dim))
+
+    def tile_rows(self, least: int) -> int:
+        return max(least, _power_of_two(self.share))
+
+    def tile_queries(self, least: int) -> int:
+        """Queries of one tile of at least `least` rows."""
+        return self.tile_rows(least) // self.share
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+class TritonAttention:
+    """Attention by our kernels; see the module."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        self._kernels = load_kernels(device)
+        self._pinned = device.type == "cuda"
+
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
+        """Lays out a step of any size, in one copy to the device. Spans are in the order of the flat batch."""
+        few = [span for span in spans if span.num_tokens <= FEW]
+        many = [span for span in spans if span.num_tokens > FEW]
+        groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_TILE_ROWS_MANY))]
+        tiles = [num_tiles(*group) for group in groups]
+        fields = Fields.of(
+            tokens=sum(span.num_tokens for span in spans),
+            tiles=sum(tiles),
+            blocks=sum(len(span.blocks) for span in spans),
+        )
+        buffer = torch.empty(fields.total, dtype=torch.int64, pin_memory=self._pinned)
+        slices = fields.slices()
+        numbers = buffer.numpy()
+        fill({name: numbers[at] for name, at in slices.items()}, groups)
+        on_device = buffer.to(cache.keys[0].device, non_blocking=True)
+        views = {name: on_device[at] for name, at in slices.items()}
+        splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // _TILE_KEYS))
+        trees = any(span.own_masks is not None for span in spans)
+        return self.batch(views, cache, tiles, tree=trees, splits=splits)
+
+    @property
+    def tile_queries(self) -> int:
+        """Queries of one tile of a row of few."""
+        return self.shape.tile_queries(_TILE_ROWS_FEW)
+
+    def batch(
+        self,
+        views: dict[str, Tensor],
+        cache: KVCache,
+        tiles: Sequence[int],
+        *,
+        tree: bool = False,
+        splits: int = NUM_SPLITS,
+        workspace: Workspace | None = None,
+    ) -> TritonBatch:
+        """A step over a layout that lies on the device already; `tiles` counts those of few queries and of many.
+
+        `splits` is how many find keys: all, unless the contexts are known to be short. With a workspace nothing is
+        allocated, and padding tokens are left as they are in it.
+        """
+        return TritonBatch(self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, tree, workspace)
+
+    def workspace(self, tokens: int, cache: KVCache) -> Workspace:
+        """For steps of at most this many tokens, of rows of few queries."""
+        return Workspace.allocate(self.shape, tokens, cache.keys[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a step writes besides the cache. One serves all layers, one after another."""
+
+    out: Tensor
+    """[tokens, heads * head_dim]"""
+    partial: Tensor
+    """float32 [tokens, heads, splits, head_padded]: sums of values, not yet divided."""
+    partial_max: Tensor
+    """float32 [tokens, heads, splits]"""
+    partial_sum: Tensor
+
+    @classmethod
+    def allocate(cls, shape: Shape, tokens: int, like: Tensor, *, split: bool = True) -> Workspace:
+        device = like.device
+        stats = (tokens, shape.heads, NUM_SPLITS) if split else (0,)
+        # Zeroed: padding tokens are never written, and what follows should meet numbers there.
+        out = torch.zeros(tokens, shape.heads * shape.head_dim, dtype=like.dtype, device=device)
+        partial = torch.empty((*stats, shape.head_padded), dtype=torch.float32, device=device)
+        maxima, sums = (torch.empty(stats, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(out, partial, maxima, sums)
+
+
+class TritonBatch:
+    """One step's layout on the device, over the cache."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        kernels: ModuleType,
+        cache: KVCache,
+        views: dict[str, Tensor],
+        tiles: tuple[int, ...],
+        splits: int,
+        tree: bool,
+        workspace: Workspace | None,
+    ) -> None:
+        self.views = views
+        self._shape = shape
+        self._kernels = kernels
+        self._cache = cache
+        self._few, self._many = tiles
+        self._splits = splits
+        self._tree = tree
+        self._workspace = workspace
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """See the interface."""
+        self.store(key, value, layer)
+        return self.look(query, layer, scale)
+
+    def cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values: for whoever writes this step's own to them."""
+        return self._cache.keys[layer], self._cache.values[layer]
+
+    def store(self, key: Tensor, value: Tensor, layer: int) -> None:
+        """Writes key and value [tokens, kv_heads, head_dim] to the cache."""
+        shape, (keys, values) = self._shape, self.cached(layer)
+        key, value = _rows(key), _rows(value)
+        self._kernels.store_kernel[(key.shape[0],)](
+            key,
+            value,
+            keys,
+            values,
+            self.views["slots"],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            keys.stride(0),
+            KV_HEADS=shape.kv_heads,
+            KV_HEADS_PADDED=_power_of_two(shape.kv_heads),
+            HEAD_DIM=shape.head_dim,
+            HEAD_PADDED=shape.head_padded,
+        )
+
+    def look(self, query: Tensor, layer: int, scale: float) -> Tensor:
+        """Attention over what is cached, this step's own included. Overwritten by the next layer's look."""
+        query = _rows(query)
+        if self._workspace is None:
+            self._workspace = Workspace.allocate(self._shape, query.shape[0], query, split=self._few > 0)
+        work = self._workspace
+        if self._few:
+            self._launch(query, layer, scale, slice(0, self._few), _TILE_ROWS_FEW)
+            self._reduce(query.shape[0])
+        if self._many:
+            self._launch(query, layer, scale, slice(self._few, None), _TILE_ROWS_MANY, split=False)
+        return work.out[: query.shape[0]]
+
+    def _launch(
+        self, query: Tensor, layer: int, scale: float, tiles: slice, least_rows: int, *, split: bool = True
+    ) -> None:
+        shape, work, views = self._shape, self._work, self.views
+        keys, values = self.cached(layer)
+        at_tile = [views[name][tiles] for name in TILE_FIELDS]
+        grid = (at_tile[0].shape[0], shape.kv_heads, self._splits if split else 1)
+        self._kernels.attend_kernel[grid](
+            query,
+            keys,
+            values,
+            work.out,
+            work.partial,
+            work.partial_max,
+            work.partial_sum,
+            *at_tile,
+            views["blocks"],
+            views["visible"],
+            views["own_mask"],
+            scale * math.log2(math.e),
+            *query.stride()[:2],
+            keys.stride(0),
+            SHARE=shape.share,
+            HEADS=shape.heads,
+            HEAD_DIM=shape.head_dim,
+            HEAD_PADDED=shape.head_padded,
+            BLOCK_SIZE=shape.block_size,
+            TILE_ROWS=shape.tile_rows(least_rows),
+            TILE_KEYS=_TILE_KEYS,
+            NUM_SPLITS=NUM_SPLITS if split else 1,
+            TREE=self._tree,
+            WIDEN=keys.device.type == "cpu",
+        )
+
+    def _reduce(self, tokens: int) -> None:
+        shape, work = self._shape, self._work
+        self._kernels.reduce_kernel[(tokens, shape.heads)](
+            work.partial,
+            work.partial_max,
+            work.partial_sum,
+            self.views["split"],
+            work.out,
+            HEADS=shape.heads,
+            HEAD_DIM=shape.head_dim,
+            HEAD_PADDED=shape.head_padded,
+            TILE_KEYS=_TILE_KEYS,
+            NUM_SPLITS=NUM_SPLITS,
+        )
+
+    @property
+    def _work(self) -> Workspace:
+        if self._workspace is None:
+            raise AssertionError("a workspace is there once a layer has looked")
+        return self._workspace
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The kernels step through heads and tokens as they lie, but want head_dim contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+__all__ = ["FEW", "NUM_SPLITS", "TOKEN_FIELDS", "Shape", "TritonAttention", "TritonBatch", "TritonMissing", "Workspace"]

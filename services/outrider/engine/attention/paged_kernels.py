@@ -1,0 +1,189 @@
+"""Triton kernels of paged attention. Imported only where Triton is; see `paged.py` for what they are for.
+
+Notation: a tile is a few consecutive queries of one row, times the query heads that share one key head. All integers
+of a step's layout are int64. head_dim is contiguous everywhere.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# The layout's arrays begin anywhere in one buffer: a kernel for each alignment would be compiled in mid-service.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
+def store_kernel(
+    key,
+    value,
+    key_cache,
+    value_cache,
+    slots,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
+    cache_head_stride,
+    KV_HEADS: tl.constexpr,
+    KV_HEADS_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+):
+    """Writes one token's keys and values to its slot. Grid: [tokens]."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, KV_HEADS_PADDED)[:, None]
+    d = tl.arange(0, HEAD_PADDED)[None, :]
+    inside = (head < KV_HEADS) & (d < HEAD_DIM)
+    to = head.to(tl.int64) * cache_head_stride + tl.load(slots + token) * HEAD_DIM + d
+    k = tl.load(key + token * key_stride + head * key_head_stride + d, mask=inside)
+    tl.store(key_cache + to, k, mask=inside)
+    v = tl.load(value + token * value_stride + head * value_head_stride + d, mask=inside)
+    tl.store(value_cache + to, v, mask=inside)
+
+
+@triton.jit
+def _dot(a, b, WIDEN: tl.constexpr):
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "tile_start",
+        "tile_count",
+        "tile_blocks",
+        "tile_own",
+        "blocks",
+        "visible",
+        "own_mask",
+    ]
+)
+def attend_kernel(
+    query,
+    key_cache,
+    value_cache,
+    out,
+    partial,
+    partial_max,
+    partial_sum,
+    tile_start,
+    tile_count,
+    tile_blocks,
+    tile_own,
+    blocks,
+    visible,
+    own_mask,
+    scale,
+    query_stride,
+    query_head_stride,
+    cache_head_stride,
+    SHARE: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    TREE: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """One tile over the key tiles of one split: those whose number is `split` modulo NUM_SPLITS.
+
+    Grid: [tiles, kv_heads, NUM_SPLITS], or fewer splits where the rest would find no keys. With one split the result
+    goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them. `scale` includes
+    log2(e): powers of two are what the hardware has.
+    WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of bfloat16.
+    """
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    count = tl.load(tile_count + tile)
+    if count > 0:
+        start = tl.load(tile_start + tile)
+        m = tl.arange(0, TILE_ROWS)
+        d = tl.arange(0, HEAD_PADDED)
+        token = start + m // SHARE
+        head = kv_head * SHARE + m % SHARE
+        real = m < count * SHARE
+        limits = tl.load(visible + token, mask=real, other=0)
+        limit = tl.max(limits, axis=0)
+        if split * TILE_KEYS < limit:
+            inside = real[:, None] & (d < HEAD_DIM)[None, :]
+            at = token[:, None] * query_stride + head[:, None] * query_head_stride + d[None, :]
+            q = tl.load(query + at, mask=inside, other=0.0)
+            table = blocks + tl.load(tile_blocks + tile)
+            own = tl.load(tile_own + tile)
+            if TREE:
+                masks = tl.load(own_mask + token, mask=real, other=0)
+            best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
+            total = tl.zeros([TILE_ROWS], tl.float32)
+            acc = tl.zeros([TILE_ROWS, HEAD_PADDED], tl.float32)
+            base = kv_head.to(tl.int64) * cache_head_stride
+            for first in range(split * TILE_KEYS, limit, NUM_SPLITS * TILE_KEYS):
+                position = first + tl.arange(0, TILE_KEYS)
+                there = position < limit
+                block = tl.load(table + position // BLOCK_SIZE, mask=there, other=0)
+                slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+                # What lies beyond the limit is anyone's, NaN perhaps: it is not read, so its zero weight stays zero.
+                cells = base + slot[:, None] * HEAD_DIM + d[None, :]
+                readable = there[:, None] & (d < HEAD_DIM)[None, :]
+                k = tl.load(key_cache + cells, mask=readable, other=0.0)
+                score = _dot(q, tl.trans(k), WIDEN) * scale
+                seen = position[None, :] < limits[:, None]
+                if TREE:
+                    bit = tl.maximum(position - own, 0)
+                    chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0
+                    seen = seen & (chosen | (position < own)[None, :])
+                score = tl.where(seen, score, float("-inf"))
+                new_best = tl.maximum(best, tl.max(score, axis=1))
+                # Nothing seen so far: any finite maximum makes all weights zero instead of NaN.
+                shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+                weight = tl.exp2(score - shift[:, None])
+                decay = tl.exp2(best - shift)
+                v = tl.load(value_cache + cells, mask=readable, other=0.0)
+                acc = acc * decay[:, None] + _dot(weight.to(v.dtype), v, WIDEN)
+                total = total * decay + tl.sum(weight, axis=1)
+                best = new_best
+            if NUM_SPLITS == 1:
+                to = token[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
+                # Rows of the tile without a query have seen nothing.
+                total = tl.where(real, total, 1.0)
+                tl.store(out + to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+            else:
+                part = (token * HEADS + head) * NUM_SPLITS + split
+                tl.store(partial + part[:, None] * HEAD_PADDED + d[None, :], acc, mask=real[:, None])
+                tl.store(partial_max + part, best, mask=real)
+                tl.store(partial_sum + part, total, mask=real)
+
+
+@triton.jit(do_not_specialize_on_alignment=["visible"])
+def reduce_kernel(
+    partial,
+    partial_max,
+    partial_sum,
+    visible,
+    out,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEAD_PADDED: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+):
+    """Joins the splits of one token and head. Grid: [tokens, heads]. Tokens that see nothing are padding."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    limit = tl.load(visible + token)
+    if limit > 0:
+        split = tl.arange(0, NUM_SPLITS)
+        d = tl.arange(0, HEAD_PADDED)
+        # The others were not run in this step; what lies there is of another one.
+        live = split * TILE_KEYS < limit
+        part = (token * HEADS + head) * NUM_SPLITS + split
+        best = tl.load(partial_max + part, mask=live, other=float("-inf"))
+        weight = tl.exp2(best - tl.max(best, axis=0))
+        total = tl.sum(weight * tl.load(partial_sum + part, mask=live, other=0.0), axis=0)
+        sums = tl.load(partial + part[:, None] * HEAD_PADDED + d[None, :], mask=live[:, None], other=0.0)
+        result = tl.sum(weight[:, None] * sums, axis=0) / total
+        to = token * (HEADS * HEAD_DIM) + head * HEAD_DIM + d
+        tl.store(out + to, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -1,0 +1,48 @@
+"""The shapes of a step that graphs are made for. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+DRAFT_TIERS = (0, 1, 2, 3, 5, 7)
+"""Drafted tokens a row: what policy chooses among. Other counts run in the next larger bucket."""
+
+LEAST_TOKENS = 16
+"""Buckets are multiples of this many tokens. It is the tensor cores' smallest tile, so one token costs what sixteen
+do; and as products of one shape sum in one order, one sequence's tokens get the same bits verified or decoded."""
+
+
+class Bucket(NamedTuple):
+    """A captured step: runs any step of at most this many tokens in at most this many rows."""
+
+    tokens: int
+    rows: int
+
+
+def make_buckets(max_rows: int, max_tokens: int, least_tokens: int = LEAST_TOKENS) -> tuple[Bucket, ...]:
+    """Of every tier and every power of two of rows up to max_rows, as far as they fit max_tokens; ascending."""
+    if max_rows < 1 or least_tokens < 1:
+        raise ValueError("max_rows and least_tokens: must be at least 1")
+    found = set()
+    for rows in _powers_up_to(max_rows):
+        for tier in DRAFT_TIERS:
+            tokens = -(-rows * (tier + 1) // least_tokens) * least_tokens
+            if tokens <= max_tokens or rows * (tier + 1) <= max_tokens < tokens:
+                found.add(Bucket(min(tokens, max_tokens), rows))
+    return tuple(sorted(found))
+
+
+def choose(buckets: Sequence[Bucket], rows: int, tokens: int) -> Bucket | None:
+    """The bucket with the fewest tokens, then rows, that holds the step; None when none does. Buckets ascend."""
+    for bucket in buckets[bisect_left(buckets, (tokens, 0)) :]:
+        if bucket.rows >= rows:
+            return bucket
+    return None
+
+
+def _powers_up_to(most: int) -> list[int]:
+    """1, 2, 4, … and `most` itself."""
+    powers = [1 << n for n in range(most.bit_length())]
+    return powers if powers[-1] == most else [*powers, most]

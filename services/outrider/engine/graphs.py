@@ -1,0 +1,114 @@
+"""CUDA graphs: a decoding or verifying step as one launch.
+
+A step of an 8B model is some three hundred kernels, each a few microseconds of Python and driver; replayed as a graph
+they cost the device's time alone. Every bucket of `buckets.py` has its graph, over the same inputs and the same
+workspace; what fits none (a prefill chunk, mostly) runs eagerly, its kernels long enough to hide their launches.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.attention import KVCache
+from outrider.engine.attention.paged import FEW, TritonAttention, TritonBatch
+from outrider.engine.buckets import Bucket, choose
+from outrider.engine.decoder import Decoder
+from outrider.engine.inputs import StepInputs
+from outrider.engine.step import Step
+
+log = logging.getLogger(__name__)
+
+# The first run compiles kernels and chooses algorithms, which must not happen while a graph is recorded.
+_WARM_UP_RUNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """What graphs are made for."""
+
+    buckets: tuple[Bucket, ...]
+    logits_width: int
+    max_blocks: int
+    """KV blocks of the longest context."""
+    scratch_slot: int
+    """Where padding tokens are written: nobody's."""
+
+
+class GraphRunner:
+    """A graph for each bucket, captured when it is first needed or all at once by `capture_all`."""
+
+    def __init__(
+        self, decoder: Decoder, attention: TritonAttention, cache: KVCache, shape: GraphShape, device: torch.device
+    ) -> None:
+        self._decoder = decoder
+        self._attention = attention
+        self._cache = cache
+        self._buckets = shape.buckets
+        self._inputs = StepInputs(shape.buckets, attention.tile_queries, shape.max_blocks, shape.scratch_slot, device)
+        most = max(bucket.tokens for bucket in shape.buckets)
+        self._workspace = attention.workspace(most, cache)
+        self._logits = torch.zeros(most, shape.logits_width, dtype=torch.float32, device=device)
+        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        # Graphs never run at the same time, so what is between their inputs and outputs may share its memory.
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self._buckets
+
+    def bucket_for(self, step: Step) -> Bucket | None:
+        """None when the step is to run eagerly."""
+        if not step.spans or step.longest > FEW or any(span.own_masks is not None for span in step.spans):
+            return None
+        return choose(self._buckets, len(step.spans), step.num_tokens)
+
+    def run(self, step: Step) -> Tensor | None:
+        """float32 logits [wanted, width], valid until the next run; None when no graph fits."""
+        bucket = self.bucket_for(step)
+        if bucket is None:
+            return None
+        graph = self._graphs.get(bucket) or self._capture(bucket)
+        self._inputs.send(step)
+        graph.replay()
+        return self._logits[: len(step.wanted)]
+
+    def capture_all(self) -> None:
+        """The largest first: the smaller ones then find their memory in the pool."""
+        started_s = time.monotonic()
+        for bucket in reversed(self._buckets):
+            if bucket not in self._graphs:
+                self._capture(bucket)
+        log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
+
+    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+        self._inputs.clear()
+        batch = self.batch(bucket)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                self.decode(bucket, batch)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may call CUDA meanwhile; only this one's calls are recorded.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            self.decode(bucket, batch)
+        self._graphs[bucket] = graph
+        return graph
+
+    def batch(self, bucket: Bucket) -> TritonBatch:
+        """The bucket's attention, over the fixed inputs."""
+        views, tiles = self._inputs.views(bucket), self._inputs.tiles(bucket)
+        return self._attention.batch(views, self._cache, (tiles,), workspace=self._workspace)
+
+    def decode(self, bucket: Bucket, batch: TritonBatch) -> None:
+        """What the bucket's graph is a recording of."""
+        views = batch.views
+        logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch)
+        self._logits[: bucket.tokens].copy_(logits)

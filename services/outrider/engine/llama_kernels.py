@@ -1,0 +1,92 @@
+"""Triton kernels between the matrix products of a Llama's layer. Imported only where Triton is; see `fused_gpu.py`.
+
+Rounding is transformers': what it keeps in the model's dtype is rounded to it here, at the same places, but for the
+rotation, which is rounded once. Activations are contiguous.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm_kernel(residual, delta, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADD: tl.constexpr):
+    """out = RMS norm of one token's residual, to which `delta` is added first if ADD. Grid: [tokens]."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    at = token * WIDTH + column
+    x = tl.load(residual + at, mask=inside, other=0.0)
+    if ADD:
+        x = (x.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
+        tl.store(residual + at, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    w = tl.load(weight + column, mask=inside, other=0.0)
+    normed = (wide * scale).to(x.dtype).to(tl.float32) * w.to(tl.float32)
+    tl.store(out + at, normed.to(x.dtype), mask=inside)
+
+
+# The step's layout begins anywhere in one buffer: a kernel for each alignment would be compiled in mid-service.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def rotate_store_kernel(
+    qkv,
+    cos,
+    sin,
+    positions,
+    slots,
+    query,
+    key_cache,
+    value_cache,
+    cache_head_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+):
+    """Rotates one token's head; queries go to `query`, keys and values to the token's slot of the cache.
+
+    qkv [tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]; cos, sin [context, HALF]. Grid: [tokens, HEADS + 2 * KV_HEADS].
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, HALF_PADDED)
+    inside = d < HALF
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + d
+    first = tl.load(source, mask=inside)
+    second = tl.load(source + HALF, mask=inside)
+    if head < HEADS + KV_HEADS:
+        angle = tl.load(positions + token) * HALF + d
+        c = tl.load(cos + angle, mask=inside).to(tl.float32)
+        s = tl.load(sin + angle, mask=inside).to(tl.float32)
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        first, second = (a * c - b * s).to(first.dtype), (b * c + a * s).to(first.dtype)
+    if head < HEADS:
+        to = query + (token * HEADS + head) * (2 * HALF) + d
+        tl.store(to, first, mask=inside)
+        tl.store(to + HALF, second, mask=inside)
+    else:
+        of_key = head < HEADS + KV_HEADS
+        at = tl.load(slots + token) * (2 * HALF) + d
+        if of_key:
+            to_key = key_cache + (head - HEADS).to(tl.int64) * cache_head_stride + at
+            tl.store(to_key, first, mask=inside)
+            tl.store(to_key + HALF, second, mask=inside)
+        else:
+            to_value = value_cache + (head - HEADS - KV_HEADS).to(tl.int64) * cache_head_stride + at
+            tl.store(to_value, first, mask=inside)
+            tl.store(to_value + HALF, second, mask=inside)
+
+
+@triton.jit
+def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """out [tokens, WIDTH] = silu(gate) * up, of gate_up [tokens, 2 * WIDTH]. Grid: [tokens, blocks of a row]."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    gate = tl.load(gate_up + token * (2 * WIDTH) + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + token * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0)
+    wide = gate.to(tl.float32)
+    opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    tl.store(out + token * WIDTH + column, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)

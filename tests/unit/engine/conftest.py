@@ -1,0 +1,20 @@
+"""Triton's kernels on a machine without a GPU: its interpreter runs them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+# Read when the kernels are first imported. With a GPU they are compiled, and tests/gpu is for them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> None:
+    """Skips without Triton, or where a GPU is, whose kernels an interpreter in the same process would replace."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here: tests/gpu runs the kernels themselves")

@@ -1,0 +1,100 @@
+"""What a graph records, run unrecorded: padding, packing and the fixed inputs change nothing of what a step says."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine.buckets import Bucket, make_buckets
+from outrider.engine.graphs import GraphRunner, GraphShape
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+NUM_BLOCKS, BLOCK_SIZE = 24, 8
+CONTEXT = 128
+
+
+class Unrecorded(GraphRunner):
+    """Replays by running again: everything of a graph but the recording, which needs a GPU."""
+
+    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+        batch = self.batch(bucket)
+
+        class Rerun:
+            replay = staticmethod(lambda: self.decode(bucket, batch))
+
+        self._graphs[bucket] = Rerun()  # type: ignore[assignment]
+        return self._graphs[bucket]
+
+
+@pytest.fixture(params=[True, False], ids=["fused", "transformers"])
+def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
+    config = EngineConfig(
+        dtype="float32",
+        num_blocks=NUM_BLOCKS + 1,
+        block_size=BLOCK_SIZE,
+        max_context_len=CONTEXT,
+        attention="triton",
+        fuse=request.param,
+        prefix_cache=False,
+    )
+    engine = Engine.load(tiny, config)
+    # The last block is the scratch block here.
+    engine._pool.allocate(NUM_BLOCKS + 1)
+    engine._pool.release(list(range(NUM_BLOCKS)))
+    return engine
+
+
+def recorded(engine: Engine) -> Unrecorded:
+    shape = GraphShape(make_buckets(4, 32), engine.info.vocab_size, CONTEXT // BLOCK_SIZE, NUM_BLOCKS * BLOCK_SIZE)
+    return Unrecorded(engine._decoder, engine._attention, engine._cache, shape, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:
+    """A prefill, then steps of ragged rows, some of whose tokens are taken back."""
+    rng = random.Random(1)
+    sequences = [engine.open([]) for _ in range(3)]
+    out = [engine.forward([Row(s, [rng.randrange(300) for _ in range(5 + 7 * n)], 1) for n, s in enumerate(sequences)])]
+    for step in range(6):
+        rows = []
+        for sequence in sequences[: 1 + step % 3]:
+            count = rng.randint(1, 6)
+            rows.append(Row(sequence, [rng.randrange(300) for _ in range(count)], rng.randint(1, count)))
+        out.append(engine.forward(rows).clone())
+        for row in rows:
+            engine.rewind(row.sequence, row.sequence.cached_len - rng.randrange(len(row.token_ids)))
+    return out, sequences
+
+
+def test_recorded_steps_say_what_eager_ones_say(engine: Engine) -> None:
+    eager, sequences = play(engine)
+    for sequence in sequences:
+        engine.close(sequence)
+    engine._graphs = recorded(engine)
+    got, _ = play(engine)
+    assert len(engine._graphs._graphs) > 1
+    for now, before in zip(got, eager, strict=True):
+        assert now.shape == before.shape
+        assert (now - before).abs().max() <= 2e-6 * before.abs().max()
+
+
+def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
+    sequence = engine.open([])
+    engine.forward([Row(sequence, list(range(20)), 1)])
+    before = [keys.clone() for keys in engine._cache.keys]
+    engine._graphs = recorded(engine)
+    engine.forward([Row(sequence, [7, 8], 1)])
+    mine = {sequence.blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in (20, 21)}
+    for keys, old in zip(engine._cache.keys, before, strict=True):
+        changed = set(torch.nonzero((keys != old).any(-1).any(0))[:, 0].tolist())
+        assert changed == mine | {NUM_BLOCKS * BLOCK_SIZE}
+
+
+def test_a_chunk_of_prefill_runs_unrecorded(engine: Engine) -> None:
+    engine._graphs = recorded(engine)
+    engine.forward([Row(engine.open([]), list(range(33)), 1)])
+    assert not engine._graphs._graphs

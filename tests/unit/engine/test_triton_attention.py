@@ -1,0 +1,169 @@
+"""The paged kernels, in Triton's interpreter, say what the reference says, and say it whatever the batch is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider.engine.attention import KVCache, RowSpan, SdpaAttention, Shape, TritonMissing, make_attention
+from outrider.engine.attention.paged import FEW, TritonAttention
+from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+CPU = torch.device("cpu")
+NUM_BLOCKS = 64
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A batch over a cache full of other people's numbers."""
+
+    shape: Shape
+    spans: list[RowSpan]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def attend(self, attention: SdpaAttention | TritonAttention) -> tuple[Tensor, KVCache]:
+        """[tokens, heads * head_dim], and the cache after it."""
+        cache = KVCache([self.keys.clone()], [self.values.clone()])
+        batch = attention.prepare(self.spans, cache)
+        return batch.attend(self.query, self.key, self.value, 0, self.shape.head_dim**-0.5), cache
+
+    def only(self, number: int, num_tokens: int) -> Problem:
+        """The first tokens of one row, alone in its batch."""
+        span = self.spans[number]
+        at = slice(span.start, span.start + num_tokens)
+        kv_len = span.cached_len + num_tokens
+        alone = RowSpan(0, num_tokens, kv_len, span.blocks[: -(-kv_len // span.block_size)], span.block_size)
+        rows = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
+        return replace(self, spans=[alone], **rows)
+
+
+def problem(
+    rows: list[tuple[int, int]],
+    *,
+    shape: Shape | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    trees: bool = False,
+) -> Problem:
+    """rows: (cached, new) tokens of each."""
+    shape = shape or Shape(8, 2, 16, 8)
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    free = list(range(NUM_BLOCKS))
+    rng.shuffle(free)
+    spans: list[RowSpan] = []
+    for cached, new in rows:
+        blocks = [free.pop() for _ in range(-(-(cached + new) // shape.block_size))]
+        start = sum(span.num_tokens for span in spans)
+        masks = tree_masks(new, rng) if trees else None
+        spans.append(RowSpan(start, new, cached + new, blocks, shape.block_size, masks))
+    tokens = sum(new for _, new in rows)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    slots = NUM_BLOCKS * shape.block_size
+    return Problem(
+        shape,
+        spans,
+        normal(tokens, shape.heads, shape.head_dim),
+        normal(tokens, shape.kv_heads, shape.head_dim),
+        normal(tokens, shape.kv_heads, shape.head_dim),
+        normal(shape.kv_heads, slots, shape.head_dim),
+        normal(shape.kv_heads, slots, shape.head_dim),
+    )
+
+
+def tree_masks(count: int, rng: random.Random) -> list[int]:
+    """Each token sees itself and its ancestors; several may be roots."""
+    masks: list[int] = []
+    for node in range(count):
+        parent = rng.randint(-1, node - 1)
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+    return masks
+
+
+def assert_equals_reference(given: Problem) -> None:
+    want, want_cache = given.attend(SdpaAttention())
+    got, cache = given.attend(TritonAttention(given.shape, CPU))
+    assert torch.equal(cache.keys[0], want_cache.keys[0])
+    assert torch.equal(cache.values[0], want_cache.values[0])
+    assert (got - want).abs().max() <= TOLERANCE[got.dtype] * want.abs().max()
+
+
+shapes = st.builds(
+    lambda kv_heads, share, head_dim, size: Shape(kv_heads * share, kv_heads, head_dim, size),
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 3, 4, 7]),
+    st.sampled_from([16, 24, 64]),
+    st.sampled_from([8, 16]),
+)
+row = st.tuples(st.integers(0, 80), st.integers(1, 9))
+
+
+@settings(max_examples=10, deadline=None)
+@given(shape=shapes, rows=st.lists(row, min_size=1, max_size=4), seed=st.integers(0, 999))
+def test_any_ragged_batch_equals_the_reference(shape: Shape, rows: list[tuple[int, int]], seed: int) -> None:
+    assert_equals_reference(problem(rows, shape=shape, seed=seed))
+
+
+@settings(max_examples=6, deadline=None)
+@given(rows=st.lists(row, min_size=1, max_size=4), seed=st.integers(0, 999))
+def test_any_forest_of_guesses_equals_the_reference(rows: list[tuple[int, int]], seed: int) -> None:
+    assert_equals_reference(problem(rows, seed=seed, trees=True))
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_every_dtype_equals_the_reference(dtype: torch.dtype) -> None:
+    assert_equals_reference(problem([(0, 5), (77, 1), (64, 8)], dtype=dtype))
+
+
+def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference() -> None:
+    assert_equals_reference(problem([(70, 1), (9, FEW + 7), (3, 4)]))
+
+
+def test_a_context_longer_than_one_turn_of_the_splits_equals_the_reference() -> None:
+    """Each of 16 splits takes 64 keys at a time: beyond 1,024 they take a second turn."""
+    assert_equals_reference(problem([(1100, 3)], shape=Shape(4, 1, 16, 32)))
+
+
+def test_what_lies_in_unused_slots_never_shows() -> None:
+    given = problem([(13, 2), (64, 1)])
+    want, _ = given.attend(TritonAttention(given.shape, CPU))
+    used = {slot for span in given.spans for slot in span.slots[: span.kv_len]}
+    unused = [slot for slot in range(given.keys.shape[1]) if slot not in used]
+    given.keys[:, unused] = torch.nan
+    given.values[:, unused] = torch.nan
+    assert torch.equal(given.attend(TritonAttention(given.shape, CPU))[0], want)
+
+
+def test_a_token_gets_the_same_bits_alone_and_in_any_batch() -> None:
+    given = problem([(150, 6), (3, 2), (90, 9)], dtype=torch.bfloat16)
+    together, _ = given.attend(TritonAttention(given.shape, CPU))
+    for number, span in enumerate(given.spans):
+        for num_tokens in {1, 2, span.num_tokens}:
+            alone, _ = given.only(number, num_tokens).attend(TritonAttention(given.shape, CPU))
+            assert torch.equal(alone, together[span.start : span.start + num_tokens])
+
+
+def test_a_tree_mask_that_looks_ahead_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"own_masks\[0\]"):
+        RowSpan(0, 2, 2, [0], 8, [0b11, 0b11])
+
+
+def test_asking_for_triton_where_it_cannot_run_names_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(8, 2, 16, 8)
+    assert isinstance(make_attention("auto", shape, CPU), SdpaAttention)
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(TritonMissing, match="attention: triton runs on CUDA devices, not on cpu"):
+        make_attention("triton", shape, CPU)
