@@ -93,6 +93,17 @@ class Engine:
         """Blocks that could be handed out now, evictable prefixes included."""
         return self._pool.num_free
 
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Blocks of cached prefixes that had to make room, since the start."""
+        return self._pool.num_evicted
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one position, over all layers."""
+        cache = self._cache
+        return sum(int(t.shape[0] * t.shape[2]) * t.element_size() for t in [*cache.keys, *cache.values])
+
     def blocks_needed(self, sequence: EngineSequence, num_new_tokens: int) -> int:
         """Blocks that running `num_new_tokens` more would take from the pool."""
         total = -(-(sequence.cached_len + num_new_tokens) // self.info.block_size)

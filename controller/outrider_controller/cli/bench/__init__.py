@@ -13,6 +13,9 @@ _COMMANDS = {
     "acceptance": "How much of what each kind of draft guesses is accepted?",
     "latency": "How much faster is one stream with speculation than without?",
     "faults": "Kill workers in mid-stream: does the client notice?",
+    "scale": "Thousands of prompts, speculation on and off, in one process: are the texts equal?",
+    "soak": "Thousands of requests that end, are cancelled and lose their KV: is everything given back?",
+    "context": "What does a token cost as the context grows?",
     "streams": "Many streams at once: do all end, and is everything given back?",
 }
 
@@ -39,6 +42,6 @@ class BenchGroup(click.Group):
 def bench() -> None:
     """Measure exactness, latency and acceptance.
 
-    Each command starts a stack of its own, asks it through the gateway as a client would, and stops it. With two cores
+    Most commands start a stack of their own, ask it through the gateway as a client would, and stop it. With two cores
     or more, target and draft have one each. Exit code 0 only if what is checked holds.
     """

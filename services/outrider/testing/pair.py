@@ -1,0 +1,159 @@
+"""A target worker and a draft worker in one process, in turns: their own machinery, without a network between them.
+
+For measurements and tests of what the two say together. How long the way between them takes is not in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outrider.draft import events as draft_events
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import Drafter
+from outrider.drafters import Opening as DraftOpening
+from outrider.engine import Engine
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target import events as target_events
+from outrider.target.commit import Finish
+from outrider.target.drafts import OfferedDraft
+from outrider.target.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.report import Committed
+from outrider.target.scheduler import Batching
+from outrider.target.sequence import SequenceKey
+from outrider.target.worker import TargetWorker
+
+_STREAM = 1
+
+
+@dataclass(slots=True)
+class Answered:
+    """One sequence, from its first token to its last."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """A stop token at the end included."""
+    num_steps: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+    finished: bool = False
+
+
+class Pair:
+    """Answers prompts, as many at once as there are places. The draft never makes the target wait."""
+
+    def __init__(
+        self,
+        target: Engine,
+        drafter: Drafter,
+        *,
+        max_sequences: int = 32,
+        max_draft_tokens: int = 4,
+        max_batch_tokens: int = 512,
+    ) -> None:
+        info = target.info
+        limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
+        batching = Batching(info.block_size, max_batch_tokens)
+        self._limits = limits
+        self._stops = frozenset(info.eos_token_ids)
+        self._max_draft_tokens = max_draft_tokens
+        self._target = TargetWorker(target, limits, batching, time.monotonic)
+        self._draft = DraftWorker(drafter, max_sequences)
+        self._ids = itertools.count()
+        self._drafted: set[SequenceKey] = set()
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        speculate: bool,
+        params: SamplingParams | None = None,
+        salt: bytes = b"",
+    ) -> list[Answered]:
+        """One answer per prompt, in their order; greedy unless `params` are given, which are then judged coupled.
+
+        Sequences share cached prefixes only under equal salts. Raises InvalidField for a prompt that does not fit, and
+        what a worker failed with.
+        """
+        speculation = Speculation(self._max_draft_tokens if speculate else 0)
+        sampling = params or SamplingParams(temperature=0.0)
+        mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
+        stopping = Stopping(max_new_tokens, self._stops)
+        openings = [Opening(tuple(p), sampling, mode, stopping, (), speculation, salt) for p in prompts]
+        answers = [Answered() for _ in prompts]
+        waiting = deque(zip(openings, answers, strict=True))
+        running: dict[SequenceKey, Answered] = {}
+        while waiting or running:
+            while waiting and len(running) < self._limits.max_sequences:
+                opening, answer = waiting.popleft()
+                running[self._open(opening)] = answer
+            self._propose()
+            for committed in self._step():
+                _note(running[committed.key], committed)
+                if running[committed.key].finished:
+                    del running[committed.key]
+        return answers
+
+    def _open(self, opening: Opening) -> SequenceKey:
+        opening.check(self._limits)
+        key, now_s = SequenceKey(_STREAM, next(self._ids)), time.monotonic()
+        self._target.apply(target_events.Opened(key, opening, now_s))
+        if opening.speculation.max_draft_tokens:
+            asked = DraftOpening(
+                opening.prompt,
+                opening.params,
+                opening.mode,
+                max_draft_tokens=opening.speculation.max_draft_tokens,
+                max_new_tokens=opening.stopping.max_new_tokens,
+                stop_token_ids=opening.stopping.stop_token_ids,
+                salt=opening.salt,
+            )
+            self._draft.apply(draft_events.Opened(draft_events.SequenceKey(*key), asked, now_s))
+            self._drafted.add(key)
+        return key
+
+    def _propose(self) -> None:
+        """One round for those whose proposal is due. Who is still catching up is stepped without one."""
+        if not self._draft.load.num_waiting:
+            return
+        self._draft.step()
+        report = self._draft.take_report()
+        for failed in report.failures:
+            raise failed.error
+        for proposed in report.proposals:
+            drafted = proposed.drafted
+            offered = OfferedDraft(proposed.epoch, proposed.base_len, tuple(drafted.token_ids), tuple(drafted.q))
+            self._target.apply(target_events.Offered(SequenceKey(*proposed.key), offered))
+
+    def _step(self) -> Iterator[Committed]:
+        self._target.step()
+        report = self._target.take_report()
+        for failed in [*report.failures, *report.refused_drafts]:
+            raise failed.error
+        for committed in report.commits:
+            self._follow(committed)
+            yield committed
+
+    def _follow(self, committed: Committed) -> None:
+        """Tells the draft, if it has the sequence."""
+        if committed.key not in self._drafted:
+            return
+        key, outcome = draft_events.SequenceKey(*committed.key), committed.outcome
+        finished = outcome.finish is not Finish.NONE
+        tokens = tuple(outcome.token_ids)
+        self._draft.apply(draft_events.Committed(key, committed.base_len, tokens, finished, time.monotonic()))
+        if finished:
+            self._draft.apply(draft_events.Closed(key))
+            self._drafted.remove(committed.key)
+
+
+def _note(answer: Answered, committed: Committed) -> None:
+    outcome = committed.outcome
+    answer.token_ids.extend(outcome.token_ids)
+    answer.num_steps += 1
+    answer.num_verified += outcome.num_verified
+    answer.num_accepted += outcome.num_accepted
+    answer.finished = outcome.finish is not Finish.NONE
