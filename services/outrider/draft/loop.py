@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from outrider.draft.events import Event
 from outrider.draft.report import Load, Report
@@ -24,14 +25,36 @@ Deliver = Callable[[Report], None]
 _PAUSE_AFTER_FAULT_S = 0.05
 
 
+class Steps(Protocol):
+    """What runs a worker's rounds, as the service sees it."""
+
+    @property
+    def load(self) -> Load:
+        """As of the last round. May be read from any thread."""
+        ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Ends after the round under way."""
+        ...
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Queues events for the next round, all of them for the same one. Never blocks."""
+        ...
+
+
+MakeSteps = Callable[[DraftWorker, Deliver], Steps]
+
+
 class StepLoop:
     """Runs a worker until stopped."""
 
-    def __init__(self, worker: DraftWorker, deliver: Deliver) -> None:
+    def __init__(self, worker: DraftWorker, deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
         self.load: Load = worker.load
-        """As of the last round. May be read from any thread."""
         self._worker = worker
         self._deliver = deliver
+        self._clock = clock
         self._inbox: deque[Event] = deque()
         self._wake = threading.Condition()
         self._stopped = False
@@ -54,21 +77,32 @@ class StepLoop:
             self._wake.notify()
 
     def _run(self) -> None:
-        while (events := self._wait()) is not None:
-            self._turn(events)
+        wake_at_s: float | None = None
+        while (events := self._wait(wake_at_s)) is not None:
+            wake_at_s = self.turn(events)
 
-    def _wait(self) -> list[Event] | None:
-        """Sleeps until there is something to do; None once stopped."""
+    def _wait(self, wake_at_s: float | None) -> list[Event] | None:
+        """Sleeps until there are events or it is time; None once stopped."""
         with self._wake:
-            self._wake.wait_for(lambda: self._inbox or self._stopped or self._worker.has_work)
+            while not self._inbox and not self._stopped:
+                timeout = None if wake_at_s is None else wake_at_s - self._clock()
+                if timeout is not None and timeout <= 0:
+                    break
+                self._wake.wait(timeout)
             if self._stopped:
                 return None
             events = list(self._inbox)
             self._inbox.clear()
             return events
 
-    def _turn(self, events: list[Event]) -> None:
-        started_s = time.monotonic()
+    def turn(self, events: Iterable[Event]) -> float | None:
+        """Applies events, runs one round, hands out the report. Returns when it is due again: 0 for at once, None for
+        when something comes in, else monotonic seconds.
+
+        For whoever runs the loop: the thread, or a simulation of it.
+        """
+        started_s = self._clock()
+        pause_s = 0.0
         try:
             for event in events:
                 self._worker.apply(event)
@@ -77,8 +111,11 @@ class StepLoop:
             # A fault outside any one sequence. All of them are told; the worker itself goes on.
             log.error("step loop: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
             self._worker.fail_all(error)
-            threading.Event().wait(_PAUSE_AFTER_FAULT_S)
+            pause_s = _PAUSE_AFTER_FAULT_S
         self.load = self._worker.load
         if report := self._worker.take_report():
-            report.round_s = time.monotonic() - started_s
+            report.round_s = self._clock() - started_s
             self._deliver(report)
+        if pause_s:
+            return self._clock() + pause_s
+        return 0.0 if self._worker.has_work else None

@@ -11,7 +11,7 @@ from contextlib import suppress
 import grpc
 
 from outrider.draft.events import Event, StreamEnded
-from outrider.draft.loop import StepLoop
+from outrider.draft.loop import MakeSteps, StepLoop
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import Load, Report
 from outrider.draft.wire import Limits, events_of, responses_of
@@ -39,6 +39,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         limits: Limits,
         metrics: DraftMetrics,
         prefix_listener: PrefixListener,
+        make_steps: MakeSteps = StepLoop,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self.drained = asyncio.Event()
@@ -48,11 +50,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """Messages that a router left unread for so long that they were dropped."""
         self._limits = limits
         self._metrics = metrics
+        self._clock = clock
         self._prefix_listener = prefix_listener
         self._outboxes: dict[int, _Outbox] = {}
         self._stream_ids = itertools.count(1)
         event_loop = asyncio.get_running_loop()
-        self._steps = StepLoop(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
+        self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
 
     async def __aenter__(self) -> DraftServicer:
         self._steps.start()
@@ -92,7 +95,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
-                self._steps.post(list(events_of(request, stream, self._limits, time.monotonic())))
+                self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
         finally:
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])
@@ -104,7 +107,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._metrics.observe(report, self.load)
         if report.prefix_added or report.prefix_removed:
             self._prefix_listener(report.prefix_added, report.prefix_removed)
-        for stream, response in responses_of(report, time.monotonic()).items():
+        for stream, response in responses_of(report, self._clock()).items():
             if (outbox := self._outboxes.get(stream)) is not None:
                 self._put(outbox, response)
         if report.drained:

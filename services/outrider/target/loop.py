@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Protocol
 
 from outrider.target.events import Event
 from outrider.target.report import Load, Report
@@ -24,12 +25,33 @@ Deliver = Callable[[Report], None]
 _PAUSE_AFTER_FAULT_S = 0.05
 
 
+class Steps(Protocol):
+    """What runs a worker's steps, as the service sees it."""
+
+    @property
+    def load(self) -> Load:
+        """As of the last step. May be read from any thread."""
+        ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Ends after the step under way."""
+        ...
+
+    def post(self, events: Iterable[Event]) -> None:
+        """Queues events for the next step, all of them for the same one. Never blocks."""
+        ...
+
+
+MakeSteps = Callable[[TargetWorker, Deliver], Steps]
+
+
 class StepLoop:
     """Runs a worker until stopped."""
 
     def __init__(self, worker: TargetWorker, deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
         self.load: Load = worker.load
-        """As of the last step. May be read from any thread."""
         self._worker = worker
         self._deliver = deliver
         self._clock = clock
@@ -60,7 +82,7 @@ class StepLoop:
             events = self._wait(wake_at_s)
             if events is None:
                 return
-            wake_at_s = self._turn(events)
+            wake_at_s = self.turn(events)
 
     def _wait(self, wake_at_s: float | None) -> list[Event] | None:
         """Sleeps until there are events or it is time; None once stopped."""
@@ -76,7 +98,11 @@ class StepLoop:
             self._inbox.clear()
             return events
 
-    def _turn(self, events: list[Event]) -> float | None:
+    def turn(self, events: Iterable[Event]) -> float | None:
+        """Applies events, runs one step, hands out the report. Returns when it is due again, as TargetWorker.step does.
+
+        For whoever runs the loop: the thread, or a simulation of it.
+        """
         for event in events:
             self._guarded(partial(self._worker.apply, event))
         wake_at_s = self._guarded(self._worker.step)

@@ -13,7 +13,7 @@ import grpc
 
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.events import DrainStarted, Event, StreamEnded
-from outrider.target.loop import StepLoop
+from outrider.target.loop import MakeSteps, StepLoop
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.report import Load, Report
@@ -39,6 +39,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         limits: Limits,
         prefix_listener: PrefixListener = lambda added, removed: None,
         metrics: TargetMetrics | None = None,
+        make_steps: MakeSteps = StepLoop,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self.drained = asyncio.Event()
@@ -50,10 +52,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._draining = False
         self._prefix_listener = prefix_listener
         self._metrics = metrics
+        self._clock = clock
         self._outboxes: dict[int, _Outbox] = {}
         self._streams = itertools.count(1)
         event_loop = asyncio.get_running_loop()
-        self._steps = StepLoop(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
+        self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
 
     async def __aenter__(self) -> TargetServicer:
         self._steps.start()
@@ -103,7 +106,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
-                self._steps.post(list(events_of(request, stream, self._limits, time.monotonic())))
+                self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
         finally:
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])
