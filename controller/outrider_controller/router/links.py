@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,10 @@ from outrider_controller.router.pairing import info_problem
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", draft_pb2.DraftResponse, target_pb2.VerifyResponse)
+
+
+Connect = Callable[[str], grpc.aio.Channel]
+"""A channel to HOST:PORT. Connects when first used."""
 
 
 class LinkDown(Exception):
@@ -87,6 +90,7 @@ class WorkerLink(Generic[M, R]):
         listener: Listener[M, R],
         config: LinkConfig,
         failover: FailoverConfig,
+        connect: Connect = create_channel,
     ) -> None:
         self.worker_id = worker_id
         self.address = address
@@ -104,6 +108,8 @@ class WorkerLink(Generic[M, R]):
         self._listener: Listener[M, R] = listener
         self._config = config
         self._failover = failover
+        self._connect = connect
+        self._clock = asyncio.get_running_loop().time
         self._heard_s = 0.0
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
@@ -125,13 +131,13 @@ class WorkerLink(Generic[M, R]):
     async def _run(self) -> None:
         backoff_s = self._config.first_backoff_s
         while True:
-            started_s = time.monotonic()
+            started_s = self._clock()
             try:
-                async with create_channel(self.address) as channel:
+                async with self._connect(self.address) as channel:
                     await self._serve(channel)
             except (LinkDown, grpc.RpcError, TimeoutError) as error:
                 self._report(error)
-            if time.monotonic() - started_s > self._config.max_backoff_s:
+            if self._clock() - started_s > self._config.max_backoff_s:
                 backoff_s = self._config.first_backoff_s
             # Jittered, or every router would return to a restarted worker in the same instant.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
@@ -167,7 +173,7 @@ class WorkerLink(Generic[M, R]):
         self.outbox.clear()
         self.generation += 1
         self.up, self.problem, self._reported = True, "", ""
-        self._heard_s = time.monotonic()
+        self._heard_s = self._clock()
         log.info("worker %s at %s: up", self.worker_id, self.address)
         self.tried.set()
         self._listener.up(self)
@@ -201,7 +207,7 @@ class WorkerLink(Generic[M, R]):
             reply = await call.read()
             if reply is grpc.aio.EOF:
                 raise LinkDown(f"stream ended: {await call.details() or await call.code()}")
-            self._heard_s = time.monotonic()
+            self._heard_s = self._clock()
             self._listener.replied(self, reply)
 
     async def _write(self, call: Any) -> None:
@@ -220,8 +226,8 @@ class WorkerLink(Generic[M, R]):
             await asyncio.sleep(self._failover.stall_after_s / 2)
             if not self.open_sequences:
                 # An idle stream has nothing to say: silence counts from the first sequence on.
-                self._heard_s = time.monotonic()
-            silent_s = time.monotonic() - self._heard_s
+                self._heard_s = self._clock()
+            silent_s = self._clock() - self._heard_s
             if silent_s < self._failover.stall_after_s:
                 failed = 0
                 continue

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from outrider.metadata import LeaseRecord
 from outrider.prefix import block_hashes
+from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
@@ -19,7 +20,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.choice import Candidate, rank
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.links import DRAFT_VERBS, TARGET_VERBS, Listener, Verbs, WorkerLink
+from outrider_controller.router.links import DRAFT_VERBS, TARGET_VERBS, Connect, Listener, Verbs, WorkerLink
 from outrider_controller.router.pairing import pairing_problem
 
 log = logging.getLogger(__name__)
@@ -60,12 +61,14 @@ class Pools:
         targets: TargetListener,
         drafts: DraftListener,
         on_change: Callable[[], None],
+        connect: Connect = create_channel,
     ) -> None:
         self._directory = directory
         self._config = config
         self._target_listener = targets
         self._draft_listener = drafts
         self._on_change = on_change
+        self._connect = connect
         self._targets: dict[str, TargetLink] = {}
         self._drafts: dict[str, DraftLink] = {}
         self._loads: dict[str, worker.WorkerLoad] = {}
@@ -253,7 +256,13 @@ class Pools:
     ) -> None:
         if record.info.worker_id not in links:
             links[record.info.worker_id] = WorkerLink(
-                record.info.worker_id, record.address, verbs, listener, self._config.link, self._config.failover
+                record.info.worker_id,
+                record.address,
+                verbs,
+                listener,
+                self._config.link,
+                self._config.failover,
+                self._connect,
             )
 
     async def _let_go(self, links: dict[str, Any]) -> None:

@@ -11,10 +11,10 @@ import asyncio
 import itertools
 import logging
 import secrets
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import (
     DeadlineExceeded,
     InternalError,
@@ -31,7 +31,7 @@ from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.course import Course, Deliver, DraftOpening, TargetOpening
 from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.faults import Fault, Loss, fault_of
-from outrider_controller.router.links import Listener
+from outrider_controller.router.links import Connect, Listener
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.pairing import verification_mode
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit
@@ -44,22 +44,32 @@ log = logging.getLogger(__name__)
 class Rounds:
     """All sessions of one router. `async with` it: links and their tasks live inside."""
 
-    def __init__(self, directory: Directory, config: RouterConfig, notices: Notices) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        config: RouterConfig,
+        notices: Notices,
+        connect: Connect = create_channel,
+        first_id: int | None = None,
+    ) -> None:
+        """`first_id`: of the sequences opened on workers; drawn if not given."""
         self.pools = Pools(
             directory,
             config,
             Listener(self._link_up, self._target_down, self._target_replied),
             Listener(self._link_up, self._draft_down, self._draft_replied),
             self._pools_changed,
+            connect,
         )
         self._config = config
         self._notices = notices
-        self._courses: set[Course] = set()
+        # In order of arrival: whoever came first is looked at first.
+        self._courses: dict[Course, None] = {}
         self._ended = asyncio.Event()
         self._by_target: dict[int, Course] = {}
         self._by_draft: dict[int, Course] = {}
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
-        self._ids = itertools.count(secrets.randbits(62) + 1)
+        self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
 
     async def __aenter__(self) -> Rounds:
         await self.pools.__aenter__()
@@ -117,7 +127,7 @@ class Rounds:
         )
         draft = await self.pools.choose_draft(target.info, prefix) if limit else None
         course = self._new_course(request, deliver, target, draft, limit)
-        self._courses.add(course)
+        self._courses[course] = None
         self._open_both(course, target, draft)
         return course
 
@@ -252,7 +262,7 @@ class Rounds:
         course.session.legs.asked(course.session.committed_len, _now_us())
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
-        self._courses.discard(course)
+        self._courses.pop(course, None)
         self._ended.set()
         self._drop_target(course, reason)
         self._drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
@@ -443,4 +453,4 @@ def _speculation(setting: Setting) -> sequence.Speculation:
 
 
 def _now_us() -> int:
-    return time.monotonic_ns() // 1000
+    return int(asyncio.get_running_loop().time() * 1e6)

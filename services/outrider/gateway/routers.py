@@ -17,6 +17,8 @@ from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
 
 Clock = Callable[[], float]
+Connect = Callable[[str], grpc.aio.Channel]
+"""A channel to HOST:PORT. Connects when first used."""
 _RETIRE_GRACE_S = 600.0
 
 
@@ -90,8 +92,8 @@ class Router:
     stream: RouterStream
 
     @classmethod
-    def at(cls, address: str) -> Router:
-        channel = create_channel(address)
+    def at(cls, address: str, connect: Connect = create_channel) -> Router:
+        channel = connect(address)
         stub = router_pb2_grpc.RouterServiceStub(channel)
         return cls(address, channel, stub, RouterStream(stub))
 
@@ -106,9 +108,10 @@ class Router:
 class RouterPool:
     """Connections to routers. Use with `async with`; closing it breaks what still runs on them."""
 
-    def __init__(self, source: RouterSource, clock: Clock = time.monotonic) -> None:
+    def __init__(self, source: RouterSource, clock: Clock = time.monotonic, connect: Connect = create_channel) -> None:
         self._source = source
         self._clock = clock
+        self._connect = connect
         self._rotation = Rotation()
         self._routers: dict[str, Router] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -151,5 +154,5 @@ class RouterPool:
 
     def _router(self, address: str) -> Router:
         if address not in self._routers:
-            self._routers[address] = Router.at(address)
+            self._routers[address] = Router.at(address, self._connect)
         return self._routers[address]
