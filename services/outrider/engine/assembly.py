@@ -18,6 +18,7 @@ from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
+from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively
 
 
 def assemble(
@@ -31,13 +32,12 @@ def assemble(
 ) -> Engine:
     """An engine around a model that lies on config.device already; takes its weights over.
 
-    Raises CheckpointError when the attention that is asked for cannot run here.
+    Raises CheckpointError when the attention or the execution that is asked for cannot run here.
     """
     model.eval().requires_grad_(False)
     settings = model.config.get_text_config()
-    attention = _attention(settings, config)
+    decoder, attention = _execution(model, max_context_len, config)
     width = int(model.get_output_embeddings().weight.shape[0])
-    decoder = _decoder(model, attention, max_context_len, config)
     cache = _allocate_cache(settings, config, num_blocks)
     info = ModelInfo(
         vocab_size=settings.vocab_size,
@@ -67,12 +67,20 @@ def _attention(settings: Any, config: EngineConfig) -> Attention:
         raise CheckpointError("attention", str(error)) from error
 
 
-def _decoder(model: PreTrainedModel, attention: Attention, context: int, config: EngineConfig) -> Decoder:
-    if config.fuse and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
-        return GpuLlama(model, context)
-    if config.fuse and can_fuse(model):
-        return FusedLlama(model, context)
-    return TransformersDecoder(model)
+def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tuple[Decoder, Attention]:
+    """The first that can run the model, or the one that is asked for."""
+    wanted = config.execution
+    # The native kernels attend themselves.
+    if wanted in ("auto", "native") and config.attention == "auto" and can_run_natively(model, config.block_size):
+        return NativeLlama(model, context), NativeAttention()
+    attention = _attention(model.config.get_text_config(), config)
+    if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
+        return GpuLlama(model, context), attention
+    if wanted in ("auto", "fused") and can_fuse(model):
+        return FusedLlama(model, context), attention
+    if wanted in ("auto", "transformers"):
+        return TransformersDecoder(model), attention
+    raise CheckpointError("execution", f"{wanted} cannot run this model as {config.dtype} on this machine")
 
 
 def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 DTYPES = ("float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "sdpa", "triton")
+EXECUTIONS = ("auto", "native", "fused", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,9 @@ class EngineConfig:
     """Keep published blocks for later sequences with the same prefix."""
     max_context_len: int | None = None
     """Cap on positions; None takes the model's own."""
-    fuse: bool = True
-    """Fused execution where the model's structure allows it: prepacked for CPUs, few launches on GPUs."""
+    execution: str = "auto"
+    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs with AVX512-BF16), fused (few, large
+    operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
     attention: str = "auto"
     """sdpa: torch's, on any device. triton: our paged kernels, on CUDA. auto: triton where it runs, else sdpa."""
     cuda_graphs: bool = True
@@ -43,6 +45,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.execution not in EXECUTIONS:
+            raise ValueError(f"execution: {self.execution!r} is not one of {', '.join(EXECUTIONS)}")
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):

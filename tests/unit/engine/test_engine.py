@@ -18,9 +18,9 @@ def config(**changes: object) -> EngineConfig:
     return EngineConfig(**{"dtype": "float32", "num_blocks": 32, "block_size": 8, **changes})  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=[True, False], ids=["fused", "transformers"])
+@pytest.fixture(params=["fused", "transformers"])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
-    return Engine.load(tiny, config(fuse=request.param))
+    return Engine.load(tiny, config(execution=request.param))
 
 
 @pytest.fixture(scope="module")

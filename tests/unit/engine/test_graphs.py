@@ -31,7 +31,7 @@ class Unrecorded(GraphRunner):
         return self._graphs[bucket]
 
 
-@pytest.fixture(params=[True, False], ids=["fused", "transformers"])
+@pytest.fixture(params=["fused", "transformers"])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
     config = EngineConfig(
         dtype="float32",
@@ -39,7 +39,7 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
         block_size=BLOCK_SIZE,
         max_context_len=CONTEXT,
         attention="triton",
-        fuse=request.param,
+        execution=request.param,
         prefix_cache=False,
     )
     engine = Engine.load(tiny, config)

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine.native import load_library
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -18,11 +19,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=["bfloat16 native", "bfloat16 fused", "float32 fused"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Rows of the down projection longer than oneDNN sums in one go; context longer than attention takes in one."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("wide"), intermediate_size=1536, max_context_len=1024)
-    return Engine.load(path, EngineConfig(dtype=request.param, num_blocks=300, prefix_cache=False))
+    dtype, execution = request.param.split()
+    if execution == "native" and load_library() is None:
+        pytest.skip("no compiler, or no AVX512-BF16")
+    return Engine.load(path, EngineConfig(dtype=dtype, execution=execution, num_blocks=300, prefix_cache=False))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,375 @@
+// One step of a bfloat16 Llama on a CPU with AVX512-BF16: ragged rows over a paged KV cache.
+//
+// Written because a decode step is the reading of its weights: one loop over them, at the speed of memory, is half
+// the time of a call per matrix. Every sum runs in one order, whatever shares the step: a row's logits are the
+// same bits alone, in a batch, in a chunk, or among verified positions.
+//
+// Activations between operations are float32; what is multiplied is bfloat16, accumulated in float32.
+//
+// Layouts
+//   weights  [outputs / 64][inputs / 2][64][2]: a "panel" of 64 outputs, two inputs side by side for vdpbf16ps.
+//            Panels of gate and up alternate by 32 outputs, so that their product is taken in registers.
+//   keys     [kv_heads][tiles][head_dim / 2][16][2], a tile being 16 positions
+//   values   [kv_heads][tiles][8][head_dim][2]
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define PANEL 64  // outputs computed together
+#define STRIP 6   // rows computed together: 6 x 4 accumulators, 4 weights and an input fill the registers
+#define TILE 16   // positions in a tile of the cache
+#define SPAN 64   // positions attended together
+#define MAX_HEAD_DIM 256
+// How far ahead of its use a panel is asked for. Hardware prefetching alone gave two thirds of the bandwidth.
+#define AHEAD (16 * PANEL * 2)
+
+typedef uint16_t bf16;
+typedef __m512 vec;
+
+typedef struct {
+    const bf16 *attention_norm, *qkv, *output, *mlp_norm, *gate_up, *down;
+    bf16 *keys, *values;
+} Layer;
+
+typedef struct {
+    int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, tiles;
+    double norm_eps, scale;
+    const bf16 *embedding, *final_norm, *head;
+    const float *cos, *sin;  // [positions][head_dim / 2]
+    const Layer *layer;
+} Model;
+
+typedef struct {
+    int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its tiles begin in the step's list
+} Row;
+
+typedef struct {
+    int64_t tokens, rows, wanted, threads;
+    const int64_t *token_ids, *positions, *logit_rows;
+    const Row *row;
+    const int32_t *tiles, *row_of;  // row_of: each token's row
+} Step;
+
+typedef struct {
+    float *x, *wide;       // [tokens][width], [tokens][(heads + 2 kv_heads) * head_dim]
+    bf16 *narrow, *inner;  // [tokens][max(width, heads * head_dim)], [tokens][inner]
+    bf16 *hidden;          // [wanted][width]
+    float *logits;         // [wanted][vocab rounded up to 64]
+} Buffers;
+
+static inline vec load(const bf16 *from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)), 16));
+}
+
+static inline void store(bf16 *to, vec v) { _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh(v)); }
+
+static inline bf16 narrow(float value) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
+
+// Two neighbouring inputs, in every lane.
+static inline __m512bh pair(const bf16 *from) {
+    int32_t both;
+    memcpy(&both, from, sizeof both);
+    return (__m512bh)_mm512_set1_epi32(both);
+}
+
+static inline __m512bh packed(const bf16 *from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+// e^x for x <= 0 within 2 ulp, exactly 1 at 0. Below -87 the result is not to be used.
+static inline vec exponential(vec x) {
+    const vec t = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.f)), _mm512_set1_ps(1.44269504f));
+    const vec n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const vec r = _mm512_sub_ps(t, n);
+    vec p = _mm512_set1_ps(1.53533e-4f);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.33989e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.61844e-3f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.550332e-2f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9314718e-1f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
+    return _mm512_scalef_ps(p, n);
+}
+
+// ---- Linear layers
+
+enum { STORE, ADD, GATE };  // what becomes of a product: written, added to what is there, silu(gate) * up
+
+typedef struct {
+    const bf16 *in;  // [rows][inputs]
+    const bf16 *weights;
+    void *out;  // float32, or bfloat16 for GATE
+    int64_t rows, inputs, outputs, stride;  // outputs: those that are written; stride: of a row of out
+    int kind;
+} Linear;
+
+static inline vec gated(vec gate, vec up) {
+    // Where e^-|g| is taken, so that it never overflows: g / (1 + e^-g) = g e^g / (1 + e^g) for negative g.
+    const vec e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
+    const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const vec top = _mm512_mask_mul_ps(gate, negative, gate, e);
+    return _mm512_mul_ps(_mm512_div_ps(top, _mm512_add_ps(_mm512_set1_ps(1.f), e)), up);
+}
+
+static inline __attribute__((always_inline)) void
+linear_strip(const Linear *l, int64_t panel, int64_t first, int rows) {
+    const bf16 *in = l->in + first * l->inputs, *weights = l->weights + panel * PANEL * l->inputs;
+    vec sum[STRIP][4];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < 4; z++) sum[r][z] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < l->inputs; k += 2, weights += 2 * PANEL) {
+        __m512bh w[4];
+        for (int z = 0; z < 4; z++) {
+            w[z] = packed(weights + 32 * z);
+            _mm_prefetch((const void *)(weights + 32 * z + AHEAD), _MM_HINT_T0);
+        }
+        for (int r = 0; r < rows; r++) {
+            const __m512bh x = pair(in + r * l->inputs + k);
+            for (int z = 0; z < 4; z++) sum[r][z] = _mm512_dpbf16_ps(sum[r][z], x, w[z]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        if (l->kind == GATE) {
+            bf16 *out = (bf16 *)l->out + (first + r) * l->stride + panel * (PANEL / 2);
+            for (int z = 0; z < 2; z++) store(out + TILE * z, gated(sum[r][z], sum[r][z + 2]));
+            continue;
+        }
+        float *out = (float *)l->out + (first + r) * l->stride + panel * PANEL;
+        for (int z = 0; z < 4 && panel * PANEL + 16 * z < l->outputs; z++)
+            _mm512_storeu_ps(out + 16 * z,
+                             l->kind == ADD ? _mm512_add_ps(_mm512_loadu_ps(out + 16 * z), sum[r][z]) : sum[r][z]);
+    }
+}
+
+// A constant number of rows lets the compiler keep every sum in a register.
+#define WITH_ROWS(rows, call) \
+    switch (rows) { \
+        case 1: call(1); break; \
+        case 2: call(2); break; \
+        case 3: call(3); break; \
+        case 4: call(4); break; \
+        case 5: call(5); break; \
+        default: call(6); \
+    }
+
+static void linear(const Linear *l, int threads) {
+    // A panel stays in the second-level cache while all rows pass over it; threads share the rows when there are many.
+    const int64_t panels = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL;
+    const int64_t chunk = 16 * STRIP, chunks = (l->rows + chunk - 1) / chunk;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t panel = 0; panel < panels; panel++)
+        for (int64_t part = 0; part < chunks; part++) {
+            const int64_t end = (part + 1) * chunk < l->rows ? (part + 1) * chunk : l->rows;
+            for (int64_t first = part * chunk; first < end; first += STRIP) {
+#define CALL(n) linear_strip(l, panel, first, n)
+                WITH_ROWS(end - first, CALL)
+#undef CALL
+            }
+        }
+}
+
+// ---- Norms and rotation
+
+static void rms_norm(const float *x, const bf16 *weight, int64_t width, float eps, bf16 *out) {
+    vec squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) {
+        const vec v = _mm512_loadu_ps(x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    const vec factor = _mm512_set1_ps(1.f / sqrtf(_mm512_reduce_add_ps(squares) / (float)width + eps));
+    for (int64_t i = 0; i < width; i += 16)
+        store(out + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), load(weight + i)));
+}
+
+// Rotates a head in place.
+static void rotate(float *restrict head, const float *restrict cos, const float *restrict sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cos[i] - b * sin[i];
+        head[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+// One token: queries to `query` [heads * head_dim], its key and value to their place in the cache.
+static void place(const Model *m, const Layer *layer, float *qkv, int64_t position, int64_t tile, bf16 *query) {
+    const int64_t dim = m->head_dim, half = dim / 2, lane = position % TILE;
+    for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
+        rotate(qkv + h * dim, m->cos + position * half, m->sin + position * half, half);
+    for (int64_t i = 0; i < m->heads * dim; i += 16) store(query + i, _mm512_loadu_ps(qkv + i));
+    for (int64_t h = 0; h < m->kv_heads; h++) {
+        const float *key = qkv + (m->heads + h) * dim, *value = key + m->kv_heads * dim;
+        bf16 *keys = layer->keys + (h * m->tiles + tile) * TILE * dim;
+        bf16 *values = layer->values + (h * m->tiles + tile) * TILE * dim + lane / 2 * 2 * dim + lane % 2;
+        for (int64_t i = 0; i < dim; i++) {
+            keys[i / 2 * 2 * TILE + 2 * lane + i % 2] = narrow(key[i]);
+            values[2 * i] = narrow(value[i]);
+        }
+    }
+}
+
+// ---- Attention
+
+// Queries that share a key head: token t's g-th head of the group is number t * share + g.
+typedef struct {
+    const bf16 *query[STRIP];
+    float *out[STRIP];
+    int64_t position[STRIP];
+    vec sum[STRIP][MAX_HEAD_DIM / 16];
+    float highest[STRIP], total[STRIP];
+    bf16 weight[STRIP][SPAN];
+} Queries;
+
+// Scores of SPAN positions → weights, and what was summed before brought to the same scale.
+static inline __attribute__((always_inline)) void
+weigh(Queries *q, const bf16 *const *keys, int64_t from, float scale, int64_t dim, int rows) {
+    vec score[STRIP][4];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < 4; z++) score[r][z] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < dim; i += 2) {
+        __m512bh k[4];
+        for (int z = 0; z < 4; z++) k[z] = packed(keys[z] + i * TILE);
+        for (int r = 0; r < rows; r++) {
+            const __m512bh x = pair(q->query[r] + i);
+            for (int z = 0; z < 4; z++) score[r][z] = _mm512_dpbf16_ps(score[r][z], x, k[z]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        const int64_t visible = q->position[r] + 1 - from;
+        const uint64_t seen = visible >= SPAN ? ~0ull : visible <= 0 ? 0 : (1ull << visible) - 1;
+        vec high = _mm512_set1_ps(q->highest[r]);
+        for (int z = 0; z < 4; z++) {
+            score[r][z] = _mm512_mul_ps(score[r][z], _mm512_set1_ps(scale));
+            high = _mm512_mask_max_ps(high, (__mmask16)(seen >> 16 * z), high, score[r][z]);
+        }
+        const float highest = _mm512_reduce_max_ps(high);
+        vec total = _mm512_setzero_ps();
+        for (int z = 0; z < 4; z++) {
+            const vec w = _mm512_maskz_mov_ps((__mmask16)(seen >> 16 * z),
+                                              exponential(_mm512_sub_ps(score[r][z], _mm512_set1_ps(highest))));
+            total = _mm512_add_ps(total, w);
+            store(q->weight[r] + 16 * z, w);
+        }
+        if (highest != q->highest[r]) {
+            const float less = _mm512_cvtss_f32(exponential(_mm512_set1_ps(q->highest[r] - highest)));
+            q->total[r] *= less;
+            for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_mul_ps(q->sum[r][z], _mm512_set1_ps(less));
+            q->highest[r] = highest;
+        }
+        q->total[r] += _mm512_reduce_add_ps(total);
+    }
+}
+
+// Adds SPAN positions' values, by their weights, for `parts` * 16 of the dimensions from `first` on.
+static inline __attribute__((always_inline)) void
+gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int rows, int parts) {
+    vec sum[STRIP][4];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < parts; z++) sum[r][z] = q->sum[r][first / 16 + z];
+    for (int at = 0; at < SPAN; at += 2) {
+        const bf16 *value = values[at / TILE] + at % TILE * dim + 2 * first;
+        __m512bh v[4];
+        for (int z = 0; z < parts; z++) v[z] = packed(value + 32 * z);
+        for (int r = 0; r < rows; r++) {
+            const __m512bh w = pair(q->weight[r] + at);
+            for (int z = 0; z < parts; z++) sum[r][z] = _mm512_dpbf16_ps(sum[r][z], w, v[z]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < parts; z++) q->sum[r][first / 16 + z] = sum[r][z];
+}
+
+static inline __attribute__((always_inline)) void
+attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows) {
+    const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1, count = (end + TILE - 1) / TILE;
+    const int64_t head = kv_head * m->tiles * TILE * dim;
+    for (int r = 0; r < rows; r++) {
+        q->highest[r] = -INFINITY;
+        q->total[r] = 0;
+        for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_setzero_ps();
+    }
+    for (int64_t from = 0; from < end; from += SPAN) {
+        const bf16 *keys[4], *values[4];
+        for (int z = 0; z < 4; z++) {
+            // Past the end any tile does: its scores are masked.
+            const int64_t tile = from / TILE + z < count ? from / TILE + z : count - 1;
+            keys[z] = layer->keys + head + tiles[tile] * TILE * dim;
+            values[z] = layer->values + head + tiles[tile] * TILE * dim;
+        }
+        weigh(q, keys, from, (float)m->scale, dim, rows);
+        int64_t first = 0;
+        for (; first + PANEL <= dim; first += PANEL) gather(q, values, first, dim, rows, 4);
+        for (; first < dim; first += 16) gather(q, values, first, dim, rows, 1);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int64_t z = 0; z < dim / 16; z++)
+            _mm512_storeu_ps(q->out[r] + 16 * z, _mm512_div_ps(q->sum[r][z], _mm512_set1_ps(q->total[r])));
+}
+
+// All queries of a row that look at one key head. In and out: [tokens][heads * head_dim].
+static void attend_row(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
+                       const bf16 *query, float *out, int64_t stride) {
+    const int64_t share = m->heads / m->kv_heads, count = row->num_tokens * share;
+    for (int64_t first = 0; first < count; first += STRIP) {
+        Queries q;
+        const int64_t rows = count - first < STRIP ? count - first : STRIP;
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
+            q.query[r] = query + (row->start + token) * m->heads * m->head_dim + head * m->head_dim;
+            q.out[r] = out + (row->start + token) * stride + head * m->head_dim;
+            q.position[r] = row->kv_len - row->num_tokens + token;
+        }
+#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n)
+        WITH_ROWS(rows, CALL)
+#undef CALL
+    }
+}
+
+// ---- The step
+
+int outrider_supported(void) { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
+
+static void attention(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
+    const int64_t joined = (m->heads + 2 * m->kv_heads) * m->head_dim, out = m->heads * m->head_dim;
+    const int threads = (int)s->threads;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < s->tokens; t++)
+        rms_norm(b->x + t * m->width, layer->attention_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
+    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, threads);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < s->tokens; t++) {
+        const Row *row = s->row + s->row_of[t];
+        const int64_t tile = s->tiles[row->first_tile + s->positions[t] / TILE];
+        place(m, layer, b->wide + t * joined, s->positions[t], tile, b->narrow + t * out);
+    }
+    // The queries were read: their place in `wide` takes the answers.
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) if (threads > 1)
+    for (int64_t r = 0; r < s->rows; r++)
+        for (int64_t h = 0; h < m->kv_heads; h++)
+            attend_row(m, layer, s, s->row + r, h, b->narrow, b->wide, joined);
+    for (int64_t t = 0; t < s->tokens; t++)
+        for (int64_t i = 0; i < out; i += 16) store(b->narrow + t * out + i, _mm512_loadu_ps(b->wide + t * joined + i));
+    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, threads);
+}
+
+static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
+    const int threads = (int)s->threads;
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t t = 0; t < s->tokens; t++)
+        rms_norm(b->x + t * m->width, layer->mlp_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
+    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, threads);
+    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, threads);
+}
+
+void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
+    for (int64_t t = 0; t < s->tokens; t++)
+        for (int64_t i = 0; i < m->width; i += 16)
+            _mm512_storeu_ps(b->x + t * m->width + i, load(m->embedding + s->token_ids[t] * m->width + i));
+    for (int64_t n = 0; n < m->layers; n++) {
+        attention(m, m->layer + n, s, b);
+        mlp(m, m->layer + n, s, b);
+    }
+    for (int64_t i = 0; i < s->wanted; i++)
+        rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
+    const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, (int)s->threads);
+}

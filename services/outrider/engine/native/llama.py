@@ -1,0 +1,203 @@
+"""A LlamaForCausalLM whose whole step is one call into llama.c, on a CPU with AVX512-BF16."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from outrider.engine.attention import Batch, KVCache, RowSpan
+from outrider.engine.fused import can_fuse
+from outrider.engine.native.library import load_library
+
+# As in llama.c.
+_PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
+
+_Pointer = ctypes.c_void_p
+
+
+class _Layer(ctypes.Structure):
+    _names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down", "keys", "values")
+    _fields_ = [(name, _Pointer) for name in _names]
+
+
+class _Model(ctypes.Structure):
+    _sizes = ("layers", "width", "inner", "heads", "kv_heads", "head_dim", "vocab", "tiles")
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _sizes),
+        *((name, ctypes.c_double) for name in ("norm_eps", "scale")),
+        *((name, _Pointer) for name in ("embedding", "final_norm", "head", "cos", "sin", "layer")),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads")),
+        *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "row_of")),
+    ]
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in ("x", "wide", "narrow", "inner", "hidden", "logits")]
+
+
+def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCausalLM]:
+    """Whether the model fuses, has a dtype and widths that llama.c takes, and the kernels are there."""
+    if not can_fuse(model):
+        return False
+    config: Any = model.config
+    return (
+        model.dtype == torch.bfloat16
+        and block_size % _TILE == 0
+        and config.hidden_size % 16 == 0
+        and config.intermediate_size % (_PANEL // 2) == 0
+        and config.head_dim % 16 == 0
+        and config.head_dim <= _MAX_HEAD_DIM
+        and load_library() is not None
+    )
+
+
+@dataclass(slots=True)
+class NativeBatch:
+    """A step's layout as llama.c reads it."""
+
+    cache: KVCache
+    rows: Tensor
+    """[rows, 4] int32: first token, number of tokens, kv_len, and where its tiles begin in `tiles`."""
+    tiles: Tensor
+    """[tiles of all rows] int32: places of 16 positions each in the cache."""
+    row_of: Tensor
+    """[tokens] int32: each token's row."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        """Never called: a native step attends inside."""
+        raise NotImplementedError
+
+
+class NativeAttention:
+    """Lays out steps for NativeLlama. Keys and values lie in the cache in llama.c's order, not in the cache's own."""
+
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
+        """Lays out a step. Spans are in the order of the flat batch."""
+        tiles: list[int] = []
+        rows: list[tuple[int, int, int, int]] = []
+        row_of: list[int] = []
+        for number, span in enumerate(spans):
+            if span.own_masks is not None:
+                raise NotImplementedError("own_masks: the native kernels attend to chains only")
+            rows.append((span.start, span.num_tokens, span.kv_len, len(tiles)))
+            tiles.extend(_tiles(span))
+            row_of.extend([number] * span.num_tokens)
+        as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, row_of))
+        return NativeBatch(cache, *as_int32)
+
+
+def _tiles(span: RowSpan) -> Sequence[int]:
+    each = span.block_size // _TILE
+    return span.blocks if each == 1 else [block * each + i for block in span.blocks for i in range(each)]
+
+
+class NativeLlama:
+    """Takes over the model's weights, packed for llama.c."""
+
+    def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
+        library = load_library()
+        if library is None:
+            raise RuntimeError("no native kernels on this machine")
+        self._forward = library.outrider_forward
+        config = model.config
+        self._config = config
+        self._embedding = model.get_input_embeddings().weight.detach().contiguous()
+        self._norm = model.model.norm.weight.detach()
+        head = model.get_output_embeddings().weight
+        self._head, self._vocab = _pack(head), head.shape[0]
+        # In float32, where transformers rounds the table to the model's dtype.
+        position = torch.arange(max_context_len)[None]
+        cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
+        half = config.head_dim // 2
+        self._cos, self._sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+        self._layers = [_packed_layer(layer) for layer in model.model.layers]
+        self._scratch: dict[str, Tensor] = {}
+        self._cache: KVCache | None = None
+        self._model = _Model()
+        self._layer_table: Any = None
+
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """See Decoder."""
+        assert isinstance(batch, NativeBatch)
+        config = self._config
+        if batch.cache is not self._cache:
+            self._bind(batch.cache)
+        tokens, wanted = len(token_ids), len(rows)
+        queries = config.num_attention_heads * config.head_dim
+        logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
+        hidden = torch.empty(wanted, config.hidden_size, dtype=torch.bfloat16)
+        buffers = _Buffers(
+            self._buffer("x", tokens * config.hidden_size, torch.float32),
+            self._buffer("wide", tokens * (queries + 2 * config.num_key_value_heads * config.head_dim), torch.float32),
+            self._buffer("narrow", tokens * max(config.hidden_size, queries), torch.bfloat16),
+            self._buffer("inner", tokens * config.intermediate_size, torch.bfloat16),
+            hidden.data_ptr(),
+            logits.data_ptr(),
+        )
+        arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
+        step = _Step(tokens, len(batch.rows), wanted, torch.get_num_threads(), *(a.data_ptr() for a in arrays))
+        self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
+        return logits[:, : self._vocab], hidden
+
+    def _buffer(self, name: str, size: int, dtype: torch.dtype) -> int:
+        """The address of scratch memory that holds at least `size` elements. It grows, and is kept."""
+        have = self._scratch.get(name)
+        if have is None or have.numel() < size:
+            have = self._scratch[name] = torch.empty(size, dtype=dtype)
+        return have.data_ptr()
+
+    def _bind(self, cache: KVCache) -> None:
+        config = self._config
+        rows = [
+            _Layer(*(weight.data_ptr() for weight in weights), keys.data_ptr(), values.data_ptr())
+            for weights, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
+        ]
+        self._layer_table = (_Layer * len(rows))(*rows)
+        self._cache = cache
+        self._model = _Model(
+            len(rows),
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            self._vocab,
+            cache.keys[0].shape[1] // _TILE,
+            config.rms_norm_eps,
+            float(config.head_dim) ** -0.5,
+            *(x.data_ptr() for x in (self._embedding, self._norm, self._head, self._cos, self._sin)),
+            ctypes.addressof(self._layer_table),
+        )
+
+
+def _packed_layer(layer: Any) -> tuple[Tensor, ...]:
+    """In the order of llama.c's Layer."""
+    attention, mlp = layer.self_attn, layer.mlp
+    gate, up = (x.weight.unflatten(0, (-1, _PANEL // 2)) for x in (mlp.gate_proj, mlp.up_proj))
+    return (
+        layer.input_layernorm.weight.detach(),
+        _pack(torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])),
+        _pack(attention.o_proj.weight),
+        layer.post_attention_layernorm.weight.detach(),
+        _pack(torch.stack([gate, up], 1).flatten(0, 2)),
+        _pack(mlp.down_proj.weight),
+    )
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """[outputs, inputs] → [outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros."""
+    outputs, inputs = weight.shape
+    full = F.pad(weight.detach(), (0, 0, 0, -outputs % _PANEL))
+    return full.view(-1, _PANEL, inputs // 2, 2).transpose(1, 2).contiguous()

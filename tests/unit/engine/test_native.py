@@ -1,0 +1,139 @@
+"""The native kernels give transformers' logits, for every shape they accept, and refuse the others."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.native import library, load_library
+from outrider.testing.tiny import tiny_checkpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+needs_kernels = pytest.mark.skipif(load_library() is None, reason="no compiler, or no AVX512-BF16")
+
+
+def checkpoint(directory: Path, **shape: int) -> Path:
+    """A tiny model of another shape: the tiny checkpoint's files, with this model's weights and config."""
+    path = tiny_checkpoint(directory)
+    torch.manual_seed(1)
+    settings = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, **shape}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=389, num_hidden_layers=2, max_position_embeddings=512, **settings))
+    for weight in model.parameters():
+        weight.data.mul_(4 if weight.ndim > 1 else 1)
+    model.to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def load(path: Path, execution: str = "native", **changes: int) -> Engine:
+    return Engine.load(path, EngineConfig(execution=execution, num_blocks=64, **changes))
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(3, 300) for i in range(count)]
+
+
+def reference(path: Path, token_ids: list[int]) -> Tensor:
+    """[tokens, vocab], in float32 from the same bfloat16 weights."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(torch.float32)
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([token_ids])).logits[0]
+    return logits
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"hidden_size": 96, "head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 1},
+        {"head_dim": 48, "num_key_value_heads": 4},
+        {"head_dim": 64, "hidden_size": 80},
+        {"head_dim": 80},
+        {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1, "intermediate_size": 416},
+        {"head_dim": 256, "num_attention_heads": 2},
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, shape: dict[str, int]) -> None:
+    path = checkpoint(tmp_path, **shape)
+    engine, prompt = load(path), tokens(150)
+    sequence = engine.open([])
+    got = [engine.forward([Row(sequence, part, len(part))]) for part in (prompt[:90], prompt[90:97], prompt[97:])]
+    want = reference(path, prompt)
+    # bfloat16 keeps 8 bits; what transformers itself loses in bfloat16 is the measure.
+    theirs = load(path, "transformers")
+    rounded = theirs.forward([Row(theirs.open([]), prompt, len(prompt))])
+    assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
+
+
+@needs_kernels
+@pytest.mark.parametrize("block_size", [16, 48])
+def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, block_size: int) -> None:
+    path = checkpoint(tmp_path)
+    engine = load(path, block_size=block_size, prefix_cache=False)
+    alone = load(path, prefix_cache=False)
+    prompts = [tokens(n, seed=n) for n in (3, 130, 65, 17, 64)]
+    sequences = [engine.open(p) for p in prompts]
+    want = torch.cat([alone.forward([Row(alone.open(p), p, 2)]) for p in prompts])
+    for start in range(0, 130, 7):  # in turns, so that their blocks lie among one another
+        rows = [
+            Row(s, p[start : start + 7], 0) for s, p in zip(sequences, prompts, strict=True) if p[start : start + 7]
+        ]
+        engine.forward(rows)
+    for s, p in zip(sequences, prompts, strict=True):
+        engine.rewind(s, len(p) - 2)
+    got = engine.forward([Row(s, p[-2:], 2) for s, p in zip(sequences, prompts, strict=True)])
+    assert torch.equal(got, want)
+
+
+@needs_kernels
+def test_threads_do_not_show(tmp_path: Path) -> None:
+    engine, prompt = load(checkpoint(tmp_path), prefix_cache=False), tokens(200)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = engine.forward([Row(engine.open([]), prompt, 200)])
+        torch.set_num_threads(3)
+        three = engine.forward([Row(engine.open([]), prompt, 200)])
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one, three)
+
+
+@needs_kernels
+def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path) -> None:
+    engine, prompt = load(checkpoint(tmp_path), prefix_cache=False), tokens(20)
+    fresh = engine.forward([Row(engine.open([]), prompt, 20)])
+    for sequence in (engine.open([]) for _ in range(3)):
+        engine.forward([Row(sequence, tokens(300, seed=5), 0)])
+        engine.close(sequence)
+    assert torch.equal(engine.forward([Row(engine.open([]), prompt, 20)]), fresh)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape", [{"hidden_size": 72, "head_dim": 16}, {"head_dim": 24}, {"intermediate_size": 80}], ids=str
+)
+def test_shapes_that_it_does_not_take_run_otherwise(tmp_path: Path, shape: dict[str, int]) -> None:
+    path = checkpoint(tmp_path, **shape)
+    prompt = tokens(30)
+    engine = load(path, "auto")
+    assert error(engine.forward([Row(engine.open([]), prompt, 30)]), reference(path, prompt)) < 0.05
+    with pytest.raises(CheckpointError, match="execution: native"):
+        load(path)
+
+
+def test_without_a_compiler_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    assert library.load_library.__wrapped__() is None
