@@ -52,6 +52,7 @@ class Responses:
         self._messages: deque[router.RouteManyResponse] = deque()
         self._num_in_last = 0
         self._filled = asyncio.Event()
+        self._ended = False
 
     def put(self, response: router.RouteResponse) -> None:
         self._last().responses.append(response)
@@ -59,9 +60,16 @@ class Responses:
     def fail(self, call_id: int, error: OutriderError) -> None:
         self._last().errors.append(to_route_error(call_id, error))
 
-    async def take(self) -> router.RouteManyResponse:
-        """The next message; waits until there is one."""
+    def end(self) -> None:
+        """Nothing more will be put."""
+        self._ended = True
+        self._filled.set()
+
+    async def take(self) -> router.RouteManyResponse | None:
+        """The next message; waits until there is one. None at the end."""
         while not self._messages:
+            if self._ended:
+                return None
             self._filled.clear()
             await self._filled.wait()
         return self._messages.popleft()
@@ -88,17 +96,17 @@ class GatewayStream:
 
     async def run(self, context: Context) -> None:
         """Until the gateway ends the stream, or until a draining router has answered all it took."""
-        tasks = [
+        ends = [
             asyncio.create_task(self._read(context), name="read gateway"),
             asyncio.create_task(self._write(context), name="write gateway"),
-            asyncio.create_task(self._leave(), name="leave gateway"),
         ]
+        leaving = asyncio.create_task(self._leave(), name="leave gateway")
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            tasks += self._calls.values()
+            tasks = [*ends, leaving, *self._calls.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -112,12 +120,13 @@ class GatewayStream:
                     task.cancel()
 
     async def _write(self, context: Context) -> None:
-        while True:
-            await context.write(await self._responses.take())
+        while (message := await self._responses.take()) is not None:
+            await context.write(message)
 
     async def _leave(self) -> None:
         await self._draining.wait()
         await self._idle.wait()
+        self._responses.end()
 
     def _begin(self, call: router.RouteCall) -> None:
         if call.call_id in self._calls:

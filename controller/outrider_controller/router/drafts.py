@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -27,23 +27,24 @@ class DraftRules:
         A draft that is merely late passes: the target trims, drops and counts it. So does an empty one, which says
         "nothing this time" and saves the target from waiting.
         """
-        self._check_shape(draft, session)
+        token_ids = draft.token_ids[:]
+        self._check_shape(draft, token_ids, session)
         _check_tree(draft, session.mode)
-        _check_confidence(draft)
+        _check_confidence(draft.confidence[:], len(token_ids))
         if session.mode == sequence.VERIFICATION_MODE_RATIO:
             _check_q(draft, session)
         elif draft.q:
             raise BadReply("draft.q: given outside ratio mode")
         self.epoch = draft.epoch
 
-    def _check_shape(self, draft: sequence.Draft, session: Session) -> None:
+    def _check_shape(self, draft: sequence.Draft, token_ids: Sequence[int], session: Session) -> None:
         if draft.epoch < self.epoch:
             raise BadReply(f"draft.epoch: went back from {self.epoch} to {draft.epoch}")
-        if len(draft.token_ids) > self.max_draft_tokens:
-            raise BadReply(f"draft.token_ids: {len(draft.token_ids)} where {self.max_draft_tokens} were allowed")
+        if len(token_ids) > self.max_draft_tokens:
+            raise BadReply(f"draft.token_ids: {len(token_ids)} where {self.max_draft_tokens} were allowed")
         if not session.prompt_len <= draft.base_len <= self.max_context_len:
             raise BadReply(f"draft.base_len: {draft.base_len} is outside the output")
-        if any(token >= session.vocab_size for token in draft.token_ids):
+        if token_ids and max(token_ids) >= session.vocab_size:
             raise BadReply(f"draft.token_ids: an id is outside the vocabulary of {session.vocab_size}")
 
 
@@ -58,11 +59,13 @@ def _check_tree(draft: sequence.Draft, mode: sequence.VerificationMode.ValueType
         raise BadReply("draft.parents: a parent does not come before its child")
 
 
-def _check_confidence(draft: sequence.Draft) -> None:
-    if draft.confidence and len(draft.confidence) != len(draft.token_ids):
+def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
+    if confidence and len(confidence) != num_tokens:
         raise BadReply("draft.confidence: not as many as token_ids")
-    if any(not math.isfinite(c) or not 0 <= c <= 1.0001 for c in draft.confidence):
-        raise BadReply("draft.confidence: not a probability")
+    for value in confidence:
+        # Written so that NaN fails too.
+        if not 0 <= value <= 1.0001:
+            raise BadReply("draft.confidence: not a probability")
 
 
 def _check_q(draft: sequence.Draft, session: Session) -> None:

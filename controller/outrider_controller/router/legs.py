@@ -15,7 +15,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 _MAX_US = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Forwarded:
     """A draft on its way to the target."""
 
@@ -63,14 +63,16 @@ class Legs:
         """Numbers a draft that goes to the target, and remembers it for the round that will judge it."""
         self._serial += 1
         draft.serial = self._serial
-        if not draft.token_ids:
+        num_tokens = len(draft.token_ids)
+        if not num_tokens:
             return
+        base_len = draft.base_len
         self._drafts.append(
             _Forwarded(
                 serial=self._serial,
                 epoch=draft.epoch,
-                base_len=draft.base_len,
-                end=draft.base_len + len(draft.token_ids),
+                base_len=base_len,
+                end=base_len + num_tokens,
                 at_us=now_us,
                 draft_us=draft.draft_us,
                 compute_us=draft.compute_us,
@@ -81,45 +83,53 @@ class Legs:
 
     def commit(self, commit: sequence.Commit, *, committed_len: int, step_us: int, now_us: int) -> router.RoundTiming:
         """The times of the round that ends with `commit`; `committed_len` is the length after it."""
-        judged = self._judged(commit)
-        last = next((d for d in judged if d.serial == commit.draft_serial), None)
-        answers_us = [d.wire_us for d in judged if d.wire_us]
+        judged = self._judged(commit) if commit.num_drafted else []
+        last = judged[-1] if judged and judged[-1].serial == commit.draft_serial else None
+        wire_us = self._target_wire_us(commit, last, step_us, now_us)
+        draft_us = compute_us = answer_us = 0
+        for draft in judged:
+            draft_us += draft.draft_us
+            compute_us += draft.compute_us
+            answer_us = draft.wire_us or answer_us
+        queue_us = commit.queue_us
         timing = router.RoundTiming(
             round_us=_clamp(now_us - self._committed_us),
-            draft_us=_clamp(sum(d.draft_us for d in judged)),
+            draft_us=_clamp(draft_us),
             verify_us=step_us,
-            queue_us=commit.queue_us,
-            wait_us=min(commit.wait_us, commit.queue_us),
+            queue_us=queue_us,
+            wait_us=min(commit.wait_us, queue_us),
             prefill_us=commit.prefill_us,
-            compute_us=_clamp(sum(d.compute_us for d in judged)),
-            wire_us=_clamp(self._target_wire_us(commit, last, step_us, now_us) + sum(answers_us[-1:])),
+            compute_us=_clamp(compute_us),
+            wire_us=_clamp(wire_us + answer_us),
         )
-        # A draft is charged to the first round that judged a part of it.
-        self._drafts = [d for d in self._drafts if d.end > committed_len and d not in judged]
+        if self._drafts:
+            # A draft is charged to the first round that judged a part of it.
+            self._drafts = [d for d in self._drafts if d.end > committed_len and d not in judged]
         self._committed_us, self._fresh = now_us, False
         self.source = judged[-1].source if judged else ""
         return timing
 
     def _judged(self, commit: sequence.Commit) -> list[_Forwarded]:
         """What brought the drafted tokens of this commit, in order of forwarding."""
-        if not commit.num_drafted:
-            return []
-        end = commit.base_len + commit.num_drafted
-        by_serial = {d.serial: d for d in self._drafts}
-        last = by_serial.get(commit.draft_serial)
+        base_len, draft_serial = commit.base_len, commit.draft_serial
+        end = base_len + commit.num_drafted
+        last = next((d for d in self._drafts if d.serial == draft_serial), None)
         return [
             d
             for d in self._drafts
             if d.base_len < end
-            and d.end > commit.base_len
+            and d.end > base_len
             and (last is None or (d.serial <= last.serial and d.epoch == last.epoch))
         ]
 
     def _draft_wire_us(self, draft: sequence.Draft, now_us: int) -> int:
         if draft.run_ahead:
             return 0
-        asked_us = [at_us for committed_len, at_us in self._asked if committed_len == draft.base_len]
-        return max(0, now_us - asked_us[-1] - draft.draft_us) if asked_us else 0
+        base_len = draft.base_len
+        for committed_len, asked_us in reversed(self._asked):
+            if committed_len == base_len:
+                return max(0, now_us - asked_us - draft.draft_us)
+        return 0
 
     def _target_wire_us(self, commit: sequence.Commit, last: _Forwarded | None, step_us: int, now_us: int) -> int:
         if last is not None:
@@ -130,4 +140,4 @@ class Legs:
 
 
 def _clamp(value_us: int) -> int:
-    return max(0, min(value_us, _MAX_US))
+    return value_us if 0 <= value_us <= _MAX_US else max(0, min(value_us, _MAX_US))

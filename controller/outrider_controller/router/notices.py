@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
+from outrider.rpc.errors import OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
@@ -54,17 +55,19 @@ class Notices:
                 await self._task
 
     def round(self, model: str, response: router.RouteResponse, commit: sequence.Commit) -> None:
+        num_drafted = commit.num_drafted
         self._models[model].round(
-            num_drafted=response.num_drafted,
-            num_verified=response.num_verified,
-            num_accepted=response.num_accepted,
+            num_drafted=num_drafted,
+            num_verified=commit.num_verified,
+            num_accepted=commit.num_accepted,
             num_dropped=commit.num_dropped,
         )
-        timing = response.timing
-        self._metrics.phase("verify", timing.verify_us / 1e6)
-        self._metrics.phase("network", max(0, timing.round_us - timing.queue_us - timing.verify_us) / 1e6)
-        if response.num_drafted:
-            self._metrics.phase("draft", timing.draft_us / 1e6)
+        timing, observe = response.timing, self._metrics.phases.observe
+        verify_us = timing.verify_us
+        observe("verify", verify_us / 1e6)
+        observe("network", max(0, timing.round_us - timing.queue_us - verify_us) / 1e6)
+        if num_drafted:
+            observe("draft", timing.draft_us / 1e6)
 
     def dropped(self, model: str, num_tokens: int) -> None:
         """Drafted tokens that found no target to go to."""
@@ -76,8 +79,9 @@ class Notices:
     def running(self, count: int) -> None:
         self._running.set(count)
 
-    def rejected(self, tenant: str, reason: str) -> None:
-        self._metrics.rejected(tenant, reason)
+    def rejected(self, tenant: str, error: OutriderError) -> None:
+        """A request ended before its first token."""
+        self._metrics.rejected(tenant, error.reason or "UNKNOWN")
 
     def failover(self, role: str) -> None:
         """A sequence was opened again."""

@@ -57,6 +57,6 @@ class Outbox(Generic[M]):
         if not self._messages or self._tail_bytes + item_bytes > self._max_bytes:
             self._messages.append(self._type())
             self._tail_bytes = 0
+            self._filled.set()
         self._tail_bytes += item_bytes
-        self._filled.set()
         return self._messages[-1]

@@ -59,6 +59,12 @@ class Pace:
     speaking: bool = False
     unanswered: int = 0
     step_us: float = 0.0
+    turnaround_us: int = 0
+    """From a commit to the draft that answers it; 0 while unknown.
+
+    The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
+    up to twice its time. Judged by that it would never be waited for again.
+    """
     _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
@@ -70,20 +76,12 @@ class Pace:
     def accepted_per_step(self) -> float:
         return self._accepted / self._steps
 
-    @property
-    def turnaround_us(self) -> int:
-        """From a commit to the draft that answers it; 0 while unknown.
-
-        The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
-        up to twice its time. Judged by that it would never be waited for again.
-        """
-        return min(self._turnarounds_us, default=0)
-
     def opened(self, limit: int) -> Setting:
         """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill."""
         self.limit, self.speaking, self.unanswered = limit, False, 0
         self._asked.clear()
         self._turnarounds_us.clear()
+        self.turnaround_us = 0
         self._sent = self._wanted()
         return self._sent
 
@@ -112,42 +110,49 @@ class Pace:
 
     def drafted(self, base_len: int, now_us: int) -> Setting | None:
         """The draft spoke of the positions from `base_len` on."""
-        for committed_len, asked_us in self._asked:
+        before_us, was_speaking = self.turnaround_us, self.speaking
+        for committed_len, asked_us in reversed(self._asked):
             if committed_len == base_len:
                 self._turnarounds_us.append(now_us - asked_us)
+                self.turnaround_us = min(self._turnarounds_us)
+                break
         self.speaking, self.unanswered = True, 0
+        if was_speaking and self.turnaround_us == before_us:
+            return None
         return self._change()
 
     def _wanted(self) -> Setting:
         if self.limit == 0:
             return PLAIN
-        return Setting(self.limit, self._wait_us() if self.speaking else 0, self.config.run_ahead_tokens)
+        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens)
 
     def _wait_us(self) -> int:
+        if self.limit == 0 or not self.speaking:
+            return 0
         cap_us = self.config.max_wait_us
         if self.insistent:
             return cap_us
         return worthwhile_wait_us(
             cap_us=cap_us,
-            accepted_per_step=self.accepted_per_step,
+            accepted_per_step=self._accepted / self._steps,
             step_us=self.step_us,
             turnaround_us=self.turnaround_us,
         )
 
     def _change(self) -> Setting | None:
-        wanted = self._wanted()
-        if _alike(wanted, self._sent):
+        """What to send, if it is noticeably other than what was sent."""
+        if self.limit == self._sent.max_draft_tokens and _alike(self._wait_us(), self._sent.max_wait_us):
             return None
-        self._sent = wanted
-        return wanted
+        self._sent = self._wanted()
+        return self._sent
 
 
 def _smooth(old: float, new: float) -> float:
     return float(new) if old <= 0 else 0.8 * old + 0.2 * new
 
 
-def _alike(a: Setting, b: Setting) -> bool:
-    """Equal but for a wait that moved by less than a quarter: not worth a message."""
-    if a.max_draft_tokens != b.max_draft_tokens or (a.max_wait_us == 0) != (b.max_wait_us == 0):
-        return False
-    return abs(a.max_wait_us - b.max_wait_us) <= 0.25 * max(a.max_wait_us, b.max_wait_us)
+def _alike(a_us: int, b_us: int) -> bool:
+    """Waits that differ by less than a quarter, neither of them 0: not worth a message."""
+    if not a_us or not b_us:
+        return a_us == b_us
+    return abs(a_us - b_us) <= 0.25 * max(a_us, b_us)

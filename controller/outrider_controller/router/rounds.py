@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import (
@@ -95,16 +95,18 @@ class Rounds:
 
         `deadline_s`: seconds from now. Raises OutriderError. However it ends, every worker hears of it at once.
         """
-        expires = None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s
         course: Course | None = None
         reason = sequence.CLOSE_REASON_CANCELLED
         try:
-            async with asyncio.timeout_at(expires):
+            async with _within(deadline_s):
                 course = await self._begin(request, deliver)
                 await self._drive(course)
-        except TimeoutError:
-            reason = sequence.CLOSE_REASON_DEADLINE
-            raise DeadlineExceeded("the deadline passed before the request was finished") from None
+        except OutriderError as error:
+            if isinstance(error, DeadlineExceeded):
+                reason = sequence.CLOSE_REASON_DEADLINE
+            if course is None or course.untouched:
+                self._notices.rejected(request.tenant, error)
+            raise
         finally:
             if course is not None:
                 self._end(course, reason)
@@ -436,6 +438,16 @@ class Rounds:
         for course in self._courses:
             if course.lacks_draft:
                 course.wake()
+
+
+@asynccontextmanager
+async def _within(deadline_s: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded when the block takes longer; None means that it may."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed before the request was finished") from None
 
 
 def _draft_limit(course: Course, target: TargetLink, draft: DraftLink) -> int:

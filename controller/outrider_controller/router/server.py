@@ -67,28 +67,24 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """Carries one request to its finish. Raises OutriderError."""
         self._num_calls += 1
         self._notices.running(self._num_calls)
-        started = False
-
-        def delivered(response: router.RouteResponse) -> None:
-            nonlocal started
-            started = True
-            deliver(response)
-
         try:
             request = await self._admitted(message)
             if request.finish_reason:
                 deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
             else:
-                await self._rounds.run(request, delivered, deadline_s)
-        except OutriderError as error:
-            if not started:
-                self._notices.rejected(message.tenant[:128], error.reason or "UNKNOWN")
-            raise
+                await self._rounds.run(request, deliver, deadline_s)
         finally:
             self._num_calls -= 1
             self._notices.running(self._num_calls)
 
     async def _admitted(self, message: router.RouteRequest) -> Request:
+        try:
+            return await self._checked(message)
+        except OutriderError as error:
+            self._notices.rejected(message.tenant[:128], error)
+            raise
+
+    async def _checked(self, message: router.RouteRequest) -> Request:
         self._admit()
         model = check_model_name(message)
         await self._rounds.pools.ready(self._ready_timeout_s)

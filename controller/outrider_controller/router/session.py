@@ -5,12 +5,14 @@ Knows nothing of workers, streams or clocks: it is told what arrived and when, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from outrider_controller.router.legs import Legs
+from outrider_controller.router.sums import Sums
 
 _FINISHES = (sequence.FINISH_REASON_STOP, sequence.FINISH_REASON_LENGTH)
 
@@ -56,25 +58,25 @@ class Session:
     committed: list[int] = field(default_factory=list)
     """Output tokens, resumed ones first."""
     finish_reason: sequence.FinishReason.ValueType = sequence.FINISH_REASON_UNSPECIFIED
-    metrics: router.RequestMetrics = field(default_factory=router.RequestMetrics)
+    metrics: Sums = field(default_factory=Sums)
     legs: Legs = field(init=False)
+    # Asked for several times a round, so kept and not derived.
+    prompt_len: int = field(init=False)
+    committed_len: int = field(init=False)
+    """Absolute: the prompt is counted."""
+    end: int = field(init=False)
+    """Absolute, of the last token that may be committed."""
 
     def __post_init__(self) -> None:
         self.committed = list(self.request.resume)
         self.legs = Legs(self.opened_us)
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt)
-
-    @property
-    def committed_len(self) -> int:
-        """Absolute: the prompt is counted."""
-        return self.prompt_len + len(self.committed)
+        self.prompt_len = len(self.request.prompt)
+        self.committed_len = self.prompt_len + len(self.committed)
+        self.end = self.prompt_len + self.request.stopping.max_new_tokens
 
     @property
     def remaining(self) -> int:
-        return self.request.stopping.max_new_tokens - len(self.committed)
+        return self.end - self.committed_len
 
     @property
     def finished(self) -> bool:
@@ -103,67 +105,56 @@ class Session:
 
         Raises BadReply, changing nothing, when the commit does not continue this request.
         """
-        self._check(commit)
+        token_ids = commit.token_ids[:]
+        self._check(commit, token_ids)
         first = self.metrics.num_steps == 0
-        self.committed.extend(commit.token_ids)
+        self.committed += token_ids
+        self.committed_len += len(token_ids)
         self.finish_reason = commit.finish_reason
         timing = self.legs.commit(commit, committed_len=self.committed_len, step_us=step_us, now_us=now_us)
-        self._count(commit, timing)
+        self.metrics.add(commit, timing)
         return router.RouteResponse(
-            token_ids=commit.token_ids,
+            token_ids=token_ids,
             num_accepted=commit.num_accepted,
             num_drafted=commit.num_drafted,
             num_verified=commit.num_verified,
             finish_reason=commit.finish_reason,
-            metrics=self.metrics if self.finished else None,
+            metrics=self.metrics.message() if self.finished else None,
             timing=timing,
             num_cached_tokens=commit.num_cached_tokens if first else 0,
         )
 
-    def _check(self, commit: sequence.Commit) -> None:
+    def _check(self, commit: sequence.Commit, token_ids: Sequence[int]) -> None:
         if self.finished:
             raise BadReply("commit after the finish")
         if commit.base_len != self.committed_len:
             raise BadReply(f"commit.base_len: expected {self.committed_len}, got {commit.base_len}")
-        self._check_tokens(commit)
-        if not commit.num_accepted <= commit.num_verified <= commit.num_drafted:
+        self._check_tokens(token_ids, commit.finish_reason)
+        num_accepted = commit.num_accepted
+        if not num_accepted <= commit.num_verified <= commit.num_drafted:
             raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
-        if commit.num_accepted > len(commit.token_ids):
+        if num_accepted > len(token_ids):
             raise BadReply("commit.num_accepted: more than token_ids")
-        if len(commit.rejected_token_ids) > commit.num_drafted - commit.num_accepted:
-            raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
-        if any(token >= self.vocab_size for token in commit.rejected_token_ids):
-            raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
+        if rejected := commit.rejected_token_ids[:]:
+            self._check_rejected(commit, rejected)
 
-    def _check_tokens(self, commit: sequence.Commit) -> None:
-        finish = commit.finish_reason
+    def _check_tokens(self, token_ids: Sequence[int], finish: sequence.FinishReason.ValueType) -> None:
         if finish != sequence.FINISH_REASON_UNSPECIFIED and finish not in _FINISHES:
             raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")
-        if not commit.token_ids and finish != sequence.FINISH_REASON_LENGTH:
-            raise BadReply("commit.token_ids: empty")
-        if len(commit.token_ids) > self.remaining:
-            raise BadReply(f"commit.token_ids: {len(commit.token_ids)} where {self.remaining} remained")
-        if any(token >= self.vocab_size for token in commit.token_ids):
+        if not token_ids:
+            if finish != sequence.FINISH_REASON_LENGTH:
+                raise BadReply("commit.token_ids: empty")
+            return
+        if max(token_ids) >= self.vocab_size:
             raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
-        if finish == sequence.FINISH_REASON_UNSPECIFIED and len(commit.token_ids) == self.remaining:
+        remaining = self.remaining
+        if len(token_ids) > remaining:
+            raise BadReply(f"commit.token_ids: {len(token_ids)} where {remaining} remained")
+        if finish == sequence.FINISH_REASON_UNSPECIFIED and len(token_ids) == remaining:
             raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")
 
-    def _count(self, commit: sequence.Commit, timing: router.RoundTiming) -> None:
-        m = self.metrics
-        if m.num_steps == 0:
-            m.num_cached_tokens = commit.num_cached_tokens
-        m.num_steps += 1
-        m.num_dropped_draft_tokens += commit.num_dropped
-        m.queue_us += timing.queue_us
-        m.draft_us += timing.draft_us
-        m.verify_us += timing.verify_us
-        m.round_us += timing.round_us
-        if not commit.num_drafted:
-            return
-        m.num_spec_steps += 1
-        m.num_draft_tokens += commit.num_drafted
-        m.num_verified_tokens += commit.num_verified
-        m.num_accepted_draft_tokens += commit.num_accepted
-        missing = commit.num_accepted + 1 - len(m.acceptance_histogram)
-        m.acceptance_histogram.extend([0] * missing)
-        m.acceptance_histogram[commit.num_accepted] += 1
+    def _check_rejected(self, commit: sequence.Commit, rejected: Sequence[int]) -> None:
+        if len(rejected) > commit.num_drafted - commit.num_accepted:
+            raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
+        if max(rejected) >= self.vocab_size:
+            raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")

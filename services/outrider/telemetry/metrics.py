@@ -7,12 +7,14 @@ one process's monotonic clock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
@@ -21,35 +23,90 @@ MAX_POSITIONS = 32
 PHASES = ("draft", "network", "verify", "commit")
 
 
-class SpeculationMetrics:
-    """What drafts were worth. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts."""
+class SpeculationMetrics(Collector):
+    """What drafts were worth. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts.
+
+    Plain integers, shown when scraped: a Counter takes its lock for every addition, and a router has tens of thousands
+    of rounds a second. Only one thread may count.
+    """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        counter = _counters(registry, model_name)
-        self._drafts = counter("spec_decode_num_drafts", "Steps that judged drafted tokens.")
-        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.")
-        self._verified = counter("spec_decode_num_verified_tokens", "Of those, judged: up to the first rejected one.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Of those, accepted.")
-        self._wasted = counter("wasted_draft_tokens", "Drafted tokens that were dropped or not accepted.")
-        per_position = Counter(
-            "outrider_spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens by their place in the draft, from 0.",
-            ["model_name", "position"],
-            registry=registry,
-        )
-        self._per_position = [per_position.labels(model_name, str(i)) for i in range(MAX_POSITIONS)]
+        self._model_name = model_name
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_verified = 0
+        self._num_wasted = 0
+        self._accepted = [0] * (MAX_POSITIONS + 1)
+        """How many drafts had exactly so many tokens accepted; the last entry: as many or more."""
+        self._num_accepted = 0
+        registry.register(self)
 
     def round(self, *, num_drafted: int, num_verified: int, num_accepted: int, num_dropped: int = 0) -> None:
         """One sequence's part of one step, as its Commit tells it."""
-        self._wasted.inc(num_drafted - num_accepted + num_dropped)
+        self._num_wasted += num_drafted - num_accepted + num_dropped
         if num_drafted == 0:
             return
-        self._drafts.inc()
-        self._draft_tokens.inc(num_drafted)
-        self._verified.inc(num_verified)
-        self._accepted.inc(num_accepted)
-        for position in range(num_accepted):
-            self._per_position[min(position, MAX_POSITIONS - 1)].inc()
+        self._num_drafts += 1
+        self._num_draft_tokens += num_drafted
+        self._num_verified += num_verified
+        self._num_accepted += num_accepted
+        self._accepted[min(num_accepted, MAX_POSITIONS)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Steps that judged drafted tokens.", self._num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.", self._num_draft_tokens)
+        yield self._counter(
+            "spec_decode_num_verified_tokens",
+            "Of those, judged: up to the first rejected one.",
+            self._num_verified,
+        )
+        yield self._counter("spec_decode_num_accepted_tokens", "Of those, accepted.", self._num_accepted)
+        yield self._counter(
+            "wasted_draft_tokens", "Drafted tokens that were dropped or not accepted.", self._num_wasted
+        )
+        yield self._per_position()
+
+    def _counter(self, name: str, meaning: str, value: int) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _per_position(self) -> CounterMetricFamily:
+        family = CounterMetricFamily(
+            "outrider_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their place in the draft, from 0.",
+            labels=["model_name", "position"],
+        )
+        at_least = list(accumulate(reversed(self._accepted)))[::-1]
+        counts = at_least[1:]
+        # Later ones count as the last, so that the sum is that of all.
+        counts[-1] += self._num_accepted - sum(counts)
+        for position, count in enumerate(counts):
+            family.add_metric([self._model_name, str(position)], count)
+        return family
+
+
+class Durations(Collector):
+    """A histogram with one label, of STEP_BUCKETS_S, that counts without a lock. Only one thread may observe."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, meaning: str, label: str, values: Sequence[str]) -> None:
+        self._name, self._meaning, self._label = name, meaning, label
+        self._counts = {value: [0] * (len(STEP_BUCKETS_S) + 1) for value in values}
+        self._sums_s = dict.fromkeys(values, 0.0)
+        registry.register(self)
+
+    def observe(self, value: str, duration_s: float) -> None:
+        """Raises KeyError for a value not given before."""
+        self._counts[value][bisect_left(STEP_BUCKETS_S, duration_s)] += 1
+        self._sums_s[value] += duration_s
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=[self._label])
+        bounds = [*(str(float(bound)) for bound in STEP_BUCKETS_S), "+Inf"]
+        for value, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric([value], buckets, self._sums_s[value])
+        yield family
 
 
 class WorkerMetrics:
@@ -102,14 +159,9 @@ class RouterMetrics:
     """Where rounds spend their time, and what went differently from plan."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        rounds = Histogram(
-            "outrider_round_duration_seconds",
-            "Parts of one speculation round.",
-            ["phase"],
-            buckets=STEP_BUCKETS_S,
-            registry=registry,
+        self.phases = Durations(
+            registry, "outrider_round_duration_seconds", "Parts of one speculation round.", "phase", PHASES
         )
-        self._rounds = {phase: rounds.labels(phase) for phase in PHASES}
         self._fallbacks = Counter(
             "outrider_fallback", "Requests that went on without a draft, by reason.", ["reason"], registry=registry
         )
@@ -120,10 +172,6 @@ class RouterMetrics:
             "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
         )
         self._tenants = LabelCap(100)
-
-    def phase(self, phase: str, duration_s: float) -> None:
-        """One of PHASES; raises KeyError for another."""
-        self._rounds[phase].observe(duration_s)
 
     def fallback(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()

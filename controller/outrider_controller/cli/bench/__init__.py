@@ -16,6 +16,7 @@ _COMMANDS = {
     "scale": "Thousands of prompts, speculation on and off, in one process: are the texts equal?",
     "soak": "Thousands of requests that end, are cancelled and lose their KV: is everything given back?",
     "context": "What does a token cost as the context grows?",
+    "router": "What does the router cost, and what does it add?",
     "streams": "Many streams at once: do all end, and is everything given back?",
 }
 

@@ -1,0 +1,73 @@
+"""What one request has cost so far. Plain numbers: they are counted every round, and become a message once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+
+@dataclass(slots=True)
+class Sums:
+    """The fields of RequestMetrics."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_verified_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    accepted: Counter[int] = field(default_factory=Counter)
+    """How many steps accepted exactly so many drafted tokens."""
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    num_dropped_draft_tokens: int = 0
+    num_target_failovers: int = 0
+    num_draft_failovers: int = 0
+    queue_us: int = 0
+    draft_us: int = 0
+    verify_us: int = 0
+    round_us: int = 0
+
+    def add(self, commit: sequence.Commit, timing: router.RoundTiming) -> None:
+        """One round. Steps without drafted tokens are no speculation steps."""
+        if self.num_steps == 0:
+            self.num_cached_tokens = commit.num_cached_tokens
+        self.num_steps += 1
+        self.num_dropped_draft_tokens += commit.num_dropped
+        self.queue_us += timing.queue_us
+        self.draft_us += timing.draft_us
+        self.verify_us += timing.verify_us
+        self.round_us += timing.round_us
+        num_drafted = commit.num_drafted
+        if not num_drafted:
+            return
+        num_accepted = commit.num_accepted
+        self.num_spec_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_verified_tokens += commit.num_verified
+        self.num_accepted_draft_tokens += num_accepted
+        self.accepted[num_accepted] += 1
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Entry i: steps in which exactly i drafted tokens were accepted."""
+        return [self.accepted[i] for i in range(max(self.accepted, default=-1) + 1)]
+
+    def message(self) -> router.RequestMetrics:
+        return router.RequestMetrics(
+            num_spec_steps=self.num_spec_steps,
+            num_draft_tokens=self.num_draft_tokens,
+            num_verified_tokens=self.num_verified_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
+            acceptance_histogram=self.acceptance_histogram,
+            num_steps=self.num_steps,
+            num_cached_tokens=self.num_cached_tokens,
+            num_dropped_draft_tokens=self.num_dropped_draft_tokens,
+            num_target_failovers=self.num_target_failovers,
+            num_draft_failovers=self.num_draft_failovers,
+            queue_us=self.queue_us,
+            draft_us=self.draft_us,
+            verify_us=self.verify_us,
+            round_us=self.round_us,
+        )
