@@ -4,6 +4,7 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
 """
 
+from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.params import (
     Q_TOTAL,
     Q_WIDTH,
@@ -14,7 +15,7 @@ from outrider.speculation.params import (
 )
 from outrider.speculation.proposals import Proposal, propose
 from outrider.speculation.sampling import target_probs
-from outrider.speculation.verification import Candidate, Verdict, verify
+from outrider.speculation.verification import verify
 
 __all__ = [
     "Q_TOTAL",
@@ -22,6 +23,7 @@ __all__ = [
     "Candidate",
     "DraftDistribution",
     "InvalidField",
+    "NotFinite",
     "Proposal",
     "SamplingParams",
     "Verdict",

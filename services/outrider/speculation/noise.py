@@ -46,8 +46,17 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
 
 def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float64, one per token id [n] int64; the same for a token whatever the others are."""
-    key = _mix(_key(seed, position, Purpose.GUMBEL))
-    value = token_ids * _signed(_GOLDEN) + _signed(key)
+    return gumbel_of(gumbel_key(seed, position), token_ids)
+
+
+def gumbel_key(seed: int, position: int) -> int:
+    """What `gumbel_of` needs to know of a position: a signed 64-bit number."""
+    return _signed(_mix(_key(seed, position, Purpose.GUMBEL)))
+
+
+def gumbel_of(key: int | Tensor, token_ids: Tensor) -> Tensor:
+    """As gumbel, of a key or of keys [rows, 1]. All but the logarithms is integers: every device has the same noise."""
+    value = token_ids * _signed(_GOLDEN) + key
     value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
     value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
     value = value ^ _shift(value, 31)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.speculation.batched import guess_batched
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.params import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.sampling import Support, support
@@ -35,6 +36,8 @@ def propose(
 
     token_map [width] gives the token id of each logit where they do not cover the vocabulary, in ascending order.
     """
+    if logits.is_cuda:
+        return propose_batched(logits, params, modes, positions, token_map)
     best = logits.max(-1)
     # Only greedy rows need it, but in one batched operation it costs less than picking them out.
     confidence = torch.exp(best.values - logits.logsumexp(-1)).tolist()
@@ -50,6 +53,28 @@ def propose(
     return proposals
 
 
+def propose_batched(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    modes: Sequence[VerificationMode],
+    positions: Sequence[int],
+    token_map: Tensor | None = None,
+) -> list[Proposal]:
+    """As propose, with one copy from the logits' device."""
+    guesses = guess_batched(logits, params, modes, positions, token_map)
+    proposals = []
+    for row, token_id in enumerate(guesses.token_ids):
+        if row in guesses.ratio:
+            ids, counts = guesses.ratio[row]
+            q = DraftDistribution(tuple(ids), tuple(counts))
+            proposals.append(_draw_counts(q, params[row].seed, positions[row]))
+        else:
+            greedy = params[row].greedy or modes[row] is VerificationMode.GREEDY
+            q_of_one = _certain(token_id, modes[row]) if greedy else None
+            proposals.append(Proposal(token_id, guesses.confidence[row], q_of_one))
+    return proposals
+
+
 def _certain(token_id: int, mode: VerificationMode) -> DraftDistribution | None:
     return DraftDistribution((token_id,), (Q_TOTAL,)) if mode is VerificationMode.RATIO else None
 
@@ -60,7 +85,10 @@ def _draw_coupled(chances: Support, seed: int, position: int) -> Proposal:
 
 
 def _draw_ratio(chances: Support, seed: int, position: int) -> Proposal:
-    q = quantize(chances)
+    return _draw_counts(quantize(chances), seed, position)
+
+
+def _draw_counts(q: DraftDistribution, seed: int, position: int) -> Proposal:
     # Drawn from the counts themselves: they are what the verifier will divide by.
     point = int(uniform(seed, position, Purpose.DRAFT) * Q_TOTAL)
     for token_id, count in zip(q.token_ids, q.counts, strict=True):

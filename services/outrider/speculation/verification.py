@@ -6,74 +6,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from outrider.speculation.batched import verify_batched
+from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.noise import Purpose, gumbel, uniform
-from outrider.speculation.params import Q_TOTAL, DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.speculation.params import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.sampling import Support, support
-
-
-@dataclass(slots=True)
-class Candidate:
-    """One sequence's drafted tokens, to be judged in one step."""
-
-    params: SamplingParams
-    mode: VerificationMode
-    base_len: int
-    """Absolute position of the first judged token, counted from the first prompt token."""
-    draft: Sequence[int] = ()
-    q: Sequence[DraftDistribution] = ()
-    """Ratio mode: one per drafted token."""
-    parents: Sequence[int] = ()
-    """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
-
-    def __post_init__(self) -> None:
-        if self.mode is VerificationMode.RATIO:
-            if self.parents:
-                raise InvalidField("parents", "trees are judged in greedy and coupled mode only")
-            if len(self.q) != len(self.draft):
-                raise InvalidField("q", f"{len(self.q)} distributions for {len(self.draft)} drafted tokens")
-            for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):
-                if not q.count_of(token_id):
-                    raise InvalidField(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
-        if self.parents and len(self.parents) != len(self.draft):
-            raise InvalidField("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
-        for node, parent in enumerate(self.parents):
-            if not -1 <= parent < node:
-                raise InvalidField("parents", f"token {node} has parent {parent}: a parent comes before its child")
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.draft) + 1
-
-    def children(self, node: int) -> list[int]:
-        """Indices of the tokens drafted after `node`; -1 is the root."""
-        if self.parents:
-            return [child for child, parent in enumerate(self.parents) if parent == node]
-        return [node + 1] if node + 1 < len(self.draft) else []
-
-
-@dataclass(slots=True)
-class Verdict:
-    """What the target says: the accepted drafts and one token of its own."""
-
-    token_ids: list[int] = field(default_factory=list)
-    num_accepted: int = 0
-    num_verified: int = 0
-    """Positions judged: the accepted ones and the first rejected one, if any."""
-    path: list[int] = field(default_factory=list)
-    """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
 
 
 def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """Judges every candidate. logits [sum of num_rows, vocab], candidates in order.
 
-    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1.
+    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. Raises NotFinite.
+
+    On a GPU all rows are judged at once, by `batched.py`: every look at a number would wait for the device. On a CPU
+    one after another, as far as the judgement gets: a row after a rejection would be work for nothing.
     """
-    favourites: list[int] = logits.argmax(-1).tolist()
+    if logits.is_cuda:
+        return verify_batched(logits, candidates)
+    return verify_rows(logits, candidates)
+
+
+def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
+    """As verify, on any device."""
+    best = logits.max(-1)
+    # The maximum is not finite where a logit is NaN or +inf, or all are -inf; a masked token alone does no harm.
+    if not bool(torch.isfinite(best.values).all()):
+        raise NotFinite("logits")
+    favourites: list[int] = best.indices.tolist()
     verdicts = []
     start = 0
     for candidate in candidates:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row
 from outrider.speculation import Candidate, Verdict, verify
 from outrider.target.scheduler import PlannedRow
@@ -16,10 +14,6 @@ from outrider.target.sequence import TargetSequence
 
 Judgement = Verdict | Exception | None
 """None: a chunk of prefill, which decides nothing."""
-
-
-class NotFinite(ArithmeticError):
-    """The model's logits for a sequence are not numbers one can choose by."""
 
 
 def judge(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
@@ -43,9 +37,6 @@ def judge(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
 
 def _run(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
     logits = engine.forward([_engine_row(row) for row in rows])
-    # The maximum is not finite where a logit is NaN or +inf, or all are -inf; a masked token alone does no harm.
-    if logits.numel() and not bool(torch.isfinite(logits.amax(dim=-1)).all()):
-        raise NotFinite("logits")
     deciding = [row for row in rows if row.decides]
     verdicts = iter(verify(logits, [_candidate(row) for row in deciding]) if deciding else ())
     return [next(verdicts) if row.decides else None for row in rows]

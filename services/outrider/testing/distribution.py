@@ -22,6 +22,7 @@ from outrider.speculation import (
     DraftDistribution,
     Proposal,
     SamplingParams,
+    Verdict,
     VerificationMode,
     propose,
     verification,
@@ -133,7 +134,7 @@ class _Text:
     last: int = 0
     length: int = 0
 
-    def round(self) -> verification.Verdict:
+    def round(self) -> Verdict:
         proposals = self._draft() if self.speculate else []
         draft = [p.token_id for p in proposals]
         q = [p.q for p in proposals if p.q is not None]

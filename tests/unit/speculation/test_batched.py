@@ -1,0 +1,109 @@
+"""Judging all rows at once says what judging them one after another says: the same rule, the same noise."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider.speculation import (
+    Candidate,
+    DraftDistribution,
+    NotFinite,
+    SamplingParams,
+    VerificationMode,
+    propose,
+    verify,
+)
+from outrider.speculation.batched import _draw, verify_batched
+from outrider.speculation.proposals import propose_batched, quantize
+from outrider.speculation.sampling import support
+from torch import Tensor
+
+VOCAB = 90
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.3, 0.8, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 5, 40, 200]),
+    top_p=st.sampled_from([0.1, 0.7, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    seed=st.integers(0, (1 << 64) - 1),
+)
+GREEDY = SamplingParams(temperature=0)
+
+
+def logits_of(rows: int, seed: int) -> Tensor:
+    """Some tokens masked, some equally likely, as grammars and low precision make them."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(rows, VOCAB, generator=generator) * 2).bfloat16().float()
+    logits[:, ::7] = -torch.inf
+    return logits
+
+
+@st.composite
+def candidates(draw: st.DrawFn, seed: int) -> Candidate:
+    mode = draw(st.sampled_from(VerificationMode))
+    params = GREEDY if mode is VerificationMode.GREEDY else draw(sampling)
+    base_len, count = draw(st.integers(1, 5000)), draw(st.integers(0, 5))
+    if mode is VerificationMode.RATIO:
+        q = [quantize(support(row, params)) for row in logits_of(count, seed + 1)]
+        drafted = [draw(st.sampled_from(distribution.token_ids)) for distribution in q]
+        return Candidate(params, mode, base_len, drafted, q)
+    # Few tokens, so that some are what the target says.
+    drafted = [int(row.argmax()) if draw(st.booleans()) else draw(st.integers(0, 9)) for row in logits_of(count, seed)]
+    parents = [draw(st.integers(-1, node - 1)) for node in range(count)] if draw(st.booleans()) else []
+    return Candidate(params, mode, base_len, drafted, parents=parents)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10_000))
+def test_any_batch_is_judged_as_its_rows_are(data: st.DataObject, seed: int) -> None:
+    batch = data.draw(st.lists(candidates(seed), min_size=1, max_size=4))
+    logits = torch.cat([logits_of(candidate.num_rows, seed) for candidate in batch])
+    assert verify_batched(logits, batch) == verify(logits, batch)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10_000), mapped=st.booleans())
+def test_any_rows_are_proposed_for_as_one_by_one(data: st.DataObject, seed: int, mapped: bool) -> None:
+    rows = data.draw(st.integers(1, 5))
+    logits = logits_of(rows, seed)
+    modes = data.draw(st.lists(st.sampled_from(VerificationMode), min_size=rows, max_size=rows))
+    params = [GREEDY if mode is VerificationMode.GREEDY else data.draw(sampling) for mode in modes]
+    positions = data.draw(st.lists(st.integers(1, 5000), min_size=rows, max_size=rows))
+    token_map = torch.arange(VOCAB) * 3 + 1 if mapped else None
+    got = propose_batched(logits, params, modes, positions, token_map)
+    for now, want in zip(got, propose(logits, params, modes, positions, token_map), strict=True):
+        assert now.token_id == want.token_id
+        assert math.isclose(now.confidence, want.confidence, rel_tol=1e-6)
+        # Among equally likely tokens, which are counted first is the sort's to say.
+        assert (now.q is None) == (want.q is None)
+        if now.q and want.q:
+            assert sorted(now.q.counts) == sorted(want.q.counts)
+
+
+def test_a_point_mass_is_judged_by_ratio_too() -> None:
+    logits = logits_of(2, 3)
+    best = int(logits[0].argmax())
+    for drafted in (best, best + 1):
+        q = DraftDistribution((drafted,), (1 << 16,))
+        candidate = Candidate(GREEDY, VerificationMode.RATIO, 9, [drafted], [q])
+        assert verify_batched(logits, [candidate]) == verify(logits, [candidate])
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("judge", [verify, verify_batched])
+def test_logits_that_are_no_numbers_are_refused(judge: object, poison: float) -> None:
+    logits = logits_of(2, 1)
+    logits[1, 5] = poison
+    with pytest.raises(NotFinite):
+        judge(logits, [Candidate(GREEDY, VerificationMode.GREEDY, 4, [7])])  # type: ignore[operator]
+
+
+def test_a_token_without_weight_is_never_drawn() -> None:
+    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64)
+    for u, token in ((0.0, 1), (0.2499, 1), (0.25, 3), (1 - 2**-53, 3), (1.0, 3)):
+        assert _draw(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
