@@ -2,104 +2,16 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.engine.attention import KVCache, RowSpan, SdpaAttention, Shape, TritonMissing, make_attention
+from outrider.engine.attention import RowSpan, SdpaAttention, Shape, TritonMissing, make_attention
 from outrider.engine.attention.paged import FEW, TritonAttention
-from torch import Tensor
+
+from tests.unit.engine.paged_problems import CPU, TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
 
 pytestmark = pytest.mark.usefixtures("interpreted")
-
-CPU = torch.device("cpu")
-NUM_BLOCKS = 64
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A batch over a cache full of other people's numbers."""
-
-    shape: Shape
-    spans: list[RowSpan]
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    keys: Tensor
-    values: Tensor
-
-    def attend(self, attention: SdpaAttention | TritonAttention) -> tuple[Tensor, KVCache]:
-        """[tokens, heads * head_dim], and the cache after it."""
-        cache = KVCache([self.keys.clone()], [self.values.clone()])
-        batch = attention.prepare(self.spans, cache)
-        return batch.attend(self.query, self.key, self.value, 0, self.shape.head_dim**-0.5), cache
-
-    def only(self, number: int, num_tokens: int) -> Problem:
-        """The first tokens of one row, alone in its batch."""
-        span = self.spans[number]
-        at = slice(span.start, span.start + num_tokens)
-        kv_len = span.cached_len + num_tokens
-        alone = RowSpan(0, num_tokens, kv_len, span.blocks[: -(-kv_len // span.block_size)], span.block_size)
-        rows = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
-        return replace(self, spans=[alone], **rows)
-
-
-def problem(
-    rows: list[tuple[int, int]],
-    *,
-    shape: Shape | None = None,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-    trees: bool = False,
-) -> Problem:
-    """rows: (cached, new) tokens of each."""
-    shape = shape or Shape(8, 2, 16, 8)
-    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    free = list(range(NUM_BLOCKS))
-    rng.shuffle(free)
-    spans: list[RowSpan] = []
-    for cached, new in rows:
-        blocks = [free.pop() for _ in range(-(-(cached + new) // shape.block_size))]
-        start = sum(span.num_tokens for span in spans)
-        masks = tree_masks(new, rng) if trees else None
-        spans.append(RowSpan(start, new, cached + new, blocks, shape.block_size, masks))
-    tokens = sum(new for _, new in rows)
-
-    def normal(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(dtype)
-
-    slots = NUM_BLOCKS * shape.block_size
-    return Problem(
-        shape,
-        spans,
-        normal(tokens, shape.heads, shape.head_dim),
-        normal(tokens, shape.kv_heads, shape.head_dim),
-        normal(tokens, shape.kv_heads, shape.head_dim),
-        normal(shape.kv_heads, slots, shape.head_dim),
-        normal(shape.kv_heads, slots, shape.head_dim),
-    )
-
-
-def tree_masks(count: int, rng: random.Random) -> list[int]:
-    """Each token sees itself and its ancestors; several may be roots."""
-    masks: list[int] = []
-    for node in range(count):
-        parent = rng.randint(-1, node - 1)
-        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-    return masks
-
-
-def assert_equals_reference(given: Problem) -> None:
-    want, want_cache = given.attend(SdpaAttention())
-    got, cache = given.attend(TritonAttention(given.shape, CPU))
-    assert torch.equal(cache.keys[0], want_cache.keys[0])
-    assert torch.equal(cache.values[0], want_cache.values[0])
-    assert (got - want).abs().max() <= TOLERANCE[got.dtype] * want.abs().max()
-
 
 shapes = st.builds(
     lambda kv_heads, share, head_dim, size: Shape(kv_heads * share, kv_heads, head_dim, size),
@@ -149,11 +61,7 @@ def test_what_lies_in_unused_slots_never_shows() -> None:
 
 def test_a_token_gets_the_same_bits_alone_and_in_any_batch() -> None:
     given = problem([(150, 6), (3, 2), (90, 9)], dtype=torch.bfloat16)
-    together, _ = given.attend(TritonAttention(given.shape, CPU))
-    for number, span in enumerate(given.spans):
-        for num_tokens in {1, 2, span.num_tokens}:
-            alone, _ = given.only(number, num_tokens).attend(TritonAttention(given.shape, CPU))
-            assert torch.equal(alone, together[span.start : span.start + num_tokens])
+    assert_same_bits_alone(given)
 
 
 def test_a_tree_mask_that_looks_ahead_is_refused() -> None:

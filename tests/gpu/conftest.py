@@ -1,0 +1,36 @@
+"""Tests on a real GPU. They need PyTorch, Triton, transformers and pytest, and nothing else that may be missing there.
+
+PYTHONPATH=services python -m pytest tests/gpu
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def _why_not() -> str:
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "TRITON_INTERPRET is set: kernels would be interpreted, not run"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_not()
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    return torch.device("cuda")

@@ -1,0 +1,34 @@
+"""The compiled kernels say what the reference says on the same card, whatever the batch is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from outrider.engine.attention import Shape
+from outrider.engine.attention.paged import FEW
+
+from tests.unit.engine.paged_problems import TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
+
+LLAMA = Shape(32, 8, 128, 16)
+ROWS = [(0, 5), (777, 1), (64, 8), (2000, 6), (1, 1)]
+BLOCKS = 512
+
+
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("shape", [LLAMA, Shape(9, 3, 64, 16), Shape(14, 2, 96, 32), Shape(4, 4, 256, 8)], ids=str)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_ragged_rows_equal_the_reference(dtype: torch.dtype, shape: Shape, trees: bool, gpu: torch.device) -> None:
+    for seed in range(3):
+        given = problem(ROWS, shape=shape, dtype=dtype, seed=seed, trees=trees, device=gpu, num_blocks=BLOCKS)
+        assert_equals_reference(given)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference(dtype: torch.dtype, gpu: torch.device) -> None:
+    rows = [(70, 1), (600, FEW + 300), (3, 4)]
+    assert_equals_reference(problem(rows, shape=LLAMA, dtype=dtype, device=gpu, num_blocks=BLOCKS))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_token_gets_the_same_bits_alone_and_in_any_batch(dtype: torch.dtype, gpu: torch.device) -> None:
+    assert_same_bits_alone(problem(ROWS, shape=LLAMA, dtype=dtype, device=gpu, num_blocks=BLOCKS))
