@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
 from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively
 
+if TYPE_CHECKING:
+    from outrider.engine.parallel.group import Group
+
 
 def assemble(
     model: PreTrainedModel,
@@ -29,16 +32,20 @@ def assemble(
     max_context_len: int,
     eos_token_ids: tuple[int, ...] = (),
     token_map: Tensor | None = None,
+    group: Group | None = None,
 ) -> Engine:
     """An engine around a model that lies on config.device already; takes its weights over.
+
+    With a group, around one rank's share of a model; returns on rank 0 when all have theirs.
 
     Raises CheckpointError when the attention or the execution that is asked for cannot run here.
     """
     model.eval().requires_grad_(False)
     settings = model.config.get_text_config()
-    decoder, attention = _execution(model, max_context_len, config)
+    shards = group.size if group is not None else 1
+    decoder, attention = _execution(model, max_context_len, config, shards)
     width = int(model.get_output_embeddings().weight.shape[0])
-    cache = _allocate_cache(settings, config, num_blocks)
+    cache = _allocate_cache(settings, config, num_blocks, shards)
     info = ModelInfo(
         vocab_size=settings.vocab_size,
         max_context_len=max_context_len,
@@ -49,31 +56,34 @@ def assemble(
         eos_token_ids=eos_token_ids,
     )
     graphs = _graphs(decoder, attention, cache, width, info, config)
-    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs)
+    if group is not None:
+        group.loaded()
+    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs, group=group)
 
 
-def kv_shape(settings: Any) -> tuple[int, int]:
-    """Key heads, and their width."""
-    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
-    return kv_heads, getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads
+def kv_shape(settings: Any, shards: int = 1) -> tuple[int, int]:
+    """Key heads of one of `shards` ranks, and their width."""
+    heads = settings.num_attention_heads
+    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
+    return kv_heads // shards, getattr(settings, "head_dim", None) or settings.hidden_size // heads
 
 
-def _attention(settings: Any, config: EngineConfig) -> Attention:
-    kv_heads, head_dim = kv_shape(settings)
-    shape = Shape(settings.num_attention_heads, kv_heads, head_dim, config.block_size)
+def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
+    kv_heads, head_dim = kv_shape(settings, shards)
+    shape = Shape(settings.num_attention_heads // shards, kv_heads, head_dim, config.block_size)
     try:
         return make_attention(config.attention, shape, torch.device(config.device))
     except TritonMissing as error:
         raise CheckpointError("attention", str(error)) from error
 
 
-def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tuple[Decoder, Attention]:
+def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
     """The first that can run the model, or the one that is asked for."""
     wanted = config.execution
     # The native kernels attend themselves.
     if wanted in ("auto", "native") and config.attention == "auto" and can_run_natively(model, config.block_size):
         return NativeLlama(model, context), NativeAttention()
-    attention = _attention(model.config.get_text_config(), config)
+    attention = _attention(model.config.get_text_config(), config, shards)
     if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
         return GpuLlama(model, context), attention
     if wanted in ("auto", "fused") and can_fuse(model):
@@ -83,8 +93,8 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
     raise CheckpointError("execution", f"{wanted} cannot run this model as {config.dtype} on this machine")
 
 
-def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:
-    kv_heads, head_dim = kv_shape(settings)
+def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int, shards: int) -> KVCache:
+    kv_heads, head_dim = kv_shape(settings, shards)
     device = torch.device(config.device)
     # One block more on a GPU: padding tokens of recorded steps are written to it, and nobody reads it.
     blocks = num_blocks + 1 if device.type == "cuda" else num_blocks

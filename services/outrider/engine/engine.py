@@ -25,6 +25,7 @@ from outrider.prefix import block_hashes
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import GraphRunner
+    from outrider.engine.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Engine:
         *,
         attention: Attention | None = None,
         graphs: GraphRunner | None = None,
+        group: Group | None = None,
     ) -> None:
         self.info = info
         self.token_map = token_map
@@ -79,14 +81,15 @@ class Engine:
         self._device = torch.device(config.device)
         self._attention = attention or SdpaAttention()
         self._graphs = graphs
+        self._group = group
         self._pool = BlockPool(info.num_blocks)
 
     @classmethod
-    def load(cls, path: Path | str, config: EngineConfig | None = None) -> Engine:
-        """Loads a checkpoint directory. Raises CheckpointError naming the file at fault."""
+    def load(cls, path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
+        """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError naming what is at fault."""
         from outrider.engine.loader import load_engine
 
-        return load_engine(Path(path), config or EngineConfig())
+        return load_engine(Path(path), config or EngineConfig(), group)
 
     @property
     def num_free_blocks(self) -> int:
@@ -137,10 +140,14 @@ class Engine:
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """As forward; also what the head saw, [sum of num_logits, width]: distillation learns from it."""
         step = self._lay_out(rows)
-        with self._on_device():
-            out = self._run(step)
+        out = self.run(step)
         self._advance(rows)
         return out
+
+    def run(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Runs a step that is laid out already → logits, and what the head saw. Followers are given theirs."""
+        with self._on_device():
+            return self._run(step)
 
     def _lay_out(self, rows: Sequence[Row]) -> Step:
         self._reserve(rows)
@@ -154,12 +161,13 @@ class Engine:
         return step
 
     def _run(self, step: Step) -> tuple[Tensor, Tensor]:
-        batch = self._attention.prepare(step.spans, self._cache)
-        ids, at, wanted = (
-            torch.tensor(x, dtype=torch.int64, device=self._device)
-            for x in (step.token_ids, step.positions, step.wanted)
-        )
-        return self._decoder.forward(ids, at, wanted, batch)
+        with self._group.run(step) if self._group is not None else nullcontext():
+            batch = self._attention.prepare(step.spans, self._cache)
+            ids, at, wanted = (
+                torch.tensor(x, dtype=torch.int64, device=self._device)
+                for x in (step.token_ids, step.positions, step.wanted)
+            )
+            return self._decoder.forward(ids, at, wanted, batch)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Kernels are launched on the thread's current device, which is the first GPU unless told otherwise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,32 @@ from outrider.engine.decoder import ATTENTION_NAME
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.memory import Need, available_bytes, count_parameters, kv_blocks
+from outrider.engine.parallel.group import Group, LoadOrder
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def load_engine(path: Path, config: EngineConfig) -> Engine:
+def load_engine(path: Path, config: EngineConfig, group: Group | None = None) -> Engine:
     """See Engine.load."""
     checkpoints.check(path)
     _quiet_transformers()
     settings = _settings(path)
     context = _context_len(path, settings, config)
+    shards = 1
+    if group is not None:
+        group.check(path, settings, config)
+        shards = group.size
+        config = replace(config, device=group.device(config.device), execution="transformers", cuda_graphs=False)
     num_blocks = kv_blocks(
-        _need(path, settings, config, context),
-        available_bytes(config.device),
+        _need(path, settings, config, context, shards),
+        group.available_bytes(config.device) if group is not None else available_bytes(config.device),
         torch.device(config.device).type,
         blocks=config.num_blocks,
         kv_bytes=config.kv_cache_bytes,
     )
-    model, token_map = _load_model(path, config)
+    if group is not None:
+        group.join(LoadOrder(path, num_blocks), config.device)
+    model, token_map = _load_model(path, config, group)
     return assemble(
         model,
         config,
@@ -42,6 +51,7 @@ def load_engine(path: Path, config: EngineConfig) -> Engine:
         max_context_len=context,
         eos_token_ids=checkpoints.eos_token_ids(path),
         token_map=token_map,
+        group=group,
     )
 
 
@@ -54,7 +64,7 @@ def _settings(path: Path) -> Any:
         raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
 
 
-def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tensor | None]:
+def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
         draft, token_map = load_draft_model(path, dtype)
@@ -69,6 +79,7 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            **(group.sharding() if group is not None else {}),
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
@@ -90,13 +101,13 @@ def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
     return min(limits)
 
 
-def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need:
+def _need(path: Path, settings: Any, config: EngineConfig, context: int, shards: int) -> Need:
     dtype: torch.dtype = getattr(torch, config.dtype)
-    kv_heads, head_dim = kv_shape(settings)
+    kv_heads, head_dim = kv_shape(settings, shards)
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
     parameters = count_parameters(path)
-    return Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
+    return Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks, shards)
 
 
 def _quiet_transformers() -> None:

@@ -26,20 +26,23 @@ class DoesNotFit(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one model asks for."""
+    """What one model asks for, of one rank of those it is divided among."""
 
     model: str
     parameters: int
     bytes_per_parameter: int
     dtype: str
     block_bytes: int
-    """Of one KV block, over all layers."""
+    """Of one KV block, over all layers; of this rank's heads."""
     context_blocks: int
     """KV blocks of one full context."""
+    shards: int = 1
+    """Ranks that divide the weights among themselves."""
 
     @property
     def weight_bytes(self) -> int:
-        return self.parameters * self.bytes_per_parameter
+        # Rounded up; norms, which every rank holds whole, are some millionths.
+        return -(-self.parameters * self.bytes_per_parameter // self.shards)
 
 
 def count_parameters(path: Path) -> int:
@@ -88,8 +91,10 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
 
 def _arithmetic(need: Need, kv: int, available: int) -> str:
     total = need.weight_bytes + kv
+    share = f"a share of 1/{need.shards} of " if need.shards > 1 else ""
+    weights = f"{share}{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.weight_bytes)}"
     return (
-        f"needs {_gb(total)}: {_count(need.parameters)} parameters in {need.dtype} are {_gb(need.weight_bytes)}, "
+        f"needs {_gb(total)}: {weights}, "
         f"the KV cache is {_gb(kv)}; this device has {_gb(available)} free, of which {_RESERVE_SHARE:.0%} are kept back"
     )
 

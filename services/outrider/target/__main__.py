@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 from outrider.engine import CheckpointError
-from outrider.target.config import parse_arguments
-from outrider.target.process import run
+from outrider.target.config import TargetConfig, parse_arguments
 from outrider.telemetry.logging import configure_logging
 
 
 def main() -> int:
     config = parse_arguments()
     configure_logging("target", config.log_format)
+    return _one(config) if config.tensor_parallel == 1 else _several(config)
+
+
+def _one(config: TargetConfig) -> int:
+    from outrider.target.process import run
+
     try:
         asyncio.run(run(config))
     except (CheckpointError, OSError) as error:
         print(f"outrider.target: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _several(config: TargetConfig) -> int:
+    # This process only forks the ranks: it imports no gRPC, which does not outlive a fork.
+    from outrider.target.rank import run_rank
+    from outrider.target.supervisor import Supervisor
+
+    return Supervisor(config.tensor_parallel, config.step_timeout_s, partial(run_rank, config)).run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from outrider.engine import EngineConfig
 from outrider.telemetry.logging import LOG_FORMATS
 
+MAX_RANKS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
@@ -31,6 +33,10 @@ class TargetConfig:
     """Most drafted tokens judged in one step of one sequence."""
     threads: int = 0
     """Threads of one engine step on CPU; 0 leaves it to torch."""
+    tensor_parallel: int = 1
+    """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
+    step_timeout_s: float = 30.0
+    """With tensor_parallel above 1: how long a step, or one process's silence, may last before all start again."""
     cpu_cores: tuple[int, ...] = ()
     """Cores the process may run on; empty means all."""
     metrics_listen: str = ""
@@ -48,6 +54,12 @@ class TargetConfig:
             raise ValueError("max_draft_tokens: must be at least 0 and below max_batch_tokens")
         if self.threads < 0:
             raise ValueError("threads: must not be negative")
+        if not 1 <= self.tensor_parallel <= MAX_RANKS:
+            raise ValueError(f"tensor_parallel: must be in 1..{MAX_RANKS}, got {self.tensor_parallel}")
+        if self.tensor_parallel > 1 and ":" in self.engine.device:
+            raise ValueError(f"device: {self.engine.device!r} names one device, tensor_parallel wants several")
+        if self.step_timeout_s <= 0:
+            raise ValueError("step_timeout_s: must be above 0")
         if self.drain_timeout_s < 0:
             raise ValueError("drain_timeout_s: must not be negative")
 
@@ -91,6 +103,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
             max_sequences=options.max_sequences,
             max_draft_tokens=options.max_draft_tokens,
             threads=options.threads,
+            tensor_parallel=options.tensor_parallel,
+            step_timeout_s=options.step_timeout,
             cpu_cores=parse_cores(options.cpu_cores),
             metrics_listen=options.metrics_listen,
             drain_timeout_s=options.drain_timeout,
@@ -122,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-context-len", type=int, default=None, metavar="N", help="cap on positions; the model's if not given")
     add("--max-draft-tokens", type=int, default=32, metavar="N", help="drafted tokens judged in one step of a sequence")
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
+    add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
+    add("--step-timeout", type=float, default=30.0, metavar="S", help="longest tensor-parallel step, then all restart")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
     add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")

@@ -31,6 +31,7 @@ from outrider.target.worker import TargetWorker
 from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
 
 if TYPE_CHECKING:
+    from outrider.engine.parallel.group import Group
     from outrider.metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -49,18 +50,27 @@ def limit_cpu(config: TargetConfig) -> None:
         torch.set_num_threads(config.threads)
 
 
-async def run(config: TargetConfig) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, or OSError when it cannot listen."""
+async def run(config: TargetConfig, group: Group | None = None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains; as rank 0 of `group`, if there is one, which ends with it.
+
+    Raises CheckpointError, or OSError when it cannot listen.
+    """
     started_s = time.monotonic()
-    limit_cpu(config)
+    if group is None:
+        limit_cpu(config)
     # Loading blocks for seconds; the event loop has nothing to do meanwhile.
-    engine, info = load(config)
+    engine, info = load(config, group)
     log.info("loaded %s in %.1f s", info.model, time.monotonic() - started_s)
     async with serve(config, engine, info, signals=STOP_SIGNALS) as (life, servicer):
         log.info("%s serves %s at %s", info.worker_id, info.model, life.address)
+        if group is not None:
+            group.watchdog.say_ready()
         await life.draining.wait()
         servicer.start_drain()
         await drain(servicer, config.drain_timeout_s)
+    if group is not None:
+        # The step thread has ended: nobody else tells the followers anything.
+        group.stop()
     log.info("drained")
 
 
@@ -104,10 +114,10 @@ async def connect(config: TargetConfig, registry: CollectorRegistry) -> AsyncIte
         yield store
 
 
-def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
+def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, worker_pb2.WorkerInfo]:
     """The engine, and who this worker is. Raises CheckpointError."""
     path = resolve(config.model, log.info)
-    engine = Engine.load(path, config.engine)
+    engine = Engine.load(path, config.engine, group)
     model = engine.info
     info = worker_pb2.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,

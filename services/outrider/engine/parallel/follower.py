@@ -1,0 +1,30 @@
+"""A follower: loads its share, then runs what rank 0 runs. It has no scheduler and keeps no logits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from outrider.engine.config import EngineConfig
+from outrider.engine.engine import Engine
+from outrider.engine.parallel.group import Group, LoadOrder
+from outrider.engine.parallel.links import Kind
+from outrider.engine.parallel.plan import decode
+
+log = logging.getLogger(__name__)
+
+
+def follow(group: Group, config: EngineConfig) -> None:
+    """Returns when rank 0 says that nothing more will come.
+
+    Raises PeerGone when rank 0 ends without a word, CheckpointError when its share cannot be loaded.
+    """
+    [link] = group.links
+    kind, payload = link.receive()
+    if kind is Kind.LOAD:
+        order = LoadOrder.decode(payload)
+        engine = Engine.load(order.path, replace(config, num_blocks=order.num_blocks), group)
+        log.info("rank %d of %d has loaded its share", group.rank, group.size)
+        while (message := link.receive())[0] is Kind.STEP:
+            engine.run(decode(message[1]))
+    group.watchdog.disarm()

@@ -1,0 +1,64 @@
+"""A step as bytes: what rank 0 tells the followers before each forward.
+
+Signed 64-bit numbers, native byte order: both ends are one machine. Head: counts of tokens, wanted rows and spans; then
+token ids, positions, wanted rows; then each span with its blocks and, for a tree, its masks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from outrider.engine.attention import RowSpan
+from outrider.engine.step import Step
+
+
+def encode(step: Step) -> bytes:
+    """See the module."""
+    numbers = array("q", (len(step.token_ids), len(step.wanted), len(step.spans)))
+    numbers.extend(step.token_ids)
+    numbers.extend(step.positions)
+    numbers.extend(step.wanted)
+    for span in step.spans:
+        masks = span.own_masks
+        numbers.extend(
+            (span.start, span.num_tokens, span.kv_len, span.block_size, len(span.blocks), int(masks is not None))
+        )
+        numbers.extend(span.blocks)
+        numbers.extend(masks or ())
+    return numbers.tobytes()
+
+
+def decode(data: bytes) -> Step:
+    """The step that was encoded. Raises ValueError for anything else."""
+    reader = _Reader(data)
+    num_tokens, num_wanted, num_spans = reader.take(3)
+    token_ids, positions, wanted = reader.take(num_tokens), reader.take(num_tokens), reader.take(num_wanted)
+    step = Step(token_ids, positions, wanted, [reader.span() for _ in range(num_spans)])
+    reader.end()
+    return step
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        if len(data) % 8:
+            raise ValueError(f"plan: {len(data)} bytes are no whole numbers")
+        self._numbers = array("q")
+        self._numbers.frombytes(data)
+        self._at = 0
+
+    def take(self, count: int) -> list[int]:
+        if not 0 <= count <= len(self._numbers) - self._at:
+            raise ValueError(f"plan: {count} numbers wanted at {self._at} of {len(self._numbers)}")
+        self._at += count
+        return self._numbers[self._at - count : self._at].tolist()
+
+    def span(self) -> RowSpan:
+        start, num_tokens, kv_len, block_size, num_blocks, is_tree = self.take(6)
+        blocks = self.take(num_blocks)
+        masks: Sequence[int] | None = self.take(num_tokens) if is_tree else None
+        return RowSpan(start, num_tokens, kv_len, blocks, block_size, masks)
+
+    def end(self) -> None:
+        if self._at != len(self._numbers):
+            raise ValueError(f"plan: {len(self._numbers) - self._at} numbers are left over")

@@ -1,0 +1,202 @@
+"""Starts the ranks of a tensor-parallel target, and all of them again when one is gone or silent. Knows no model.
+
+Ranks are forked from this process, which has imported all they need and computes nothing itself: a group is back in
+the time it takes to read the weights. No rank outlives its group, and none outlives this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from outrider.engine.parallel.group import Place, listen
+from outrider.engine.parallel.links import Link
+from outrider.engine.parallel.watchdog import READY
+
+log = logging.getLogger(__name__)
+
+RunRank = Callable[[Place], int]
+"""Runs one rank to its end, in its own process, and returns its exit code."""
+
+# Imported before the first fork, so that a rank need not; nothing here starts threads or touches a GPU.
+_PRELOAD = (
+    "outrider.engine.loader",
+    "outrider.engine.parallel.follower",
+    "torch.distributed.tensor",
+    "transformers.distributed.mixin",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+_RESTARTS, _WINDOW_S = 5, 60.0
+_POLL_S = 0.2
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One process, as seen from here."""
+
+    number: int
+    pid: int
+    beat_fd: int
+    heard_s: float
+    """Monotonic: when it last said that it lives."""
+    ready: bool = False
+    ended: bool = False
+    code: int = 0
+    """Once ended; negative: the signal that ended it."""
+
+    def listen(self, now_s: float) -> None:
+        """Takes what it said."""
+        if said := os.read(self.beat_fd, 4096):
+            self.heard_s = now_s
+            self.ready = self.ready or READY in said
+
+    def reap(self, flags: int) -> None:
+        """Notes its end, if it has ended."""
+        if self.ended:
+            return
+        pid, status = os.waitpid(self.pid, flags)
+        if pid:
+            self.ended, self.code = True, os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        if not self.ended:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __str__(self) -> str:
+        how = f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with code {self.code}"
+        return f"rank {self.number} (process {self.pid}) {how}"
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs groups of `size` ranks, one after another, until one ends as it should or too many do not."""
+
+    size: int
+    step_timeout_s: float
+    run_rank: RunRank
+    _ranks: list[Rank] = field(default_factory=list)
+    _stopping: bool = False
+    _signals: list[int] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Returns the exit code: that of rank 0 when it ended by itself, 1 when restarts were in vain."""
+        for name in _PRELOAD:
+            importlib.import_module(name)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_signal)
+        restarted: deque[float] = deque(maxlen=_RESTARTS)
+        while True:
+            self._start()
+            try:
+                fault = self._watch()
+            finally:
+                self._end()
+            lead = self._ranks[0]
+            if not fault:
+                return lead.code
+            log.error("%s", fault)
+            if self._stopping or (not lead.ready and not restarted):
+                return lead.code if lead.code > 0 else 1
+            now_s = time.monotonic()
+            if len(restarted) == _RESTARTS and now_s - restarted[0] < _WINDOW_S:
+                log.error("%d restarts within %g s: giving up", _RESTARTS, _WINDOW_S)
+                return 1
+            restarted.append(now_s)
+            log.warning("all %d ranks are started again", self.size)
+
+    def _note_signal(self, number: int, frame: FrameType | None) -> None:
+        # Only noted: the watch passes it on. A signal between two groups must not be lost.
+        self._signals.append(number)
+
+    def _start(self) -> None:
+        """Forks the ranks. Returns in this process only."""
+        rendezvous = listen()
+        pairs = [Link.pair() for _ in range(self.size - 1)]
+        beats = [os.pipe() for _ in range(self.size)]
+        self._ranks = []
+        for number in range(self.size):
+            links = tuple(pair[0] for pair in pairs) if number == 0 else (pairs[number - 1][1],)
+            keep = {link.fileno() for link in links} | {rendezvous.fileno(), beats[number][1]}
+            everything = {end for pipe in beats for end in pipe} | {link.fileno() for pair in pairs for link in pair}
+            place = Place(number, self.size, links, rendezvous, beats[number][1], self.step_timeout_s)
+            pid = self._fork(place, everything - keep)
+            self._ranks.append(Rank(number, pid, beats[number][0], time.monotonic()))
+            log.info("rank %d of %d is process %d", number, self.size, pid)
+        rendezvous.close()
+        for _, write_end in beats:
+            os.close(write_end)
+        for link in (link for pair in pairs for link in pair):
+            link.close()
+
+    def _fork(self, place: Place, strange: set[int]) -> int:
+        parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+        if pid := os.fork():
+            return pid
+        code = 1
+        try:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            prctl(_PR_SET_NAME, f"outrider-tp-{place.rank}".encode())
+            # Ctrl-C in a terminal is for the supervisor, which passes it on to rank 0.
+            os.setpgid(0, 0)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL if place.rank == 0 else signal.SIG_IGN)
+            # An end that is held open here would hide another rank's death from its peers.
+            for fd in strange:
+                os.close(fd)
+            code = self.run_rank(place)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            # Past what the parent would do at its exit.
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _watch(self) -> str:
+        """Until rank 0 has ended as it should, which gives "", or there is a reason to end all."""
+        while True:
+            self._pass_on_signals()
+            open_fds = {rank.beat_fd: rank for rank in self._ranks if not rank.ended}
+            for fd in select.select(list(open_fds), [], [], _POLL_S)[0]:
+                open_fds[fd].listen(time.monotonic())
+            now_s = time.monotonic()
+            for rank in self._ranks:
+                rank.reap(os.WNOHANG)
+                if rank.ended and rank.code != 0:
+                    return str(rank)
+                if not rank.ended and now_s - rank.heard_s > self.step_timeout_s:
+                    return f"rank {rank.number} (process {rank.pid}) has said nothing for {self.step_timeout_s:g} s"
+            if self._ranks[0].ended:
+                return ""
+
+    def _pass_on_signals(self) -> None:
+        while self._signals:
+            self._stopping = True
+            lead, number = self._ranks[0], self._signals.pop(0)
+            if not lead.ended:
+                os.kill(lead.pid, number)
+
+    def _end(self) -> None:
+        """Nothing of the group is left."""
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            rank.reap(0)
+            os.close(rank.beat_fd)
