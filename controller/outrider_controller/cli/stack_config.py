@@ -14,6 +14,7 @@ from outrider_controller.cli.process import ProcessSpec
 
 DRAFT_KINDS = ("combined", "model", "ngram")
 DTYPES = ("bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 _HOST = "127.0.0.1"
 
 
@@ -31,6 +32,8 @@ class StackConfig:
     dtype: str = "bfloat16"
     """Of the targets."""
     draft_dtype: str = "bfloat16"
+    target_quantization: str = "none"
+    draft_quantization: str = "none"
     pin: bool = False
     """One core to each worker."""
     prefix_cache: bool = True
@@ -53,6 +56,9 @@ class StackConfig:
                 raise ValueError(f"{name}: must be at least 1")
         if self.drafts < 0:
             raise ValueError("drafts: must not be negative")
+        for name in ("target_quantization", "draft_quantization"):
+            if getattr(self, name) not in QUANTIZATIONS:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
         if self.draft_kind not in DRAFT_KINDS:
             raise ValueError(f"draft_kind: {self.draft_kind!r} is not one of {', '.join(DRAFT_KINDS)}")
         if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
@@ -113,7 +119,7 @@ class Planner:
 
     def target(self, number: int, port: int) -> ProcessSpec:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
-        worker = self._worker(port, self._config.dtype)
+        worker = self._worker(port, self._config.dtype, self._config.target_quantization)
         return self._spec(f"target-{number}", "outrider.target", (*name, *worker), port, self.cores.targets[number])
 
     def draft(self, number: int, port: int, kind: str, model: str) -> ProcessSpec:
@@ -121,12 +127,13 @@ class Planner:
         # Only its vocabulary is read for n-grams, and the target's directory is at hand.
         path = str(self._target_path) if model == self._config.target_model else model
         name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
-        worker = self._worker(port, self._config.draft_dtype)
+        worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization)
         return self._spec(f"draft-{number}", "outrider.draft", (*name, *worker), port, self.cores.drafts[number])
 
-    def _worker(self, port: int, dtype: str) -> tuple[str, ...]:
+    def _worker(self, port: int, dtype: str, quantization: str) -> tuple[str, ...]:
         config = self._config
         flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
+        flags += ["--quantization", quantization]
         flags += ["--threads", str(self.cores.threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
         if config.kv_cache_bytes:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]

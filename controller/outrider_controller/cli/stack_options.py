@@ -15,7 +15,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import note
 from outrider_controller.cli.process import ProcessFailed
-from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, StackConfig
+from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, QUANTIZATIONS, StackConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -50,6 +50,8 @@ _FIELDS = (
     "routers",
     "dtype",
     "draft_dtype",
+    "target_quantization",
+    "draft_quantization",
     "pin",
     "kv_cache_bytes",
     "metadata_url",
@@ -60,6 +62,7 @@ _FIELDS = (
 
 def _options(pin: bool) -> list[Callable[[F], F]]:
     option, number = click.option, click.IntRange
+    quantization = click.Choice(QUANTIZATIONS)
     path = click.Path(file_okay=False, path_type=Path)
     shown: dict[str, Any] = {"show_default": True}
     return [
@@ -71,6 +74,8 @@ def _options(pin: bool) -> list[Callable[[F], F]]:
         option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
         option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the targets.", **shown),
         option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
+        option("--target-quantization", type=quantization, default="none", help="Of the targets' weights.", **shown),
+        option("--draft-quantization", type=quantization, default="none", help="Of the drafts' weights.", **shown),
         option(
             "--pin/--no-pin",
             default=pin,

@@ -94,7 +94,7 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         role=worker_pb2.WORKER_ROLE_DRAFT,
         worker_id=f"draft-{uuid.uuid4().hex[:12]}",
         model=config.served_name,
-        model_revision=revision(path),
+        model_revision=revision(path, config.engine.quantization),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         vocab_size=info.vocab_size,
         draft_kind=info.kind.value,

@@ -3,6 +3,7 @@
 Knows one model and its sequences; not the network, not verification, not what a token is for.
 """
 
+import outrider.engine._quiet  # noqa: F401
 from outrider.engine.checkpoints import (
     CheckpointError,
     resolve,

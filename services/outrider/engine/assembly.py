@@ -19,6 +19,7 @@ from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
 from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively
+from outrider.engine.quantization import quantize
 
 if TYPE_CHECKING:
     from outrider.engine.parallel.group import Group
@@ -41,6 +42,7 @@ def assemble(
     Raises CheckpointError when the attention or the execution that is asked for cannot run here.
     """
     model.eval().requires_grad_(False)
+    quantize(model, config.quantization)
     settings = model.config.get_text_config()
     shards = group.size if group is not None else 1
     decoder, attention = _execution(model, max_context_len, config, shards)
@@ -80,6 +82,9 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
     """The first that can run the model, or the one that is asked for."""
     wanted = config.execution
+    if config.quantization != "none" and wanted == "auto":
+        # The others join and repack plain weights.
+        wanted = "transformers"
     # The native kernels attend themselves.
     if wanted in ("auto", "native") and config.attention == "auto" and can_run_natively(model, config.block_size):
         return NativeLlama(model, context), NativeAttention()

@@ -125,13 +125,14 @@ def tokenizer_fingerprint(path: Path) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def revision(path: Path) -> str:
-    """A hash of config and weights."""
+def revision(path: Path, quantization: str = "none") -> str:
+    """A hash of config and weights, with the quantization if there is one: it makes another model of them."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()[:16]
+    found = digest.hexdigest()[:16]
+    return found if quantization == "none" else f"{found}-{quantization}"
 
 
 def eos_token_ids(path: Path) -> tuple[int, ...]:

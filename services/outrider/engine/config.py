@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 ATTENTIONS = ("auto", "sdpa", "triton")
 EXECUTIONS = ("auto", "native", "fused", "transformers")
 
@@ -33,6 +34,8 @@ class EngineConfig:
     execution: str = "auto"
     """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs with AVX512-BF16), fused (few, large
     operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
+    quantization: str = "none"
+    """Of the linear layers' weights: none, int8, int4 or fp8; see quantization.py for what runs where."""
     attention: str = "auto"
     """sdpa: torch's, on any device. triton: our paged kernels, on CUDA. auto: triton where it runs, else sdpa."""
     cuda_graphs: bool = True
@@ -49,6 +52,10 @@ class EngineConfig:
             raise ValueError(f"execution: {self.execution!r} is not one of {', '.join(EXECUTIONS)}")
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
+        if self.quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
+        if self.quantization != "none" and self.execution not in ("auto", "transformers"):
+            raise ValueError(f"execution: {self.execution} joins plain weights; with quantization it is transformers")
         for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")

@@ -19,6 +19,7 @@ from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention
 from outrider.engine.blocks import BlockPool, PrefixChanges
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder
+from outrider.engine.memory import held_bytes
 from outrider.engine.sequence import EngineSequence, OutOfBlocks
 from outrider.engine.step import Step
 from outrider.prefix import block_hashes
@@ -100,6 +101,11 @@ class Engine:
     def num_evicted_blocks(self) -> int:
         """Blocks of cached prefixes that had to make room, since the start."""
         return self._pool.num_evicted
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the model as it is run, its tables included."""
+        return held_bytes(self._decoder)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -17,8 +17,10 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import ATTENTION_NAME
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
-from outrider.engine.memory import Need, available_bytes, count_parameters, kv_blocks
+from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.parallel.group import Group, LoadOrder
+from outrider.engine.quantization import BYTES_PER_WEIGHT
+from outrider.engine.quantization import check as check_quantization
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -26,6 +28,7 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 def load_engine(path: Path, config: EngineConfig, group: Group | None = None) -> Engine:
     """See Engine.load."""
     checkpoints.check(path)
+    check_quantization(config.quantization, config.device, divided=group is not None)
     _quiet_transformers()
     settings = _settings(path)
     context = _context_len(path, settings, config)
@@ -107,7 +110,11 @@ def _need(path: Path, settings: Any, config: EngineConfig, context: int, shards:
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
     parameters = count_parameters(path)
-    return Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks, shards)
+    need = Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks, shards)
+    if config.quantization == "none":
+        return need
+    linear = Quantized(config.quantization, count_linear(path), BYTES_PER_WEIGHT[config.quantization])
+    return replace(need, quantized=linear)
 
 
 def _quiet_transformers() -> None:

@@ -5,10 +5,15 @@ A refusal at start costs seconds; running out of memory in the middle of a reque
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from outrider.engine.checkpoints import CheckpointError
 
@@ -22,6 +27,23 @@ _RESERVE_SHARE = 0.05
 
 class DoesNotFit(CheckpointError):
     """The model, or its smallest useful KV cache, is larger than the memory there is."""
+
+
+class LinearWeights(NamedTuple):
+    """Weights of a checkpoint's linear layers."""
+
+    used: int
+    """A head that shares the embedding's weights counted as if it had its own."""
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """The linear layers' weights, in fewer bits than the rest."""
+
+    method: str
+    weights: LinearWeights
+    bytes_per_weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +60,45 @@ class Need:
     """KV blocks of one full context."""
     shards: int = 1
     """Ranks that divide the weights among themselves."""
+    quantized: Quantized | None = None
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Of the weights while they are read: only then are they quantized."""
+        # Rounded up; norms, which every rank holds whole, are some millionths.
+        return -(-self.parameters * self.bytes_per_parameter // self.shards)
 
     @property
     def weight_bytes(self) -> int:
-        # Rounded up; norms, which every rank holds whole, are some millionths.
-        return -(-self.parameters * self.bytes_per_parameter // self.shards)
+        if self.quantized is None:
+            return self.loaded_bytes
+        plain = (self.parameters - self.quantized.weights.stored) * self.bytes_per_parameter
+        return -(-(plain + round(self.quantized.weights.used * self.quantized.bytes_per_weight)) // self.shards)
 
 
 def count_parameters(path: Path) -> int:
     """Elements of all tensors of a checkpoint directory, from the headers alone. GGUF and the like: 0, unknown."""
-    total = 0
+    return sum(math.prod(shape) for _, shape in _shapes(path))
+
+
+def count_linear(path: Path) -> LinearWeights:
+    """Elements of the matrices other than the embedding, from the headers alone."""
+    matrices = {name: math.prod(shape) for name, shape in _shapes(path) if len(shape) == 2}
+    embedding = sum(size for name, size in matrices.items() if "embed" in name)
+    stored = sum(matrices.values()) - embedding
+    tied = not any("lm_head" in name for name in matrices)
+    return LinearWeights(stored + embedding if tied else stored, stored)
+
+
+def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="np") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                size = 1
-                for length in tensors.get_slice(name).get_shape():
-                    size *= length
-                total += size
-    return total
+                yield name, tensors.get_slice(name).get_shape()
 
 
 def available_bytes(device: str) -> int:
     """Free memory of a torch device."""
-    import torch
-
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     import psutil
@@ -71,7 +108,10 @@ def available_bytes(device: str) -> int:
 
 def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | None, kv_bytes: int | None) -> int:
     """KV blocks to allocate: those asked for, or as many as are useful and fit. Raises DoesNotFit."""
-    left = int(available * (1 - _RESERVE_SHARE)) - need.weight_bytes
+    usable = int(available * (1 - _RESERVE_SHARE))
+    if need.loaded_bytes > usable:
+        raise DoesNotFit(need.model, _arithmetic(need, 0, available))
+    left = usable - need.weight_bytes
     if blocks is None and kv_bytes is not None:
         blocks = kv_bytes // need.block_bytes
         if blocks < 1:
@@ -92,7 +132,9 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
 def _arithmetic(need: Need, kv: int, available: int) -> str:
     total = need.weight_bytes + kv
     share = f"a share of 1/{need.shards} of " if need.shards > 1 else ""
-    weights = f"{share}{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.weight_bytes)}"
+    weights = f"{share}{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.loaded_bytes)}"
+    if need.quantized is not None:
+        weights += f" while they are read and {_gb(need.weight_bytes)} in {need.quantized.method}"
     return (
         f"needs {_gb(total)}: {weights}, "
         f"the KV cache is {_gb(kv)}; this device has {_gb(available)} free, of which {_RESERVE_SHARE:.0%} are kept back"
@@ -105,3 +147,39 @@ def _gb(size: int) -> str:
 
 def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
+
+
+def held_bytes(holder: object) -> int:
+    """Of all tensors that an object holds, itself or through what it consists of; each storage counted once."""
+    found = {_identity(tensor): tensor for tensor in _tensors(holder, set())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+
+
+def _tensors(holder: object, seen: set[int]) -> Iterator[Tensor]:
+    if id(holder) in seen or isinstance(holder, str | bytes | int | float | type | None):
+        return
+    seen.add(id(holder))
+    if isinstance(holder, Tensor):
+        yield from _plain(holder)
+    elif isinstance(holder, Mapping):
+        yield from (tensor for value in holder.values() for tensor in _tensors(value, seen))
+    elif isinstance(holder, list | tuple | set):
+        yield from (tensor for value in holder for tensor in _tensors(value, seen))
+    else:
+        names = [*getattr(holder, "__dict__", ()), *getattr(type(holder), "__slots__", ())]
+        yield from (tensor for name in names for tensor in _tensors(getattr(holder, name, None), seen))
+
+
+def _plain(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that a quantized one consists of; itself if it is none."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor.detach()
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain(getattr(tensor, name))
+
+
+def _identity(tensor: Tensor) -> int:
+    # What is packed for oneDNN has no storage that one could point to.
+    return id(tensor) if tensor.layout is not torch.strided else tensor.data_ptr()

@@ -91,6 +91,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
             engine=EngineConfig(
                 dtype=options.dtype,
                 device=options.device,
+                quantization=options.quantization,
                 block_size=options.block_size,
                 kv_cache_bytes=options.kv_cache_bytes,
                 max_batch_tokens=options.max_batch_tokens,
@@ -129,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--metadata", default="", metavar="URL", help="metadata store that carries the lease; none if empty")
     add("--dtype", default="bfloat16", help="of weights, activations and KV cache")
     add("--device", default="cpu", help="torch device")
+    add("--quantization", default="none", help="of the linear layers' weights: none, int8, int4 or fp8")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="tokens in one KV block")
     add("--kv-cache-bytes", type=int, default=None, metavar="N", help="memory for KV; chosen if not given")
     add("--max-batch-tokens", type=int, default=512, metavar="N", help="most tokens of one engine step")

@@ -17,6 +17,7 @@ _COMMANDS = {
     "soak": "Thousands of requests that end, are cancelled and lose their KV: is everything given back?",
     "context": "What does a token cost as the context grows?",
     "router": "What does the router cost, and what does it add?",
+    "quantization": "What do fewer bits cost and save, in the target and in the draft?",
     "streams": "Many streams at once: do all end, and is everything given back?",
 }
 

@@ -1,0 +1,6 @@
+"""Imported before transformers, which imports torchao where it is installed, which tells at length what it lacks."""
+
+import logging
+
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)

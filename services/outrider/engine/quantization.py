@@ -1,0 +1,129 @@
+"""Weight-only quantization of a loaded model's linear layers, by torchao: int8, int4, fp8.
+
+Activations, norms, the embedding and the KV cache keep the engine's dtype. A head that shares the embedding's weights
+gets quantized ones of its own: a step reads all of the head, and of the embedding a few rows.
+
+On a CPU the products are torch's own packed ones, which take a row's sum alike whatever rows are beside it: a token's
+logits stay the same bits in every shape of a step, as they do without quantization.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.checkpoints import CheckpointError
+
+INT4_GROUP = 32
+"""Columns of a row that share a scale and a zero in int4."""
+# What oneDNN's neighbours in torch pack int4 rows by.
+_INT4_ROWS = 16
+# Compute capability: Ada and Hopper are the first with fp8 products.
+_FIRST_WITH_FP8 = (8, 9)
+
+BYTES_PER_WEIGHT = {"int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "fp8": 1.0}
+"""Of a linear layer, the scales of int4 groups included; those of whole rows are too few to count."""
+
+
+def check(method: str, device: str, *, divided: bool = False) -> None:
+    """Raises CheckpointError naming `quantization` when `device` cannot run it or torchao is missing.
+
+    divided: the weights are to be divided among ranks, which quantized ones are not yet.
+    """
+    if method == "none":
+        return
+    if divided:
+        raise CheckpointError("quantization", f"{method} does not go with tensor parallelism")
+    kind = torch.device(device)
+    if kind.type not in ("cpu", "cuda"):
+        raise CheckpointError("quantization", f"{method} is not supported on {device}")
+    if method == "fp8" and kind.type == "cpu":
+        raise CheckpointError("quantization", "fp8 needs a GPU of compute capability 8.9 or more; on a CPU use int8")
+    if method == "fp8" and torch.cuda.get_device_capability(kind) < _FIRST_WITH_FP8:
+        raise CheckpointError("quantization", f"fp8 needs compute capability 8.9 or more, {device} has less; use int8")
+    try:
+        _torchao()
+    except ModuleNotFoundError as error:
+        message = f"{error.name} is not installed: pip install 'outrider[quantization]'"
+        raise CheckpointError("quantization", message) from error
+
+
+def quantize(model: nn.Module, method: str) -> None:
+    """Replaces the weights of every linear layer that `method` can hold, in place. See `check` for what may be asked.
+
+    int4 leaves a layer as it is whose columns are no multiple of 32, or whose rows are none of 16.
+    """
+    if method == "none":
+        return
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if method == "int8" and on_cpu:
+        _replace_linears(model)
+        return
+    fits = _fits_int4 if method == "int4" else _is_linear
+    _torchao().quantize_(model, _config(method, on_cpu), filter_fn=fits)
+
+
+def _config(method: str, on_cpu: bool) -> Any:
+    library = _torchao()
+    if method == "int8":
+        return library.Int8WeightOnlyConfig()
+    if method == "fp8":
+        return library.Float8WeightOnlyConfig()
+    if not on_cpu:
+        return library.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
+    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+    # Fitting scales to the weights (Badri and Shaji 2023, half-quadratic quantization) costs seconds, once.
+    return PrototypeInt4WeightOnlyConfig(group_size=INT4_GROUP, int4_choose_qparams_algorithm="hqq")
+
+
+class Int8Linear(nn.Module):
+    """y = x · (scale * q)ᵀ with q int8 and a scale for each row, on a CPU."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        from torchao.quantization import Int8Tensor, PerRow
+
+        weight = linear.weight.detach()
+        # Rounded first, then quantized by: the kernel takes scales in the activations' dtype, and a scale that is
+        # rounded afterwards would shift a whole row.
+        scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-8).to(weight.dtype)
+        found = Int8Tensor.from_hp(weight.float(), PerRow(), scale=scale.float())
+        self.register_buffer("weight", found.qdata.contiguous())
+        self.register_buffer("scale", scale[:, 0].contiguous())
+        self.bias = linear.bias
+
+    weight: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., columns] → [..., rows]"""
+        flat = x.reshape(-1, x.shape[-1])
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale)
+        out = out.view(*x.shape[:-1], self.weight.shape[0])
+        return out if self.bias is None else out + self.bias
+
+
+def _replace_linears(model: nn.Module) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, Int8Linear(child))
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _fits_int4(module: nn.Module, name: str) -> bool:
+    if not isinstance(module, nn.Linear):
+        return False
+    return module.in_features % INT4_GROUP == 0 and module.out_features % _INT4_ROWS == 0
+
+
+def _torchao() -> Any:
+    import torchao.quantization
+
+    return torchao.quantization

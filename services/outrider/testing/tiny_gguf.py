@@ -1,0 +1,97 @@
+"""The tiny checkpoint as a GGUF file, as llama.cpp's converter would write it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+# The last one-byte token: 0xAD or its like, which begins no character.
+_RARE_BYTE = 258
+# Hugging Face's names → llama.cpp's, within a layer.
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> Path:
+    """Writes a Llama's checkpoint directory into `file` and returns it. Matrices are quantized, norms are float32."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = GGUFWriter(file, "llama")
+    _write_settings(writer, config)
+    _write_tokenizer(writer, checkpoint, config)
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        for name, tensor in load_file(path).items():
+            values = _permuted(name, tensor.astype(np.float32), config)
+            if values.ndim == 2:
+                writer.add_tensor(_gguf_name(name), gguf.quantize(values, quantization), raw_dtype=quantization)
+            else:
+                writer.add_tensor(_gguf_name(name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _write_settings(writer: GGUFWriter, config: dict[str, object]) -> None:
+    def number(name: str) -> int:
+        return int(str(config[name]))
+
+    writer.add_block_count(number("num_hidden_layers"))
+    writer.add_context_length(number("max_position_embeddings"))
+    writer.add_embedding_length(number("hidden_size"))
+    writer.add_feed_forward_length(number("intermediate_size"))
+    writer.add_head_count(number("num_attention_heads"))
+    writer.add_head_count_kv(number("num_key_value_heads"))
+    writer.add_rope_dimension_count(number("head_dim"))
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(float(str(config["rms_norm_eps"])))
+    writer.add_vocab_size(number("vocab_size"))
+
+
+def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, object]) -> None:
+    vocab = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocab, key=lambda token: int(vocab[token]))
+    # transformers takes a vocabulary without merges for one with scores. One merge then, of a byte no text has.
+    tokens[-1] = 2 * tokens[_RARE_BYTE]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    # 1 is an ordinary token, 3 a control token.
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_merges([f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"])
+    writer.add_bos_token_id(int(str(config["bos_token_id"])))
+    writer.add_eos_token_id(int(str(config["eos_token_id"])))
+
+
+def _gguf_name(name: str) -> str:
+    fixed = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
+    if name in fixed:
+        return f"{fixed[name]}.weight"
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{_LAYER[rest.removesuffix('.weight')]}.weight"
+
+
+def _permuted(name: str, values: NDArray[np.float32], config: dict[str, object]) -> NDArray[np.float32]:
+    """llama.cpp rotates neighbours, Hugging Face halves: rows of queries and keys change places."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for part, count in heads.items():
+        if part in name:
+            rows, columns = values.shape
+            halves = values.reshape(int(str(config[count])), 2, -1, columns)
+            return halves.swapaxes(1, 2).reshape(rows, columns)
+    return values

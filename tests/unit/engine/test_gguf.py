@@ -1,0 +1,56 @@
+"""A GGUF file is a model like any other, once it is converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from outrider.engine import Engine, EngineConfig, Row, resolve
+from outrider.engine.checkpoints import eos_token_ids
+from outrider.testing.tiny_gguf import write_gguf
+from transformers import AutoTokenizer
+
+PROMPT = [40, 41, 42, 43, 90, 91]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+
+
+def logits(path: Path, quantization: str = "none") -> torch.Tensor:
+    engine = Engine.load(path, EngineConfig(dtype="float32", quantization=quantization, num_blocks=8))
+    return engine.forward([Row(engine.open(PROMPT), PROMPT, len(PROMPT))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "off_by"),
+    [(GGMLQuantizationType.F16, 0.01), (GGMLQuantizationType.Q8_0, 0.05), (GGMLQuantizationType.Q4_0, 0.6)],
+    ids=["F16", "Q8_0", "Q4_0"],
+)
+def test_a_gguf_file_says_what_its_checkpoint_says(
+    tiny: Path, tmp_path: Path, kind: GGMLQuantizationType, off_by: float
+) -> None:
+    converted = resolve(write_gguf(tiny, tmp_path / "tiny.gguf", kind))
+    plain, found = logits(tiny), logits(converted)
+    assert float((found - plain).norm() / plain.norm()) < off_by
+    assert AutoTokenizer.from_pretrained(converted).encode("Hello, world") == AutoTokenizer.from_pretrained(
+        tiny
+    ).encode("Hello, world")
+    assert eos_token_ids(converted) == (2,)
+
+
+def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny, tmp_path / "tiny.gguf")
+    said: list[str] = []
+    assert resolve(file, said.append) == resolve(file, said.append)
+    assert len(said) == 1
+
+
+def test_it_can_be_held_in_fewer_bits_like_any_other(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    converted = resolve(write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType.Q8_0))
+    plain, found = logits(converted), logits(converted, "int8")
+    assert 1e-4 < float((found - plain).norm() / plain.norm()) < 0.05
