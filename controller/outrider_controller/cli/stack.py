@@ -19,6 +19,7 @@ from pathlib import Path
 
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import control_pb2
+from outrider.testing.delay_proxy import set_round_trip
 
 from outrider_controller.cli.client import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
@@ -159,13 +160,18 @@ class Stack:
         process = await self._launch(spec or old.spec)
         await process.ready(self.config.start_timeout_s)
 
-    async def replace_drafts(self, kind: str, model: str) -> None:
+    async def replace_drafts(self, kind: str, model: str, fault: str = "") -> None:
         """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
         for number in range(self.config.drafts):
             old = self.processes[f"draft-{number}"]
             port = int(old.spec.address.rpartition(":")[2])
-            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model))
+            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model, fault))
         await self.assembled()
+
+    async def set_round_trip(self, added_ms: float) -> None:
+        """Between routers and workers, from now on. Only for a stack that is `delayed`; raises OSError."""
+        control = self.processes["proxy"].spec.endpoints["control"]
+        await set_round_trip(int(control.rpartition(":")[2]), added_ms)
 
     async def first_failure(self) -> ManagedProcess:
         """Returns the first process that ends unasked."""

@@ -37,6 +37,8 @@ class StackConfig:
     pin: bool = False
     """One core to each worker."""
     prefix_cache: bool = True
+    delayed: bool = False
+    """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -85,10 +87,11 @@ class Plan:
     gateway: ProcessSpec
     routers: tuple[str, ...]
     """Addresses of the routers, which live inside Ray."""
+    proxies: tuple[ProcessSpec, ...] = ()
 
     @property
     def tiers(self) -> tuple[tuple[ProcessSpec, ...], ...]:
-        return (*self.targets, *self.drafts), (self.controller,), (self.gateway,)
+        return (*self.proxies, *self.targets, *self.drafts), (self.controller,), (self.gateway,)
 
 
 class Planner:
@@ -100,6 +103,8 @@ class Planner:
         self._metadata_url = metadata_url
         assign = pinned if config.pin else shared
         self.cores: Cores = assign(available, config.targets, config.drafts)
+        self._proxied: dict[int, int] = {}
+        """Worker's port → the proxy's, which is the one advertised."""
 
     def plan(self, ports: Ports) -> Plan:
         """Raises OSError when a port that was asked for is in use."""
@@ -107,11 +112,16 @@ class Planner:
         grpc_port, http_port = ports.claim(config.grpc_port), ports.claim(config.http_port)
         control = f"{_HOST}:{ports.claim(config.control_port)}"
         routers = tuple(f"{_HOST}:{ports.claim()}" for _ in range(config.routers))
+        worker_ports = [ports.claim() for _ in range(config.targets + config.drafts)]
+        if config.delayed:
+            self._proxied = {port: ports.claim() for port in worker_ports}
+        target_ports, draft_ports = worker_ports[: config.targets], worker_ports[config.targets :]
         return Plan(
-            targets=tuple(self.target(number, ports.claim()) for number in range(config.targets)),
+            targets=tuple(self.target(number, port) for number, port in enumerate(target_ports)),
             drafts=tuple(
-                self.draft(number, ports.claim(), config.draft_kind, config.draft) for number in range(config.drafts)
+                self.draft(number, port, config.draft_kind, config.draft) for number, port in enumerate(draft_ports)
             ),
+            proxies=(self._proxy(ports.claim()),) if config.delayed else (),
             controller=self._controller(control, routers),
             gateway=self._gateway(f"{_HOST}:{grpc_port}", f"{_HOST}:{http_port}"),
             routers=routers,
@@ -122,19 +132,27 @@ class Planner:
         worker = self._worker(port, self._config.dtype, self._config.target_quantization)
         return self._spec(f"target-{number}", "outrider.target", (*name, *worker), port, self.cores.targets[number])
 
-    def draft(self, number: int, port: int, kind: str, model: str) -> ProcessSpec:
-        """Also called for a draft that takes another's place."""
+    def draft(self, number: int, port: int, kind: str, model: str, fault: str = "") -> ProcessSpec:
+        """Also called for a draft that takes another's place. `fault`: one of outrider.testing.bad_draft."""
         # Only its vocabulary is read for n-grams, and the target's directory is at hand.
         path = str(self._target_path) if model == self._config.target_model else model
         name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
         worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization)
-        return self._spec(f"draft-{number}", "outrider.draft", (*name, *worker), port, self.cores.drafts[number])
+        module, first = ("outrider.testing.bad_draft", (fault,)) if fault else ("outrider.draft", ())
+        return self._spec(f"draft-{number}", module, (*first, *name, *worker), port, self.cores.drafts[number])
+
+    def _proxy(self, control_port: int) -> ProcessSpec:
+        listens = (f"{proxied}={_HOST}:{port}" for port, proxied in self._proxied.items())
+        argv = (sys.executable, "-m", "outrider.testing.delay_proxy", str(control_port), *listens)
+        return ProcessSpec("proxy", argv, "", {"control": f"{_HOST}:{control_port}"}, self.cores.rest)
 
     def _worker(self, port: int, dtype: str, quantization: str) -> tuple[str, ...]:
         config = self._config
         flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
         flags += ["--quantization", quantization]
         flags += ["--threads", str(self.cores.threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
+        if port in self._proxied:
+            flags += ["--advertise", f"{_HOST}:{self._proxied[port]}"]
         if config.kv_cache_bytes:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
         return (*flags, *(() if config.prefix_cache else ("--no-prefix-cache",)))

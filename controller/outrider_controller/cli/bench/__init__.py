@@ -16,6 +16,8 @@ _COMMANDS = {
     "scale": "Thousands of prompts, speculation on and off, in one process: are the texts equal?",
     "soak": "Thousands of requests that end, are cancelled and lose their KV: is everything given back?",
     "context": "What does a token cost as the context grows?",
+    "delay": "What is speculation worth when router and workers are far apart?",
+    "drafts": "What does a bad draft cost?",
     "router": "What does the router cost, and what does it add?",
     "quantization": "What do fewer bits cost and save, in the target and in the draft?",
     "streams": "Many streams at once: do all end, and is everything given back?",

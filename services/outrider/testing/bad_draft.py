@@ -1,0 +1,90 @@
+"""A real draft worker made bad: python -m outrider.testing.bad_draft FAULT OPTIONS, with the options of outrider.draft.
+
+It costs what a good one costs and speaks the protocol as well. `wrong` proposes the neighbour of every token it means;
+`stalls` holds every eighth round, drawn at random, for 200 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from outrider.draft.config import parse_arguments
+from outrider.draft.process import run
+from outrider.drafters import Drafted, Drafter, DraftSequence
+from outrider.telemetry.logging import configure_logging
+
+STALL_S = 0.2
+STALL_CHANCE = 1 / 8
+
+
+class BadDrafter(Drafter):
+    """Another drafter's proposals, after `spoil` has had them."""
+
+    def __init__(self, inner: Drafter, spoil: Callable[[Drafted], Drafted]) -> None:
+        self.info = inner.info
+        self._inner = inner
+        self._spoil = spoil
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._inner.num_free_blocks
+
+    def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
+        return self._inner.take_prefix_changes()
+
+    def attach(self, sequence: DraftSequence) -> None:
+        self._inner.attach(sequence)
+
+    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+        self._inner.follow(sequence, known_len)
+
+    def pause(self, sequence: DraftSequence) -> None:
+        self._inner.pause(sequence)
+
+    def detach(self, sequence: DraftSequence) -> None:
+        self._inner.detach(sequence)
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        return [None if drafted is None else self._spoil(drafted) for drafted in self._inner.propose(sequences)]
+
+
+def wrong(vocab_size: int) -> Callable[[Drafted], Drafted]:
+    """Every token is another than the one that was meant."""
+
+    def spoil(drafted: Drafted) -> Drafted:
+        tokens = [(token + 1) % vocab_size for token in drafted.token_ids]
+        return Drafted(drafted.source, tokens, drafted.confidence, drafted.q)
+
+    return spoil
+
+
+def stalling(drafted: Drafted) -> Drafted:
+    """Now and then it takes its time."""
+    if random.random() < STALL_CHANCE:
+        time.sleep(STALL_S)
+    return drafted
+
+
+FAULTS: dict[str, Callable[[Drafter], Drafter]] = {
+    "wrong": lambda drafter: BadDrafter(drafter, wrong(drafter.info.vocab_size)),
+    "stalls": lambda drafter: BadDrafter(drafter, stalling),
+}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in FAULTS:
+        print(f"the first argument must be one of {', '.join(FAULTS)}", file=sys.stderr)
+        return 2
+    config = parse_arguments(sys.argv[2:])
+    configure_logging("draft", config.log_format)
+    sys.setswitchinterval(0.0005)
+    asyncio.run(run(config, FAULTS[sys.argv[1]]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
