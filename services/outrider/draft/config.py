@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
 from outrider.drafters.loading import LONG_MATCH
 from outrider.engine import EngineConfig
+from outrider.engine.config import ATTENTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ def _config_of(options: argparse.Namespace) -> DraftConfig:
             max_batch_tokens=options.max_batch_tokens,
             max_context_len=options.max_context_len,
             prefix_cache=not options.no_prefix_cache,
+            attention=options.attention,
+            cuda_graphs=not options.no_cuda_graphs,
         ),
         drafting=ModelConfig(min_confidence=options.min_confidence, max_batch_tokens=options.max_batch_tokens),
         ngrams=NgramConfig(min_match=options.min_match or default_match),
@@ -155,6 +158,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--max-batch-tokens", type=int, default=512, metavar="N", help="most tokens of one forward")
     add("--max-context-len", type=int, default=None, metavar="N", help="cap on positions; the model's if not given")
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
+    add("--attention", default="auto", choices=ATTENTIONS, help="triton runs on CUDA; auto takes it there")
+    add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one forward; 0 leaves it to torch")
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
 

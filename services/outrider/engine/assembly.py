@@ -76,7 +76,7 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
     try:
         return make_attention(config.attention, shape, torch.device(config.device))
     except TritonMissing as error:
-        raise CheckpointError("attention", str(error)) from error
+        raise CheckpointError("attention", str(error).removeprefix("attention: ")) from error
 
 
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
@@ -127,5 +127,10 @@ def _graphs(
     )
     with torch.cuda.device(device):
         graphs = GraphRunner(decoder, attention, cache, shape, device)
-        graphs.capture_all()
+        try:
+            graphs.capture_all()
+        except RuntimeError as error:
+            # Code that looks at a number on its way, as rotary tables that grow with the context do, waits for it.
+            message = f"this model's steps cannot be recorded, turn it off: {error}"
+            raise CheckpointError("cuda_graphs", message) from error
     return graphs

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine import EngineConfig
+from outrider.engine.config import ATTENTIONS
 from outrider.telemetry.logging import LOG_FORMATS
 
 MAX_RANKS = 64
@@ -97,6 +98,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
                 max_batch_tokens=options.max_batch_tokens,
                 max_context_len=options.max_context_len,
                 prefix_cache=not options.no_prefix_cache,
+                attention=options.attention,
+                cuda_graphs=not options.no_cuda_graphs,
             ),
             model_name=options.model_name,
             advertise=options.advertise,
@@ -140,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
     add("--step-timeout", type=float, default=30.0, metavar="S", help="longest tensor-parallel step, then all restart")
+    add("--attention", default="auto", choices=ATTENTIONS, help="triton runs on CUDA; auto takes it there")
+    add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
     add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")

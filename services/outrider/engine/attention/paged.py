@@ -78,6 +78,11 @@ class Shape:
         return self.tile_rows(least) // self.share
 
 
+def _rows_of_many(dtype: torch.dtype) -> int:
+    """Of a prefill's tiles. Larger ones of float32 do not fit what memory a multiprocessor shares."""
+    return _TILE_ROWS_FEW if dtype == torch.float32 else _TILE_ROWS_MANY
+
+
 def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
@@ -94,7 +99,7 @@ class TritonAttention:
         """Lays out a step of any size, in one copy to the device. Spans are in the order of the flat batch."""
         few = [span for span in spans if span.num_tokens <= FEW]
         many = [span for span in spans if span.num_tokens > FEW]
-        groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_TILE_ROWS_MANY))]
+        groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]
         tiles = [num_tiles(*group) for group in groups]
         fields = Fields.of(
             tokens=sum(span.num_tokens for span in spans),
@@ -222,7 +227,8 @@ class TritonBatch:
             self._launch(query, layer, scale, slice(0, self._few), _TILE_ROWS_FEW)
             self._reduce(query.shape[0])
         if self._many:
-            self._launch(query, layer, scale, slice(self._few, None), _TILE_ROWS_MANY, split=False)
+            rows = _rows_of_many(self.cached(layer)[0].dtype)
+            self._launch(query, layer, scale, slice(self._few, None), rows, split=False)
         return work.out[: query.shape[0]]
 
     def _launch(
