@@ -97,6 +97,25 @@ class AdmissionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceConfig:
+    """What is remembered of requests that have ended."""
+
+    max_requests: int = 1000
+    """The last so many. 0 remembers none."""
+    max_rounds: int = 2048
+    """The first so many of each request."""
+    max_bytes: int = 64 << 20
+    """Of all that is remembered; the oldest goes first."""
+    record_tokens: bool = True
+    """Output tokens and rejected drafts, for whoever may ask this router. The prompt is never recorded."""
+
+    def __post_init__(self) -> None:
+        if self.max_requests < 0:
+            raise ValueError("traces.max_requests: must not be negative")
+        _positive("traces", max_rounds=self.max_rounds, max_bytes=self.max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class RouterConfig:
     """One router."""
 
@@ -116,6 +135,7 @@ class RouterConfig:
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    traces: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)

@@ -14,6 +14,7 @@ from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.policy import Pace
 from outrider_controller.router.pools import DraftLink, LinkKey, Prefix, TargetLink
 from outrider_controller.router.session import Session
+from outrider_controller.router.traces import Recorder
 
 
 class Wake(Enum):
@@ -45,6 +46,7 @@ class Course:
     """Changed only in the event loop, by link callbacks and by the one task that drives it."""
 
     session: Session
+    recorder: Recorder
     pace: Pace
     deliver: Deliver
     draft_limit: int

@@ -59,6 +59,8 @@ class Pace:
     speaking: bool = False
     unanswered: int = 0
     step_us: float = 0.0
+    sent: Setting = PLAIN
+    """The setting in force."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown.
 
@@ -70,7 +72,6 @@ class Pace:
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
     _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
-    _sent: Setting = PLAIN
 
     @property
     def accepted_per_step(self) -> float:
@@ -82,14 +83,14 @@ class Pace:
         self._asked.clear()
         self._turnarounds_us.clear()
         self.turnaround_us = 0
-        self._sent = self._wanted()
-        return self._sent
+        self.sent = self._wanted()
+        return self.sent
 
     def lost(self) -> Setting:
         """The draft is gone: decode plainly."""
         self.limit, self.speaking = 0, False
-        self._sent = PLAIN
-        return self._sent
+        self.sent = PLAIN
+        return self.sent
 
     def committed(
         self, committed_len: int, *, num_drafted: int, num_accepted: int, step_us: int, now_us: int
@@ -141,10 +142,10 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        if self.limit == self._sent.max_draft_tokens and _alike(self._wait_us(), self._sent.max_wait_us):
+        if self.limit == self.sent.max_draft_tokens and _alike(self._wait_us(), self.sent.max_wait_us):
             return None
-        self._sent = self._wanted()
-        return self._sent
+        self.sent = self._wanted()
+        return self.sent
 
 
 def _smooth(old: float, new: float) -> float:

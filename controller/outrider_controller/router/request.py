@@ -13,6 +13,7 @@ from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.telemetry.context import TraceContext
 
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.session import Request
@@ -62,6 +63,7 @@ def check_request(
         speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
+        trace_context=TraceContext.named(message.traceparent, message.tracestate),
     )
 
 

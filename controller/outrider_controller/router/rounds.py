@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 
 from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import (
+    Cancelled,
     DeadlineExceeded,
     InternalError,
     OutriderError,
@@ -37,6 +38,7 @@ from outrider_controller.router.pairing import verification_mode
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit
 from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
 from outrider_controller.router.session import BadReply, Request, Session
+from outrider_controller.router.traces import Recorder, Traces
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Rounds:
             self._pools_changed,
             connect,
         )
+        self.traces = Traces(config.traces)
         self._config = config
         self._notices = notices
         # In order of arrival: whoever came first is looked at first.
@@ -96,12 +99,14 @@ class Rounds:
         `deadline_s`: seconds from now. Raises OutriderError. However it ends, every worker hears of it at once.
         """
         course: Course | None = None
-        reason = sequence.CLOSE_REASON_CANCELLED
+        reason, fault = sequence.CLOSE_REASON_CANCELLED, Cancelled.default_reason
+        recorder = self.traces.start(request, _now_us())
         try:
             async with _within(deadline_s):
-                course = await self._begin(request, deliver)
+                course = await self._begin(request, deliver, recorder)
                 await self._drive(course)
         except OutriderError as error:
+            fault = error.reason or error.default_reason
             if isinstance(error, DeadlineExceeded):
                 reason = sequence.CLOSE_REASON_DEADLINE
             if course is None or course.untouched:
@@ -110,6 +115,7 @@ class Rounds:
         finally:
             if course is not None:
                 self._end(course, reason)
+            self.traces.end(recorder, fault, _now_us())
 
     async def _drive(self, course: Course) -> None:
         while not course.session.finished:
@@ -118,7 +124,7 @@ class Rounds:
                 raise event
             await self._place(course)
 
-    async def _begin(self, request: Request, deliver: Deliver) -> Course:
+    async def _begin(self, request: Request, deliver: Deliver, recorder: Recorder) -> Course:
         """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
         prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
         target = await self._first_target(request, prefix)
@@ -128,13 +134,19 @@ class Rounds:
             requested=request.max_draft_tokens,
         )
         draft = await self.pools.choose_draft(target.info, prefix) if limit else None
-        course = self._new_course(request, deliver, target, draft, limit)
+        course = self._new_course(request, deliver, target, draft, limit, recorder)
         self._courses[course] = None
         self._open_both(course, target, draft)
         return course
 
     def _new_course(
-        self, request: Request, deliver: Deliver, target: TargetLink, draft: DraftLink | None, limit: int
+        self,
+        request: Request,
+        deliver: Deliver,
+        target: TargetLink,
+        draft: DraftLink | None,
+        limit: int,
+        recorder: Recorder,
     ) -> Course:
         mode = verification_mode(
             temperature=request.sampling.temperature,
@@ -142,8 +154,10 @@ class Rounds:
             draft_kind=draft.info.draft_kind if draft else None,
         )
         session = Session(request, mode, target.info.vocab_size, opened_us=_now_us())
+        recorder.placed(session)
         return Course(
             session,
+            recorder,
             Pace(self._config.policy, limit, insistent=request.speculation == router.SPECULATION_MODE_ON),
             deliver,
             limit,
@@ -251,7 +265,9 @@ class Rounds:
         self._by_target[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
         link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
-        course.session.legs.opened(_now_us())
+        now_us = _now_us()
+        course.session.legs.opened(now_us)
+        course.recorder.opened(link.info, now_us)
 
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         rules = DraftRules(setting.max_draft_tokens + setting.run_ahead_tokens, link.info.max_context_len)
@@ -261,7 +277,9 @@ class Rounds:
         self._by_draft[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
         link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
-        course.session.legs.asked(course.session.committed_len, _now_us())
+        now_us = _now_us()
+        course.session.legs.asked(course.session.committed_len, now_us)
+        course.recorder.opened(link.info, now_us)
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.pop(course, None)
@@ -296,7 +314,7 @@ class Rounds:
         now_us = _now_us()
         for commit in reply.commits:
             if course := self._at_target(link, commit.sequence_id):
-                self._commit(course, commit, reply.step_us, now_us)
+                self._commit(course, commit, reply, now_us)
         for error in reply.errors:
             if course := self._at_target(link, error.sequence_id):
                 self._target_refused(course, error)
@@ -312,13 +330,22 @@ class Rounds:
             return None
         return course
 
-    def _commit(self, course: Course, commit: sequence.Commit, step_us: int, now_us: int) -> None:
+    def _commit(self, course: Course, commit: sequence.Commit, reply: target_pb2.VerifyResponse, now_us: int) -> None:
+        step_us = reply.step_us
         try:
             response = course.session.apply(commit, step_us=step_us, now_us=now_us)
         except BadReply as bad:
             self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
             return
         self._notices.round(course.session.request.model, response, commit)
+        course.recorder.round(
+            commit,
+            response.timing,
+            setting=course.pace.sent,
+            source=course.session.legs.source,
+            batch_sequences=reply.batch_sequences,
+            now_us=now_us,
+        )
         course.deliver(response)
         if course.session.finished:
             course.wake()
@@ -366,6 +393,7 @@ class Rounds:
         else:
             course.avoid_targets.add(opening.link.key)
         course.target_failures += fault is Fault.WORKER
+        course.recorder.lost(opening.link.info, fault.value, _now_us())
         self._notices.lost_target(opening.link.worker_id, course.session.request, fault, why)
         course.wake()
 
@@ -417,6 +445,7 @@ class Rounds:
         course.avoid_drafts.add(opening.link.key)
         course.draft_failures += 1
         self._tell_target(course, course.pace.lost())
+        course.recorder.lost(opening.link.info, loss.value, _now_us())
         self._notices.lost_draft(opening.link.worker_id, course.session.request, loss, why)
         course.wake()
 

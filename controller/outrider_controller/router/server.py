@@ -17,9 +17,10 @@ from outrider.rpc.channel import remaining_s
 from outrider.rpc.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import router_pb2_grpc
+from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
+from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
 from outrider_controller.router.calls import Context, GatewayStream, answer_alone
@@ -29,6 +30,8 @@ from outrider_controller.router.notices import Notices
 from outrider_controller.router.request import check_model_name, check_request
 from outrider_controller.router.rounds import Rounds
 from outrider_controller.router.session import Request
+from outrider_controller.router.trace_service import SERVICE as TRACE_SERVICE
+from outrider_controller.router.trace_service import TraceServicer
 from outrider_controller.version import PROTOCOL_VERSION, package_version
 
 log = logging.getLogger(__name__)
@@ -135,6 +138,18 @@ class RunningRouter:
             await asyncio.wait_for(self.rounds.idle(), timeout_s)
 
 
+def _send_spans(stack: AsyncExitStack, rounds: Rounds) -> None:
+    tracing = open_tracing("outrider-router")
+    if tracing is None:
+        return
+    # Imported here: it needs what is installed only where spans are wanted.
+    from outrider_controller.router.spans import SpanWriter
+
+    writer = SpanWriter(tracing)
+    rounds.traces.on_end = writer.ended
+    stack.push_async_callback(asyncio.to_thread, writer.close)
+
+
 @asynccontextmanager
 async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
     """Serves until the block is left. Raises OSError when the address cannot be bound."""
@@ -154,7 +169,11 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         servicer = RouterServicer(rounds, notices, config, salt_key, draining)
         server = create_server()
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], draining=draining))
+        rounds.traces.router_id = info.worker_id
+        _send_spans(stack, rounds)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(rounds.traces), server)
+        services = [SERVICE, TRACE_SERVICE]
+        life = await stack.enter_async_context(serving(server, config.listen, services=services, draining=draining))
         MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
         if config.metrics_listen:
             stack.callback(start_metrics_server(config.metrics_listen, registry).stop)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 from outrider_controller.router.legs import Legs
 from outrider_controller.router.sums import Sums
@@ -36,6 +37,7 @@ class Request:
     speculation: router.SpeculationMode.ValueType
     max_draft_tokens: int | None
     cache_salt: bytes
+    trace_context: TraceContext = NO_CONTEXT
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:

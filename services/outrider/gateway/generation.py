@@ -31,10 +31,13 @@ from outrider.gateway.requests import (
     check_token_ids,
 )
 from outrider.gateway.routers import RouterPool
+from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.tally import Finish, Tally, Usage
 from outrider.gateway.tokenizer.model import TemplateError
 from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.telemetry.context import NO_CONTEXT, TraceContext
+from outrider.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
 TENANT = "default"
@@ -79,6 +82,7 @@ class _Job:
     tally: Tally
     deadline_s: float
     """On the monotonic clock."""
+    span: RequestSpan
 
     @property
     def usage(self) -> Usage:
@@ -106,6 +110,8 @@ class _Job:
             ),
             speculation=_SPECULATION[options.speculation],
             max_draft_tokens=options.max_draft_tokens,
+            traceparent=self.span.context.traceparent,
+            tracestate=self.span.context.tracestate,
         )
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
@@ -142,10 +148,16 @@ class Generator:
     failover: Failover
     request_timeout_s: float
     clock: Callable[[], float] = field(default=time.monotonic)
+    tracing: Tracing | None = None
 
     @asynccontextmanager
     async def start(
-        self, generation: Generation, *, default_max_tokens: int | None, timeout_s: float | None = None
+        self,
+        generation: Generation,
+        *,
+        default_max_tokens: int | None,
+        timeout_s: float | None = None,
+        trace_context: TraceContext = NO_CONTEXT,
     ) -> AsyncIterator[Answer]:
         """An answer under way. `default_max_tokens` None means as many as the context holds.
 
@@ -153,18 +165,28 @@ class Generator:
         """
         started_s = self.clock()
         patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
-        with self.meter.request(started_s) as metered, self.admission.enter():
+        with (
+            request_span(self.tracing, generation, trace_context) as span,
+            self.meter.request(started_s) as metered,
+            self.admission.enter(),
+        ):
             try:
                 async with asyncio.timeout(patience_s):
-                    job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s)
+                    job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s, span)
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
             metered.prepared(job.model.name, len(job.prompt_token_ids))
+            span.prepared(job.id, len(job.prompt_token_ids))
             async with aclosing(self._run(job, metered)) as chunks:
                 yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks)
 
     async def _prepare(
-        self, generation: Generation, default_max_tokens: int | None, started_s: float, deadline_s: float
+        self,
+        generation: Generation,
+        default_max_tokens: int | None,
+        started_s: float,
+        deadline_s: float,
+        span: RequestSpan,
     ) -> _Job:
         model = await self.catalog.get(generation.model)
         options = generation.options
@@ -178,7 +200,7 @@ class Generator:
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
         )
-        return _Job(uuid.uuid4().hex, generation, model, prompt, output, Tally(started_s), deadline_s)
+        return _Job(uuid.uuid4().hex, generation, model, prompt, output, Tally(started_s), deadline_s, span)
 
     async def _run(self, job: _Job, metered: Metered) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)
@@ -191,6 +213,8 @@ class Generator:
             async for response in rounds:
                 chunk = job.take(response, self.clock())
                 metered.chunk(len(chunk.token_ids), chunk.finish, self.clock())
+                if chunk.finish:
+                    job.span.finished(job.model.name, chunk.finish)
                 if chunk.token_ids or chunk.finish:
                     yield chunk
                 if chunk.finish:

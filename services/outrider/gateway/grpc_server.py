@@ -19,14 +19,17 @@ from outrider.gateway.requests import (
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
+    check_token_ids,
 )
 from outrider.gateway.tally import Finish, Summary
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.telemetry.context import TraceContext
 
 SERVICE = "outrider.rpc.v1.GenerationService"
 DEFAULT_MAX_TOKENS = 256
+MAX_DETOKENIZED = 65_536
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _OPTIONS = frozenset(option.name for option in dataclasses.fields(Options))
@@ -63,6 +66,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async for chunk in answer.chunks:
                 yield _response(answer.id, answer.model, chunk, answer.include_metrics)
 
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeResponse:
+        if len(request.token_ids) > MAX_DETOKENIZED:
+            raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
+        model = await self._core.catalog.get(request.model)
+        check_token_ids("token_ids", tuple(request.token_ids), model.vocab_size)
+        table = model.tokenizer.token_bytes
+        return generation_pb2.DetokenizeResponse(tokens=[table.of(token_id) for token_id in request.token_ids])
+
     @asynccontextmanager
     async def _start(
         self, request: generation_pb2.GenerateRequest, where: str, context: Context
@@ -70,9 +83,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """`where` leads to the request within the message that came, for the paths of fields in errors."""
         with _field_paths(where):
             generation = to_generation(request)
-            timeout_s = remaining_s(context)
             async with self._core.start(
-                generation, default_max_tokens=DEFAULT_MAX_TOKENS, timeout_s=timeout_s
+                generation,
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                timeout_s=remaining_s(context),
+                trace_context=TraceContext.of(context.invocation_metadata()),
             ) as answer:
                 yield answer
 

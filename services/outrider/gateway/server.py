@@ -28,6 +28,7 @@ from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, Ro
 from outrider.metadata.store import MetadataStore
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
+from outrider.telemetry.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
@@ -51,7 +52,10 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         if config.metadata_url is not None:
             store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
         routers = await stack.enter_async_context(RouterPool(_source(config, store)))
-        core = _core(config, routers)
+        tracing = open_tracing("outrider-gateway")
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        core = _core(config, routers, tracing)
         stack.push_async_callback(core.catalog.close)
         grpc_server = create_server(max_message_bytes=config.limits.max_body_bytes)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(core), grpc_server)
@@ -92,7 +96,7 @@ def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:
     return LeasedRouters(store)
 
 
-def _core(config: GatewayConfig, routers: RouterPool) -> Generator:
+def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None) -> Generator:
     return Generator(
         catalog=Catalog(routers, config.model_paths),
         routers=routers,
@@ -100,6 +104,7 @@ def _core(config: GatewayConfig, routers: RouterPool) -> Generator:
         meter=Meter(),
         failover=config.failover,
         request_timeout_s=config.limits.request_timeout_s,
+        tracing=tracing,
     )
 
 

@@ -82,6 +82,16 @@ class UnknownModel(OutriderError):
         super().__init__(f"no model named {model[:200]!r} is served", field="model")
 
 
+class UnknownRequest(OutriderError):
+    """Nothing is known of the request of this id."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    default_reason = "UNKNOWN_REQUEST"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, field="request_id")
+
+
 class Overloaded(OutriderError):
     """No room now; nothing was started. Trying again later can help."""
 

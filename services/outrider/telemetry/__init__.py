@@ -1,1 +1,1 @@
-"""Logs and metrics. Prompts and answers stay out of both."""
+"""Logs, metrics and spans. Prompts and answers stay out of all of them."""

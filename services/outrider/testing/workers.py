@@ -408,6 +408,7 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
             token_ids=tokens[len(state.tokens) :],
             source="simulated",
             draft_us=round(self.delay_s * 1e6) + 1,
+            compute_us=round(self.delay_s * 1e6),
         )
         if state.opening.mode == sequence.VERIFICATION_MODE_RATIO:
             draft.sampling.CopyFrom(state.opening.sampling)

@@ -16,6 +16,7 @@ import grpc
 from outrider.rpc.errors import OutriderError, to_route_error
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
+from outrider.telemetry.context import TraceContext
 
 Script = Callable[[router_pb2.RouteRequest], AsyncIterator[router_pb2.RouteResponse]]
 MODEL = "tiny"
@@ -79,6 +80,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     num_running: int = 0
     num_cancelled: int = 0
     timeouts_s: list[float | None] = field(default_factory=list)
+    trace_contexts: list[TraceContext] = field(default_factory=list)
 
     async def RouteMany(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]
         turn = asyncio.Lock()
@@ -101,6 +103,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, call: router_pb2.RouteCall, write: Callable[..., Any]) -> None:
         self.requests.append(call.request)
+        self.trace_contexts.append(TraceContext.named(call.request.traceparent, call.request.tracestate))
         self.timeouts_s.append(call.timeout_us / 1e6 if call.timeout_us else None)
         self.num_running += 1
         finished = False

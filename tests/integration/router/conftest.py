@@ -12,12 +12,20 @@ from uuid import uuid4
 
 import grpc
 import pytest
+from outrider.draft.config import DraftConfig
+from outrider.draft.process import describe, load_drafter
+from outrider.draft.process import serve as serve_draft
+from outrider.drafters import DrafterKind
+from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.target.config import TargetConfig
+from outrider.target.process import load
+from outrider.target.process import serve as serve_target
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
@@ -29,6 +37,8 @@ CONFIG = RouterConfig(
     failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2),
     link=LinkConfig(first_backoff_s=0.02, max_backoff_s=0.1),
 )
+
+ENGINE = EngineConfig(dtype="float32", num_blocks=256)
 
 
 @pytest.fixture(scope="session")
@@ -124,6 +134,30 @@ async def fleet(metadata_url: str) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(MetadataStore.connect(metadata_url, namespace=uuid4().hex))
         yield Fleet(store, stack)
+
+
+@pytest.fixture
+async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
+    """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
+    url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
+    for _ in range(2):
+        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
+        engine, info = load(config)
+        life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+        await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
+        fleet.loads.append(servicer.load_message)
+    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
+    drafter = load_drafter(
+        draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
+    )
+    info = describe(draft_config, tiny, drafter)
+    life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
+    await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
+    fleet.loads.append(draft.load_message)
+    fleet.num_workers = 3
+    # All engines share this process: a draft may take its time.
+    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
+    return fleet
 
 
 async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:

@@ -5,48 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider.draft.config import DraftConfig
-from outrider.draft.process import describe, load_drafter
-from outrider.draft.process import serve as serve_draft
-from outrider.drafters import DrafterKind
-from outrider.engine import EngineConfig
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.target.config import TargetConfig
-from outrider.target.process import load
-from outrider.target.process import serve as serve_target
-from outrider_controller.router.config import PolicyConfig
 
-ENGINE = EngineConfig(dtype="float32", num_blocks=256)
+from tests.integration.router.conftest import ENGINE
+
 PROMPT = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]
 SAMPLINGS = {
     "greedy": {"sampling": sequence.Sampling(temperature=0, top_p=1)},
     "coupled": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95, seed=3), "seeded": True},
 }
-
-
-@pytest.fixture
-async def real_fleet(fleet, tiny, metadata_url):
-    """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
-    url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
-    for _ in range(2):
-        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
-        engine, info = load(config)
-        life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
-        await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
-        fleet.loads.append(servicer.load_message)
-    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
-    drafter = load_drafter(
-        draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
-    )
-    info = describe(draft_config, tiny, drafter)
-    life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
-    await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
-    fleet.loads.append(draft.load_message)
-    fleet.num_workers = 3
-    # All engines share this process: a draft may take its time.
-    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
-    return fleet
 
 
 def request(fleet, **fields):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -16,19 +16,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.config import Limits
-from outrider.gateway.generation import Generator
+from outrider.gateway.generation import Answer, Generator
 from outrider.gateway.http import bodies, sse
 from outrider.gateway.http.bodies import ChatShape, CompletionShape, Shape
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
 from outrider.gateway.requests import Generation
 from outrider.rpc.errors import InvalidRequest, OutriderError
+from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
 _CLOSE = {"Connection": "close"}
 # A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
 _READ_ON = 8
 Body = CompletionRequest | ChatRequest
+Answering = AbstractAsyncContextManager[Answer]
 
 
 def create_app(core: Generator, limits: Limits) -> Starlette:
@@ -60,28 +62,32 @@ class _Endpoint:
         request = Request(scope, receive)
         try:
             body = parse(self.kind, await read_body(request, self.limits))
-            generation = _generation(body)
-            work = self._stream(body, generation, send) if body.stream else self._whole(body, generation, scope, send)
+            answering = self._answering(body, TraceContext.of(request.headers.items()))
+            work = self._stream(body, answering, send) if body.stream else self._whole(body, answering, scope, send)
             await sse.while_connected(receive, work)
         except (sse.ClientLeft, ClientDisconnect):
             return
         except HttpError as error:
             await error.response()(scope, receive, send)
 
-    async def _whole(self, body: Body, generation: Generation, scope: Scope, send: Send) -> None:
+    def _answering(self, body: Body, trace_context: TraceContext) -> Answering:
+        generation = _generation(body)
+        return self.core.start(generation, default_max_tokens=body.default_max_tokens, trace_context=trace_context)
+
+    async def _whole(self, body: Body, answering: Answering, scope: Scope, send: Send) -> None:
         try:
-            async with self.core.start(generation, default_max_tokens=body.default_max_tokens) as answer:
+            async with answering as answer:
                 data = await sse.whole(answer, self._shape(answer.id, answer.model))
         except Exception as error:
             raise _as_http(error, body) from error
         response = JSONResponse(data, headers={"x-request-id": answer.id})
         await response(scope, _nothing_to_receive, send)
 
-    async def _stream(self, body: Body, generation: Generation, send: Send) -> None:
+    async def _stream(self, body: Body, answering: Answering, send: Send) -> None:
         """Errors before the first token get their own status; later ones can only be an event in the stream."""
         begun = False
         try:
-            async with self.core.start(generation, default_max_tokens=body.default_max_tokens) as answer:
+            async with answering as answer:
                 shape = self._shape(answer.id, answer.model)
                 async with aclosing(sse.events(answer, shape, include_usage=body.include_usage)) as events:
                     async for event in events:

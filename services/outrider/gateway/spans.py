@@ -1,0 +1,95 @@
+"""One request as OpenTelemetry sees it from the gateway. Attributes are those of the generative AI conventions.
+
+Neither text nor token ids are ever recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.gateway.requests import ChatPrompt, Generation
+from outrider.gateway.tally import Finish
+from outrider.rpc.errors import OutriderError
+from outrider.telemetry.context import TraceContext
+from outrider.telemetry.tracing import Tracing, context_of, parent_of
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(slots=True)
+class RequestSpan:
+    """Around one request. Without tracing it only holds what the caller said, to be passed on as it came."""
+
+    context: TraceContext
+    """For the router."""
+    span: Span | None = None
+
+    def prepared(self, request_id: str, prompt_tokens: int) -> None:
+        if self.span is not None:
+            self.span.set_attributes({"gen_ai.response.id": request_id, "gen_ai.usage.input_tokens": prompt_tokens})
+
+    def finished(self, model: str, finish: Finish) -> None:
+        if self.span is None:
+            return
+        sums = finish.summary.speculation
+        self.span.set_attributes(
+            {
+                "gen_ai.response.model": model,
+                "gen_ai.response.finish_reasons": [finish.reason],
+                "gen_ai.usage.output_tokens": finish.usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": finish.usage.cached_tokens,
+                "outrider.time_to_first_token_seconds": finish.summary.time_to_first_token_ms / 1e3,
+                "outrider.rounds": sums.num_steps,
+                "outrider.drafted_tokens": sums.num_draft_tokens,
+                "outrider.verified_tokens": sums.num_verified_tokens,
+                "outrider.accepted_tokens": sums.num_accepted_draft_tokens,
+                "outrider.router_failovers": sums.num_router_failovers,
+            }
+        )
+
+
+@contextmanager
+def request_span(tracing: Tracing | None, generation: Generation, context: TraceContext) -> Iterator[RequestSpan]:
+    """From arrival to end, whichever; a child of the caller's span if it named one."""
+    if tracing is None:
+        yield RequestSpan(context)
+        return
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    operation = "chat" if isinstance(generation.prompt, ChatPrompt) else "text_completion"
+    span = tracing.tracer.start_span(
+        f"{operation} {generation.model[:256]}",
+        parent_of(context),
+        SpanKind.SERVER,
+        {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider", **_asked(generation)},
+    )
+    try:
+        yield RequestSpan(context_of(span), span)
+    except (Exception, asyncio.CancelledError, GeneratorExit) as error:
+        kind = error.reason or error.code.name if isinstance(error, OutriderError) else type(error).__name__
+        # The kind alone: a message may quote what the client sent.
+        span.set_attribute("error.type", kind)
+        span.set_status(Status(StatusCode.ERROR, kind))
+        raise
+    finally:
+        span.end()
+
+
+def _asked(generation: Generation) -> dict[str, str | int | float]:
+    options = generation.options
+    asked = {
+        "gen_ai.request.model": generation.model[:256],
+        "gen_ai.request.max_tokens": options.max_tokens,
+        "gen_ai.request.temperature": options.temperature,
+        "gen_ai.request.top_p": options.top_p,
+        "gen_ai.request.top_k": options.top_k or None,
+        # 64 bits without a sign do not fit an attribute.
+        "gen_ai.request.seed": options.seed if options.seed is not None and options.seed < 2**63 else None,
+        "outrider.speculation": options.speculation.value,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
