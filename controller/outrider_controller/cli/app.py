@@ -19,6 +19,7 @@ _COMMANDS = {
     "demo": ("demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
     "generate": ("generate", "generate", "Ask a running stack for an answer."),
     "get": ("get", "get", "List what is running."),
+    "trace": ("trace.command", "trace_command", "Show what became of a request, round by round."),
     "bench": ("bench", "bench", "Measure exactness, latency and acceptance."),
     "distill": ("distill", "distill", "Make a draft: let a target teach a small model."),
     "draft": ("foreground", "draft", "Run one draft worker in the foreground."),

@@ -48,6 +48,8 @@ class Answer:
     """Request sent to last token received."""
     first_token_s: float = 0.0
     """Request sent to first token received."""
+    id: str = ""
+    """Under which `outrider trace` finds it."""
 
     @property
     def sums(self) -> router_pb2.RequestMetrics:
@@ -101,6 +103,7 @@ class Gateway:
             if chunk.token_ids:
                 answer.first_token_s = answer.first_token_s or now_s
                 answer.seconds = now_s
+            answer.id = chunk.id
             answer.text += chunk.text
             answer.token_ids.extend(chunk.token_ids)
             if chunk.finish_reason:

@@ -104,6 +104,7 @@ class Figures:
 def answer_figures(answer: Answer) -> dict[str, Any]:
     """One answer for JSON, without its text."""
     return {
+        "id": answer.id,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "usage": {

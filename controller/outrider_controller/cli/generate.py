@@ -12,7 +12,9 @@ from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, OnChunk, apply_prompt
 from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.figures import answer_figures
-from outrider_controller.cli.output import emit_json, note, output_option
+from outrider_controller.cli.output import colours, emit_json, note, output_option
+from outrider_controller.cli.trace.command import show
+from outrider_controller.cli.trace.rows import trace_row
 
 
 @click.command("generate")
@@ -34,6 +36,8 @@ from outrider_controller.cli.output import emit_json, note, output_option
 @click.option("--max-draft-tokens", type=click.IntRange(0), default=None, metavar="N", help="At most, per round.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print the text as it comes.")
 @click.option("--stats", is_flag=True, help="Tokens/s and acceptance, on stderr.")
+@click.option("--trace", is_flag=True, help="Then its rounds, as `outrider trace` prints them.")
+@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane that knows the routers, for --trace")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="S")
 @output_option("text", "json")
 def generate(
@@ -45,6 +49,8 @@ def generate(
     output: str,
     stream: bool,
     stats: bool,
+    trace: bool,
+    control: str,
     timeout: float,
     **options: Any,
 ) -> None:
@@ -58,17 +64,25 @@ def generate(
     apply_prompt(request, text, raw=raw, system=system)
     live = stream and output == "text"
     answer = asyncio.run(_ask(grpc, request, timeout, _show if live else lambda chunk: None))
-    if output == "json":
-        emit_json("generation", {"model": model, "text": answer.text, **answer_figures(answer)})
-    else:
+    if output == "text":
         click.echo("" if live else answer.text)
     if stats:
         note(_stats(answer))
+    traces = asyncio.run(_trace(answer, control, grpc, quiet=output == "json")) if trace else {}
+    if output == "json":
+        emit_json("generation", {"model": model, "text": answer.text, **answer_figures(answer), **traces})
 
 
 async def _ask(address: str, request: generation.GenerateRequest, timeout_s: float, show: OnChunk) -> Answer:
     async with Gateway(address) as gateway:
         return await gateway.answer(request, timeout_s, show)
+
+
+async def _trace(answer: Answer, control: str, gateway: str, *, quiet: bool) -> dict[str, Any]:
+    if not quiet:
+        click.echo()
+    parts = await show(answer.id, control, gateway, colour=colours(), quiet=quiet)
+    return {"traces": [trace_row(part) for part in parts]}
 
 
 def _show(chunk: generation.StreamGenerateResponse) -> None:

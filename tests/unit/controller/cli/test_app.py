@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from outrider_controller.cli.app import run
 
-COMMANDS = ["up", "demo", "generate", "get", "bench", "distill", "version"]
+COMMANDS = ["up", "demo", "generate", "get", "trace", "bench", "distill", "version"]
 BENCHES = ["exactness", "distribution", "acceptance", "latency", "faults", "streams"]
 
 

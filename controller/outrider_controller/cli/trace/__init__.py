@@ -1,0 +1,1 @@
+"""outrider trace: one request, round by round."""

@@ -1,0 +1,160 @@
+"""outrider trace"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from outrider.rpc.v1 import trace_pb2 as trace
+
+from outrider_controller.cli.endpoints import endpoint_option
+from outrider_controller.cli.output import colours, emit_json, json_file_option, output_option, write_json
+from outrider_controller.cli.trace import asking, table
+from outrider_controller.cli.trace.rows import trace_row
+from outrider_controller.cli.trace.tokens import TokenPainter, printable, token_ids
+
+_POLL_S = 0.2
+# A request's last round reaches the client before its call to the router has ended.
+_SETTLE_S = 1.0
+
+
+@click.command("trace")
+@click.argument("request_id", metavar="REQUEST")
+@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane that knows the routers")
+@endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
+@click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask only this one; may be repeated.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")
+@click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
+@output_option("text", "json")
+@json_file_option
+def trace_command(
+    request_id: str,
+    control: str,
+    grpc: str,
+    routers: tuple[str, ...],
+    follow: bool,
+    no_color: bool,
+    output: str,
+    json_file: Path | None,
+) -> None:
+    """Show what became of a request: one line a round.
+
+    REQUEST is the id of an OpenAI answer, its x-request-id header, or the id of a gRPC answer. Each router remembers
+    its last 1000 requests; exit code 3 when none of them knows this one.
+
+    \b
+    K          drafted tokens that the round judged
+    ver, acc   positions verified, tokens accepted
+    stale      drafted tokens dropped since: late, or after a wrong guess
+    wait       the target held the request back for a draft
+    draft      drafting what was judged (d-queue: before that, in line)
+    wire       messages on their way between router and workers
+    queue      the target was busy with others
+    verify     the step that judged, with its whole batch
+
+    Draft and wire run beside the target: what they cost is in wait.
+    """
+    colour = colours() and not no_color and output == "text"
+    parts = asyncio.run(show(request_id, control, grpc, routers, colour=colour, follow=follow, quiet=output == "json"))
+    body = {"traces": [trace_row(part) for part in parts]}
+    if output == "json":
+        emit_json("trace", body)
+    write_json(json_file, "trace", body)
+
+
+async def show(
+    request_id: str,
+    control: str,
+    gateway: str,
+    routers: Sequence[str] = (),
+    *,
+    colour: bool,
+    follow: bool = False,
+    quiet: bool = False,
+) -> list[trace.RequestTrace]:
+    """Prints the trace unless `quiet`; returns its parts. Raises CommandError."""
+    asked, known = asking.request_id_of(request_id), asking.Dictionary(gateway)
+    found = await asking.routers_of(control, routers)
+    parts = await _settled(found, asked)
+    if follow:
+        return await _follow(found, asked, parts, known, colour=colour, echo=_silence if quiet else _echo)
+    if not quiet:
+        for number, part in enumerate(parts):
+            painter = TokenPainter(await known.look_up(part.model, token_ids(part.rounds)), colour)
+            _echo([*([""] if number else []), *drawn(part, painter)])
+    return parts
+
+
+def drawn(part: trace.RequestTrace, painter: TokenPainter) -> list[str]:
+    """All lines of one part."""
+    rounds = table.Table(painter, part.rounds)
+    above = [*table.header(part), "", rounds.heading()]
+    below = [rounds.sums(part.rounds), "", *table.summary(part), table.LEGEND, painter.legend]
+    return [*above, *_lines(part, rounds, 0), *below]
+
+
+async def _settled(routers: Sequence[str], request_id: str) -> list[trace.RequestTrace]:
+    """The parts; of a request that has just finished, without the last moment in which its call still ends."""
+    give_up_s = asyncio.get_running_loop().time() + _SETTLE_S
+    while True:
+        parts = await asking.fetch(routers, request_id)
+        settling = any(part.running and part.finish_reason for part in parts)
+        if not settling or asyncio.get_running_loop().time() > give_up_s:
+            return parts
+        await asyncio.sleep(_POLL_S / 10)
+
+
+async def _follow(
+    routers: Sequence[str],
+    request_id: str,
+    parts: list[trace.RequestTrace],
+    known: asking.Dictionary,
+    *,
+    colour: bool,
+    echo: Callable[[Sequence[str]], None],
+) -> list[trace.RequestTrace]:
+    """Prints each part's lines as they come, until none is running."""
+    tables: list[table.Table] = []
+    printed: list[int] = []
+    while True:
+        for number, part in enumerate(parts):
+            await known.look_up(part.model, token_ids(part.rounds))
+            if number == len(tables):
+                tables.append(table.Table(TokenPainter(known.table, colour)))
+                printed.append(0)
+                echo([*table.header(part), "", tables[number].heading()])
+            lines = _lines(part, tables[number], printed[number])
+            printed[number] += len(lines)
+            echo(lines)
+        if not any(part.running for part in parts):
+            break
+        await asyncio.sleep(_POLL_S)
+        parts = await asking.fetch(routers, request_id)
+    for rounds, part in zip(tables, parts, strict=True):
+        echo([rounds.sums(part.rounds), "", *table.summary(part)])
+    echo([table.LEGEND, tables[-1].legend])
+    return parts
+
+
+def _lines(part: trace.RequestTrace, rounds: table.Table, since: int) -> list[str]:
+    """Of the rounds and events from item `since` on."""
+    index = sum(isinstance(item, trace.RoundTrace) for item in list(table.interleaved(part))[:since])
+    lines = []
+    for item in table.interleaved(part, since):
+        if isinstance(item, trace.RoundTrace):
+            lines.append(rounds.line(index, item))
+            index += 1
+        else:
+            lines.append(printable(table.event_line(item)))
+    return lines
+
+
+def _echo(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def _silence(lines: Sequence[str]) -> None:
+    """For programs, which get it all at the end."""

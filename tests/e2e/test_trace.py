@@ -1,0 +1,103 @@
+"""`outrider trace` of requests that the real stack has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+from outrider_controller.cli.bench.runs import make_request
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+
+PROMPT = "Repeat this list: red, green, blue, red, green, blue, red, green, blue."
+
+
+async def outrider(stack: Stack, *arguments: str) -> tuple[int, str]:
+    """Exit code and stdout."""
+    where = ("--control", stack.control, "--gateway", stack.gateway_grpc)
+    command = (sys.executable, "-m", "outrider_controller.cli", *arguments, *where)
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    return child.returncode or 0, out.decode()
+
+
+async def trace_of(stack: Stack, request_id: str) -> dict[str, Any]:
+    code, out = await outrider(stack, "trace", request_id, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    assert document["schema"] == "outrider/trace/v1"
+    (part,) = document["traces"]
+    return dict(part)
+
+
+async def test_the_rounds_of_an_openai_answer_add_up_to_it(stack: Stack) -> None:
+    async with AsyncOpenAI(base_url=f"http://{stack.gateway_http}/v1", api_key="unused") as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=stack.config.model,
+            messages=[{"role": "user", "content": PROMPT}],
+            temperature=0,
+            max_tokens=40,
+            extra_body={"speculation": "on"},
+        )
+    answer, header = raw.parse(), raw.headers["x-request-id"]
+    part = await trace_of(stack, answer.id)
+    assert part == await trace_of(stack, header)
+    rounds = part["rounds"]
+    assert answer.usage is not None
+    assert sum(one["tokens"] for one in rounds) == part["output_tokens"] == answer.usage.completion_tokens
+    positions = [one["position"] for one in rounds]
+    assert positions == sorted(set(positions)) and positions[0] == answer.usage.prompt_tokens
+    assert part["accepted"] == sum(one["accepted"] for one in rounds) > 0
+    drafted = [one for one in rounds if one["drafted"]]
+    assert all(one["draft_source"] in ("model", "ngram") for one in drafted)
+    assert all(one["draft_ms"] > 0 for one in drafted if one["draft_source"] == "model")
+    assert all(one["verify_ms"] > 0 and one["wire_ms"] >= 0 for one in rounds)
+    # What target and router say of the same time, each by its own clock, is the same time.
+    said = sum(one["wait_ms"] + one["queue_ms"] + one["prefill_ms"] + one["verify_ms"] for one in rounds[1:])
+    assert said == pytest.approx(sum(one["round_ms"] for one in rounds[1:]), rel=0.2)
+
+
+async def test_the_text_is_there_for_people(stack: Stack, gateway: Gateway) -> None:
+    request = make_request(stack.config.model, PROMPT, "on", max_tokens=24, temperature=0.0)
+    answer = await gateway.answer(request)
+    code, out = await outrider(stack, "trace", answer.id)
+    assert code == 0
+    assert f"request {answer.id}" in out and "\x1b" not in out
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("round"))
+    end = next(i for i, line in enumerate(lines) if line.strip().startswith("sum"))
+    rounds = [line for line in lines[start + 1 : end] if line.split()[0].isdigit()]
+    assert len(rounds) == answer.sums.num_steps
+    words = [word.strip(",.") for word in answer.text.split() if word.strip(",.").isalpha()]
+    assert words and all(any(word in line for line in rounds) for word in words if len(word) <= 5)
+
+
+async def test_generate_prints_its_trace(stack: Stack) -> None:
+    arguments = ("generate", "Say hello.", "--model", stack.config.model, "--max-tokens", "8", "--trace")
+    code, out = await outrider(stack, *arguments)
+    assert code == 0 and "first token after" in out
+    code, out = await outrider(stack, *arguments, "-o", "json")
+    document = json.loads(out)
+    assert document["traces"][0]["request_id"] == document["id"]
+    assert [t for one in document["traces"][0]["rounds"] for t in one["token_ids"]] == document["token_ids"]
+
+
+async def test_following_ends_with_the_request(stack: Stack, gateway: Gateway) -> None:
+    request = make_request(stack.config.model, PROMPT, "on", max_tokens=64, temperature=0.0, ignore_eos=True)
+    chunks = gateway.stream(request)
+    first = await anext(chunks)
+    following = asyncio.create_task(outrider(stack, "trace", first.id, "--follow"))
+    async for _ in chunks:
+        pass
+    code, out = await following
+    assert code == 0 and "64 tokens in" in out and "ended by length" in out
+
+
+async def test_a_request_nobody_knows_is_not_found(stack: Stack) -> None:
+    assert await outrider(stack, "trace", "chatcmpl-" + "0" * 32) == (3, "")
