@@ -27,6 +27,8 @@ class StackConfig:
     """Empty: the one shipped for the target."""
     draft_kind: str = "combined"
     targets: int = 1
+    tensor_parallel: int = 1
+    """Processes of each target that divide the model among themselves."""
     drafts: int = 1
     routers: int = 1
     dtype: str = "bfloat16"
@@ -53,7 +55,7 @@ class StackConfig:
     """After SIGTERM, before SIGKILL; for each tier of processes."""
 
     def __post_init__(self) -> None:
-        for name in ("targets", "routers"):
+        for name in ("targets", "tensor_parallel", "routers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
         if self.drafts < 0:
@@ -129,15 +131,18 @@ class Planner:
 
     def target(self, number: int, port: int) -> ProcessSpec:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
-        worker = self._worker(port, self._config.dtype, self._config.target_quantization)
-        return self._spec(f"target-{number}", "outrider.target", (*name, *worker), port, self.cores.targets[number])
+        ranks = self._config.tensor_parallel
+        threads = max(1, self.cores.threads // ranks)
+        worker = self._worker(port, self._config.dtype, self._config.target_quantization, threads)
+        flags = (*name, *worker, "--tensor-parallel", str(ranks))
+        return self._spec(f"target-{number}", "outrider.target", flags, port, self.cores.targets[number])
 
     def draft(self, number: int, port: int, kind: str, model: str, fault: str = "") -> ProcessSpec:
         """Also called for a draft that takes another's place. `fault`: one of outrider.testing.bad_draft."""
         # Only its vocabulary is read for n-grams, and the target's directory is at hand.
         path = str(self._target_path) if model == self._config.target_model else model
         name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
-        worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization)
+        worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization, self.cores.threads)
         module, first = ("outrider.testing.bad_draft", (fault,)) if fault else ("outrider.draft", ())
         return self._spec(f"draft-{number}", module, (*first, *name, *worker), port, self.cores.drafts[number])
 
@@ -146,11 +151,11 @@ class Planner:
         argv = (sys.executable, "-m", "outrider.testing.delay_proxy", str(control_port), *listens)
         return ProcessSpec("proxy", argv, "", {"control": f"{_HOST}:{control_port}"}, self.cores.rest)
 
-    def _worker(self, port: int, dtype: str, quantization: str) -> tuple[str, ...]:
+    def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
         config = self._config
         flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
         flags += ["--quantization", quantization]
-        flags += ["--threads", str(self.cores.threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
+        flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
         if port in self._proxied:
             flags += ["--advertise", f"{_HOST}:{self._proxied[port]}"]
         if config.kv_cache_bytes:

@@ -13,6 +13,7 @@ _COMMANDS = {
     "acceptance": "How much of what each kind of draft guesses is accepted?",
     "latency": "How much faster is one stream with speculation than without?",
     "faults": "Kill workers in mid-stream: does the client notice?",
+    "tensor-parallel": "One target on several processes: are the texts equal, and how soon is it back?",
     "scale": "Thousands of prompts, speculation on and off, in one process: are the texts equal?",
     "soak": "Thousands of requests that end, are cancelled and lose their KV: is everything given back?",
     "context": "What does a token cost as the context grows?",
@@ -33,8 +34,9 @@ class BenchGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"outrider_controller.cli.bench.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"outrider_controller.cli.bench.{name}")
+        command: click.Command = getattr(module, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
