@@ -34,7 +34,6 @@ _PRELOAD = (
     "outrider.engine.loader",
     "outrider.engine.parallel.follower",
     "torch.distributed.tensor",
-    "transformers.distributed.mixin",
     "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
