@@ -135,7 +135,9 @@ def _measure(
     answers: dict[tuple[str, str], Any] = {}
     with progress("pairs", 2 * len(wanted) - 1) as report:
         for pair in dict.fromkeys(pairs.values()):
-            answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens)
+            # Under a salt of its own: no pair lives off the prefixes that another has cached.
+            salt = "/".join(pair).encode()
+            answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens, salt)
             report(len(answers), "")
     plain = [answer.token_ids for answer in answers["none", "none"]]
     found = []
@@ -221,12 +223,14 @@ def _step_ms(engine: Engine, sequence: EngineSequence, tokens: Sequence[int]) ->
     return taken_ms
 
 
-def _answers(target: Engine, draft: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Any]:
+def _answers(
+    target: Engine, draft: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, salt: bytes
+) -> list[Any]:
     from outrider.drafters import ModelDrafter
     from outrider.testing.pair import Pair
 
     pair = Pair(target, ModelDrafter(draft), max_sequences=16)
-    return pair.answer(prompts, max_tokens, speculate=True)
+    return pair.answer(prompts, max_tokens, speculate=True, salt=salt)
 
 
 def _favourites(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> list[int]:
