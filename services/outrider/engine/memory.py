@@ -122,7 +122,9 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
         return blocks
     budget = int(max(left, 0) * _KV_SHARE.get(device_type, _KV_SHARE["cuda"]))
     if device_type == "cpu":
-        budget = min(budget, _DEFAULT_CPU_BYTES, _DEFAULT_CONTEXTS * need.context_blocks * need.block_bytes)
+        # All ranks share a CPU's memory; and what is allocated is zeroed, which a group that starts again waits for.
+        modest = _DEFAULT_CPU_BYTES // need.shards
+        budget = min(budget, modest, _DEFAULT_CONTEXTS * need.context_blocks * need.block_bytes)
     found = budget // need.block_bytes
     if found < 1:
         raise DoesNotFit(need.model, _arithmetic(need, need.block_bytes, available))
