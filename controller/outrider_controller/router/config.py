@@ -21,7 +21,7 @@ class PolicyConfig:
     """Longest the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
     """Tokens a draft may guess beyond what it has sent, while that is being judged."""
-    silent_commits: int = 3
+    silent_commits: int = 2
     """Commits a draft may leave unanswered before the target stops waiting for it."""
 
     def __post_init__(self) -> None:

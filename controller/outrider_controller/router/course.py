@@ -34,11 +34,13 @@ class TargetOpening:
     link: TargetLink
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftOpening:
     sequence_id: int
     link: DraftLink
     rules: DraftRules
+    told_draft_tokens: int
+    """The most it was last told to draft; 0 while it rests."""
 
 
 @dataclass(slots=True, eq=False)

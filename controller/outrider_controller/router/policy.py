@@ -1,6 +1,7 @@
 """How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
 
 Waiting for a draft is a bet. It is worth at most the steps it saves, and nothing when the draft is slower than that.
+Whether a draft is of use at all is for `worth` to say.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.worth import Standing, Worth
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
 # that stopped waiting comes back to the prior and tries again.
@@ -61,6 +63,7 @@ class Pace:
     step_us: float = 0.0
     sent: Setting = PLAIN
     """The setting in force."""
+    worth: Worth = field(default_factory=Worth)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown.
 
@@ -77,12 +80,15 @@ class Pace:
     def accepted_per_step(self) -> float:
         return self._accepted / self._steps
 
-    def opened(self, limit: int) -> Setting:
-        """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill."""
-        self.limit, self.speaking, self.unanswered = limit, False, 0
-        self._asked.clear()
-        self._turnarounds_us.clear()
-        self.turnaround_us = 0
+    def opened(self, limit: int, standing: Standing | None = None) -> Setting:
+        """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill.
+
+        `standing` is the draft's; without it, the draft is the one there was.
+        """
+        self.limit = limit
+        self._forget_draft()
+        if not self.insistent:
+            self.worth.begin(standing or self.worth.standing)
         self.sent = self._wanted()
         return self.sent
 
@@ -93,9 +99,18 @@ class Pace:
         return self.sent
 
     def committed(
-        self, committed_len: int, *, num_drafted: int, num_accepted: int, step_us: int, now_us: int
+        self,
+        committed_len: int,
+        *,
+        num_tokens: int,
+        num_drafted: int,
+        num_accepted: int,
+        step_us: int,
+        now_us: int,
     ) -> Setting | None:
         """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably."""
+        if not self.insistent and self._asked:
+            self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
         self.step_us = _smooth(self.step_us, step_us)
         gap = 1 - _KEEP
         self._steps = _KEEP * self._steps + gap * _PRIOR_STEPS
@@ -109,8 +124,30 @@ class Pace:
             self.speaking = False
         return self._change()
 
+    def _weigh(self, num_tokens: int, num_drafted: int, step_us: int, round_us: int) -> None:
+        was_resting = self.worth.resting
+        self.worth.round(
+            num_tokens=num_tokens,
+            num_drafted=num_drafted,
+            round_us=round_us,
+            step_us=step_us,
+            spoken=bool(self._turnarounds_us),
+        )
+        if was_resting and not self.worth.resting:
+            # It has to read what was committed meanwhile, and is not waited for until it speaks.
+            self._forget_draft()
+
+    def _forget_draft(self) -> None:
+        self.speaking, self.unanswered = False, 0
+        self._asked.clear()
+        self._turnarounds_us.clear()
+        self.turnaround_us = 0
+
     def drafted(self, base_len: int, now_us: int) -> Setting | None:
         """The draft spoke of the positions from `base_len` on."""
+        if self.worth.resting:
+            # Said before it heard that it may rest.
+            return None
         before_us, was_speaking = self.turnaround_us, self.speaking
         for committed_len, asked_us in reversed(self._asked):
             if committed_len == base_len:
@@ -123,12 +160,12 @@ class Pace:
         return self._change()
 
     def _wanted(self) -> Setting:
-        if self.limit == 0:
+        if self.limit == 0 or self.worth.resting:
             return PLAIN
         return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens)
 
     def _wait_us(self) -> int:
-        if self.limit == 0 or not self.speaking:
+        if self.limit == 0 or self.worth.resting or not self.speaking:
             return 0
         cap_us = self.config.max_wait_us
         if self.insistent:
@@ -142,7 +179,8 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        if self.limit == self.sent.max_draft_tokens and _alike(self._wait_us(), self.sent.max_wait_us):
+        limit = 0 if self.worth.resting else self.limit
+        if limit == self.sent.max_draft_tokens and _alike(self._wait_us(), self.sent.max_wait_us):
             return None
         self.sent = self._wanted()
         return self.sent

@@ -39,8 +39,12 @@ from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_
 from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
 from outrider_controller.router.session import BadReply, Request, Session
 from outrider_controller.router.traces import Recorder, Traces
+from outrider_controller.router.worth import Standing
 
 log = logging.getLogger(__name__)
+
+# Whose standing with one draft is remembered.
+_MAX_TENANTS = 1024
 
 
 class Rounds:
@@ -71,6 +75,8 @@ class Rounds:
         self._ended = asyncio.Event()
         self._by_target: dict[int, Course] = {}
         self._by_draft: dict[int, Course] = {}
+        self._standings: dict[str, dict[str, Standing]] = {}
+        """Of drafts, by worker and tenant."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
         self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
 
@@ -167,7 +173,7 @@ class Rounds:
     def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
         setting = PLAIN
         if draft is not None and draft.up:
-            setting = course.pace.opened(_draft_limit(course, target, draft))
+            setting = course.pace.opened(_draft_limit(course, target, draft), self._standing(course, draft))
             self._open_draft(course, draft, setting)
         self._open_target(course, target, setting)
 
@@ -246,7 +252,7 @@ class Rounds:
         # The search waited: the target may be gone, the session finished.
         if draft is None or course.target is None or not course.lacks_draft:
             return
-        setting = course.pace.opened(_draft_limit(course, course.target.link, draft))
+        setting = course.pace.opened(_draft_limit(course, course.target.link, draft), self._standing(course, draft))
         if course.num_drafts:
             course.session.metrics.num_draft_failovers += 1
             self._notices.failover("draft")
@@ -270,8 +276,9 @@ class Rounds:
         course.recorder.opened(link.info, now_us)
 
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
-        rules = DraftRules(setting.max_draft_tokens + setting.run_ahead_tokens, link.info.max_context_len)
-        opening = DraftOpening(next(self._ids), link, rules)
+        most = course.pace.limit + self._config.policy.run_ahead_tokens
+        rules = DraftRules(most, link.info.max_context_len)
+        opening = DraftOpening(next(self._ids), link, rules, setting.max_draft_tokens)
         course.draft = opening
         course.num_drafts += 1
         self._by_draft[opening.sequence_id] = course
@@ -363,12 +370,13 @@ class Rounds:
         course.session.legs.asked(course.session.committed_len, now_us)
         setting = course.pace.committed(
             course.session.committed_len,
+            num_tokens=len(commit.token_ids),
             num_drafted=commit.num_drafted,
             num_accepted=commit.num_accepted,
             step_us=step_us,
             now_us=now_us,
         )
-        self._tell_target(course, setting)
+        self._tell(course, setting)
 
     def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
@@ -430,9 +438,10 @@ class Rounds:
         else:
             course.session.metrics.num_dropped_draft_tokens += len(draft.token_ids)
             self._notices.dropped(course.session.request.model, len(draft.token_ids))
-        self._tell_target(course, course.pace.drafted(draft.base_len, now_us))
+        self._tell(course, course.pace.drafted(draft.base_len, now_us))
 
     def _draft_down(self, link: DraftLink) -> None:
+        self._standings.pop(link.worker_id, None)
         for sequence_id in tuple(link.open_sequences):
             self._lose_draft(self._by_draft[sequence_id], link.problem, Loss.WORKER)
         self.pools.notify()
@@ -450,6 +459,22 @@ class Rounds:
         course.wake()
 
     # -- the rest
+
+    def _standing(self, course: Course, draft: DraftLink) -> Standing:
+        """What this draft has shown to the tenant's requests; forgotten with the worker."""
+        tenants = self._standings.setdefault(draft.worker_id, {})
+        if course.session.request.tenant not in tenants and len(tenants) >= _MAX_TENANTS:
+            del tenants[next(iter(tenants))]
+        return tenants.setdefault(course.session.request.tenant, Standing())
+
+    def _tell(self, course: Course, setting: Setting | None) -> None:
+        """Both, where it concerns both: a draft only needs to hear that it may rest, or is wanted again."""
+        self._tell_target(course, setting)
+        draft = course.draft
+        if setting is None or draft is None or setting.max_draft_tokens == draft.told_draft_tokens:
+            return
+        draft.told_draft_tokens = setting.max_draft_tokens
+        draft.link.outbox.set(sequence.SetSpeculation(sequence_id=draft.sequence_id, speculation=_speculation(setting)))
 
     def _tell_target(self, course: Course, setting: Setting | None) -> None:
         if setting is None or course.target is None:

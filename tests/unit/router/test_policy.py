@@ -38,7 +38,7 @@ def test_a_draft_is_not_waited_for_until_it_has_spoken():
 def silent(pace: Pace, rounds: int) -> list[Setting | None]:
     """Commits that the draft leaves unanswered, 20 ms apart."""
     return [
-        pace.committed(i, num_drafted=0, num_accepted=0, step_us=20_000, now_us=i * 20_000)
+        pace.committed(i, num_tokens=1, num_drafted=0, num_accepted=0, step_us=20_000, now_us=i * 20_000)
         for i in range(10, 10 + rounds)
     ]
 
@@ -74,7 +74,7 @@ def played(pace: Pace, rounds: int, *, drafted: int, accepted: int) -> list[int]
     settings = []
     for i in range(rounds):
         now_us = i * 35_000
-        outcome = {"num_drafted": drafted, "num_accepted": accepted}
+        outcome = {"num_tokens": accepted + 1, "num_drafted": drafted, "num_accepted": accepted}
         settings.append(pace.committed(i, **outcome, step_us=20_000, now_us=now_us))
         settings.append(pace.drafted(i, now_us + 15_000))
     return [setting.max_wait_us for setting in settings if setting is not None]

@@ -1,0 +1,117 @@
+"""Whether a draft pays: played with a clock of its own, request after request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider_controller.router.worth import FIRST_REST_TOKENS, LONGEST_REST_TOKENS, Standing, Worth
+
+PLAIN_US = 30_000
+Round = Callable[[random.Random], tuple[int, int]]
+"""Tokens and microseconds of one round with a draft."""
+
+
+@dataclass
+class Played:
+    tokens: int = 0
+    us: int = 0
+    drafted_rounds: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """Speed over that of plain decoding."""
+        return self.tokens * PLAIN_US / self.us
+
+
+def play(drafted: Round, *, requests: int = 12, length: int = 64, standing: Standing | None = None) -> Played:
+    """Requests one after the other. A draft speaks from its second round on after it was opened or tried again."""
+    rng, played, standing = random.Random(7), Played(), standing or Standing()
+    for _ in range(requests):
+        worth = Worth()
+        worth.begin(standing)
+        tokens, rounds_awake = 0, 0
+        while tokens < length:
+            spoken = not worth.resting and rounds_awake > 0
+            count, us = drafted(rng) if spoken else (1, PLAIN_US)
+            rounds_awake = 0 if worth.resting else rounds_awake + 1
+            worth.round(num_tokens=count, num_drafted=5 * spoken, round_us=us, step_us=PLAIN_US, spoken=spoken)
+            tokens += count
+            played.us += us
+            played.drafted_rounds += spoken
+        played.tokens += tokens
+    return played
+
+
+def accepting(chance: float, us: int, most: int = 5) -> Round:
+    def drafted(rng: random.Random) -> tuple[int, int]:
+        count = 1
+        while count <= most and rng.random() < chance:
+            count += 1
+        return count, us
+
+    return drafted
+
+
+def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing():
+    wrong = accepting(0.0, 45_000)
+    standing = Standing()
+    assert play(wrong, standing=standing).ratio > 0.95
+    assert play(wrong, standing=standing).ratio > 0.985
+    assert standing.rest_tokens == LONGEST_REST_TOKENS
+
+
+def test_a_draft_that_pays_is_hardly_ever_at_rest():
+    good = accepting(0.6, 42_000)
+    always = Played()
+    rng = random.Random(7)
+    for _ in range(400):
+        tokens, us = good(rng)
+        always.tokens, always.us = always.tokens + tokens, always.us + us
+    # In every request one round goes by before it speaks.
+    assert play(good, requests=40).ratio > 0.93 * always.ratio
+
+
+def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
+    for us in (54_000, 58_000, 63_000, 70_000):
+        assert play(accepting(0.5, us), requests=40).ratio > 0.97
+
+
+def test_a_draft_that_becomes_good_is_found_out():
+    standing = Standing()
+    play(accepting(0.0, 45_000), requests=30, standing=standing)
+    recovered = play(accepting(0.7, 42_000), requests=30, standing=standing)
+    assert recovered.ratio > 1.5
+    assert not standing.doubtful
+
+
+def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_gain_is_believed():
+    worth = Worth()
+    worth.begin(Standing())
+    # Beside the draft, a plain step seems to take a third longer than it does.
+    for _ in range(3):
+        worth.round(num_tokens=1, num_drafted=0, round_us=40_000, step_us=40_000, spoken=False)
+    while not worth.resting:
+        worth.round(num_tokens=1, num_drafted=1, round_us=38_000, step_us=38_000, spoken=True)
+    assert worth.standing.left == FIRST_REST_TOKENS and not worth.standing.doubtful
+    while worth.resting:
+        worth.round(num_tokens=1, num_drafted=0, round_us=30_000, step_us=30_000, spoken=False)
+    assert worth.plain_us == 30_000
+
+
+def test_one_request_tries_again_while_the_others_go_on_resting():
+    standing = Standing()
+    first, second = Worth(), Worth()
+    standing.failed()
+    for worth in (first, second):
+        worth.begin(standing)
+        assert worth.resting
+    while first.resting and second.resting:
+        for worth in (first, second):
+            worth.round(num_tokens=1, num_drafted=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
+    assert first.resting != second.resting
+    standing.paid()
+    for worth in (first, second):
+        worth.round(num_tokens=1, num_drafted=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
+    assert not first.resting and not second.resting
