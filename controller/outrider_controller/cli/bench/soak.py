@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 _MODEL = "tiny"
 _CONTEXT = 512
-# The fused execution has oneDNN make a kernel for every number of rows, and keep the last 1024: half a gigabyte, which
-# is reached slowly and would hide a leak.
-_EXECUTION = "transformers"
 _LONGEST_PROMPT, _LONGEST_ANSWER = 180, 60
 # Prompts that begin alike, so that there is something to share, and to evict.
 _BEGINNINGS, _BEGINNING_TOKENS = 12, 96
@@ -233,10 +230,7 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         store = await stack.enter_async_context(MetadataStore.connect(server.url))
         # The draft's is smaller still: one that has no room must go without.
         blocks = {"target": num_blocks, "draft": num_blocks * 3 // 4}
-        configs = {
-            role: EngineConfig(dtype="float32", num_blocks=count, execution=_EXECUTION)
-            for role, count in blocks.items()
-        }
+        configs = {role: EngineConfig(num_blocks=count, execution=_execution()) for role, count in blocks.items()}
         engine, target = await _target(stack, model, server.url, configs["target"])
         draft = await _draft(stack, model, server.url, configs["draft"])
         async with asyncio.timeout(_SETTLE_S):
@@ -245,6 +239,15 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         running = await stack.enter_async_context(running_router(RouterConfig(), store))
         channel = await stack.enter_async_context(create_channel(running.address))
         yield Stay(router_pb2_grpc.RouterServiceStub(channel), running, target, draft, engine, blocks)
+
+
+def _execution() -> str:
+    """Not the fused one: it has oneDNN make a kernel for every number of rows, and keep the last 1024. That is half a
+    gigabyte, which is reached slowly and would hide a leak.
+    """
+    from outrider.engine.native import load_library
+
+    return "native" if load_library() is not None else "transformers"
 
 
 async def _target(
