@@ -37,7 +37,10 @@ class FailoverConfig:
     """When a worker counts as lost, and how long a request may look for another."""
 
     max_target_failures: int = 2
-    """Targets one request may lose before it is taken for the cause and rejected."""
+    """Targets that may say they failed with one request before it is taken for the cause and rejected. A target that
+    carries it on for a while clears it."""
+    max_lost_connections: int = 3
+    """The same for targets whose connection broke: they may have died of the request."""
     max_draft_failures: int = 4
     """Drafts one request may lose before it goes on without."""
     wait_for_target_s: float = 10.0
@@ -54,6 +57,7 @@ class FailoverConfig:
         _positive(
             "failover",
             max_target_failures=self.max_target_failures,
+            max_lost_connections=self.max_lost_connections,
             wait_for_target_s=self.wait_for_target_s,
             stall_after_s=self.stall_after_s,
             probe_timeout_s=self.probe_timeout_s,

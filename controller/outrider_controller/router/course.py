@@ -16,6 +16,9 @@ from outrider_controller.router.pools import DraftLink, LinkKey, Prefix, TargetL
 from outrider_controller.router.session import Session
 from outrider_controller.router.traces import Recorder
 
+# A request that breaks a target at every few tokens must not go through all of them.
+_ROUNDS_TO_CLEAR = 16
+
 
 class Wake(Enum):
     """A worker is missing, one that was missing may have come, or the session has finished."""
@@ -57,11 +60,19 @@ class Course:
     """Of the target's weights: a failover stays on them."""
     target: TargetOpening | None = None
     draft: DraftOpening | None = None
-    avoid_targets: set[LinkKey] = field(default_factory=set)
+    failed_targets: set[LinkKey] = field(default_factory=set)
+    """Targets that failed with this request. Asked again only where there is no other."""
+    left_targets: set[LinkKey] = field(default_factory=set)
+    """Targets that are leaving."""
     refused_by: set[LinkKey] = field(default_factory=set)
     """Targets that had no room. Asked again after a while."""
     avoid_drafts: set[LinkKey] = field(default_factory=set)
     target_failures: int = 0
+    """Targets that said they failed, or said what cannot be true."""
+    lost_connections: int = 0
+    """Targets whose stream broke."""
+    rounds_here: int = 0
+    """That the target it is on has committed."""
     draft_failures: int = 0
     num_targets: int = 0
     num_drafts: int = 0
@@ -81,6 +92,12 @@ class Course:
     def untouched(self) -> bool:
         """Nothing was committed by any target: the request may still be turned away."""
         return self.session.metrics.num_steps == 0
+
+    def carried_on(self) -> None:
+        """One more round was committed. A target that carries the request so far shows that it is not the cause."""
+        self.rounds_here += 1
+        if self.rounds_here == _ROUNDS_TO_CLEAR:
+            self.target_failures = self.lost_connections = 0
 
     def wake(self) -> None:
         """Has the driver look at the course; once, however often it is called before it does."""

@@ -14,6 +14,8 @@ class Fault(Enum):
     """Every target would say the same: the client hears it."""
     WORKER = "worker"
     """Another target may do better, but not many will be tried."""
+    CONNECTION = "connection"
+    """Its stream broke: it may have died of the request, or only the way to it."""
     FULL = "full"
     """The worker has no room now."""
     LEAVING = "leaving"

@@ -194,19 +194,15 @@ class Rounds:
                 f"every target of {request.model!r} is full", retry_after_s=self._config.admission.retry_after_s
             )
 
-        return await self._find_target(request.model, None, prefix, set, turned_away)
+        return await self._find_target(request.model, None, prefix, lambda: (set(), set()), turned_away)
 
     async def _replace_target(self, course: Course) -> None:
-        config = self._config.failover
-        if course.target_failures >= config.max_target_failures:
-            raise InternalError(
-                f"given up after {course.target_failures} targets failed with this request", reason="TARGETS_FAILED"
-            )
+        await self._endure_failures(course)
         target = await self._find_target(
             course.session.request.model,
             course.revision,
             course.prefix,
-            lambda: course.avoid_targets | course.refused_by,
+            lambda: (course.left_targets | course.refused_by, course.failed_targets),
             lambda: self._refused_everywhere(course),
         )
         if course.num_targets:
@@ -214,6 +210,19 @@ class Rounds:
             self._notices.failover("target")
         setting = course.pace.opened(course.pace.limit) if course.draft else PLAIN
         self._open_target(course, target, setting)
+
+    async def _endure_failures(self, course: Course) -> None:
+        """Raises when so many targets failed with this request that it must be the cause."""
+        config = self._config.failover
+        failures, lost = course.target_failures, course.lost_connections
+        if failures >= config.max_target_failures or lost >= config.max_lost_connections:
+            raise InternalError(
+                f"given up after {failures + lost} targets failed with this request", reason="TARGETS_FAILED"
+            )
+        if lost > 1:
+            # It may be our own network: then all connections break at once, but are not noticed at once. A target that
+            # is still thought to be up would be lost next, and after it this request.
+            await asyncio.sleep(config.stall_after_s)
 
     def _refused_everywhere(self, course: Course) -> OutriderError | None:
         if course.untouched and course.refused_by:
@@ -227,17 +236,22 @@ class Rounds:
         model: str,
         revision: str | None,
         prefix: Prefix,
-        avoid: Callable[[], set[LinkKey]],
+        avoid: Callable[[], tuple[set[LinkKey], set[LinkKey]]],
         turned_away: Callable[[], OutriderError | None],
     ) -> TargetLink:
-        """A live target with room; waits a bounded time for one to appear."""
+        """A live target with room; waits a bounded time for one to appear.
+
+        `avoid` names those that will not do, and those that will only where there is no other.
+        """
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._config.failover.wait_for_target_s
         while True:
             changed = self.pools.changed()
-            target = await self.pools.choose_target(model, revision, prefix, avoid())
-            if target is not None:
-                return target
+            unfit, last_resort = avoid()
+            for avoided in (unfit | last_resort, unfit) if last_resort else (unfit,):
+                target = await self.pools.choose_target(model, revision, prefix, avoided)
+                if target is not None:
+                    return target
             if refusal := turned_away():
                 raise refusal
             if loop.time() >= give_up_s:
@@ -268,6 +282,7 @@ class Rounds:
         opening = TargetOpening(next(self._ids), link)
         course.target = opening
         course.num_targets += 1
+        course.rounds_here = 0
         self._by_target[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
         link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
@@ -354,6 +369,7 @@ class Rounds:
             now_us=now_us,
         )
         course.deliver(response)
+        course.carried_on()
         if course.session.finished:
             course.wake()
             self._drop_target(course, None)
@@ -389,7 +405,7 @@ class Rounds:
 
     def _target_down(self, link: TargetLink) -> None:
         for sequence_id in tuple(link.open_sequences):
-            self._lose_target(self._by_target[sequence_id], link.problem, Fault.WORKER)
+            self._lose_target(self._by_target[sequence_id], link.problem, Fault.CONNECTION)
         self.pools.notify()
 
     def _lose_target(self, course: Course, why: str, fault: Fault) -> None:
@@ -398,10 +414,13 @@ class Rounds:
             return
         if fault is Fault.FULL:
             course.refused_by.add(opening.link.key)
+        elif fault is Fault.LEAVING:
+            course.left_targets.add(opening.link.key)
         else:
-            course.avoid_targets.add(opening.link.key)
+            course.failed_targets.add(opening.link.key)
         course.target_failures += fault is Fault.WORKER
         course.recorder.lost(opening.link.info, fault.value, _now_us())
+        course.lost_connections += fault is Fault.CONNECTION
         self._notices.lost_target(opening.link.worker_id, course.session.request, fault, why)
         course.wake()
 

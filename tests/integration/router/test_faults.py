@@ -162,7 +162,7 @@ async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet)
     assert time.monotonic() - started_s < 2
 
 
-async def test_a_request_that_breaks_every_target_is_tried_on_two_and_then_rejected(fleet):
+async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rejected(fleet):
     targets = [await fleet.target() for _ in range(4)]
     await fleet.start()
 
@@ -178,7 +178,38 @@ async def test_a_request_that_breaks_every_target_is_tried_on_two_and_then_rejec
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(fleet.call(fleet.request(PROMPT, 60)))
     assert from_rpc_error(caught.value).reason == "TARGETS_FAILED"
-    assert sum(len(t.opens) for t in targets) == 2
+    assert sum(len(t.opens) for t in targets) == 3
+
+
+async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
+    class FailsOnce(SimulatedTarget):
+        def _refusal(self, opening):
+            self.refuse_opens = None if self.opens[:-1] else grpc.StatusCode.INTERNAL
+            return super()._refusal(opening)
+
+    target = await fleet.target(FailsOnce())
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 20)))
+    assert tokens(rounds) == truth(20)
+    assert len(target.opens) == 2
+
+
+async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet):
+    """As when the router's own network fails: the request goes to a target that is only thought to be up."""
+    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    await fleet.start(failover=FailoverConfig(stall_after_s=0.2))
+
+    async def fail() -> None:
+        first = next(t for t in targets if t.live)
+        second = next(t for t in targets if t is not first)
+        first.break_streams()
+        while not second.opens:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        second.break_streams()
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 60)), 10, fail)
+    assert tokens(rounds) == truth(60)
+    assert rounds[-1].metrics.num_target_failovers == 2
 
 
 async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fleet):
