@@ -21,6 +21,7 @@ _COMMANDS = {
     "drafts": "What does a bad draft cost?",
     "router": "What does the router cost, and what does it add?",
     "quantization": "What do fewer bits cost and save, in the target and in the draft?",
+    "simulation": "Does any interleaving of delays, deaths and lies break a promise? In virtual time.",
     "streams": "Many streams at once: do all end, and is everything given back?",
 }
 

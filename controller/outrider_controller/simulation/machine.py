@@ -1,0 +1,99 @@
+"""A worker's step loop as a task in virtual time: the shipped turns, between pauses as long as they would take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, Protocol
+
+
+class _Loop(Protocol):
+    """StepLoop of a target or a draft, its thread never started."""
+
+    load: Any
+
+    def turn(self, events: Iterable[Any]) -> float | None: ...
+
+
+class StepFailed(RuntimeError):
+    """A fault that was planted in a step."""
+
+
+class Machine:
+    """The processor of one worker. What it computes takes time on its own clock, which runs ahead within a turn."""
+
+    def __init__(self, step_s: float, token_s: float) -> None:
+        self.stalled_until_s = 0.0
+        self.failures_due = 0
+        self._step_s = step_s
+        self._token_s = token_s
+        self._spent_s = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def clock(self) -> float:
+        return self._loop.time() + self._spent_s
+
+    def compute(self, num_tokens: int) -> None:
+        """One forward. Raises StepFailed when one was due."""
+        self._spent_s += self._step_s + self._token_s * num_tokens
+        if self.failures_due:
+            self.failures_due -= 1
+            raise StepFailed("planted")
+
+    async def finish(self) -> None:
+        """Lets the world catch up with what was computed."""
+        spent_s, self._spent_s = self._spent_s, 0.0
+        rest_s = max(spent_s, self.stalled_until_s - self._loop.time())
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+
+
+class VirtualSteps:
+    """The `Steps` of a service: what StepLoop's thread does, done by a task."""
+
+    def __init__(
+        self, loop: Callable[[Callable[[Any], None]], _Loop], deliver: Callable[[Any], None], machine: Machine
+    ):
+        self._reports: list[Any] = []
+        self._loop = loop(self._reports.append)
+        self._deliver = deliver
+        self._machine = machine
+        self._inbox: list[Any] = []
+        self._filled = asyncio.Event()
+
+    @property
+    def load(self) -> Any:
+        return self._loop.load
+
+    def start(self) -> None:
+        """The process runs `run` itself."""
+
+    def stop(self) -> None:
+        """The process cancels `run`."""
+
+    def post(self, events: Iterable[Any]) -> None:
+        self._inbox.extend(events)
+        self._filled.set()
+
+    async def run(self) -> None:
+        wake_at_s: float | None = None
+        while True:
+            await self._wait(wake_at_s)
+            await self._machine.finish()
+            events, self._inbox = self._inbox, []
+            wake_at_s = self._loop.turn(events)
+            await self._machine.finish()
+            for report in self._reports:
+                self._deliver(report)
+            self._reports.clear()
+
+    async def _wait(self, wake_at_s: float | None) -> None:
+        if self._inbox:
+            return
+        self._filled.clear()
+        timeout_s = None if wake_at_s is None else max(0.0, wake_at_s - self._machine.clock())
+        if timeout_s == 0:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._filled.wait(), timeout_s)

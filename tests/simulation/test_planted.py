@@ -1,0 +1,16 @@
+"""Finding nothing means something only if faults are found: each of these, planted in the shipped code, has to be."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_controller.simulation import draw, run_schedule
+from outrider_controller.simulation.planted import Planted, planted
+
+SCHEDULES = 200
+
+
+@pytest.mark.parametrize("fault", Planted, ids=lambda fault: fault.name.lower())
+def test_a_planted_fault_is_found(fault: Planted) -> None:
+    with planted(fault):
+        found = any(run_schedule(draw(seed)).violations for seed in range(SCHEDULES))
+    assert found, f"not found in {SCHEDULES} schedules: {fault.value}"
