@@ -4,6 +4,7 @@ the end? Also keeps the past, so that it can be heard again.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -58,12 +59,16 @@ def _key(prompt: Sequence[int], temperature: float, top_k: int, seed: int) -> Ke
 class Witness:
     """The network's `observe` hook."""
 
-    def __init__(self, texts: Texts, note: Callable[[str], None] | None) -> None:
+    def __init__(self, texts: Texts, note: Callable[[str], None] | None, close_within_s: float | None) -> None:
+        """`close_within_s`: a target says nothing of a request so long after its router heard that the client is gone.
+        None where something may hold that up."""
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self._texts = texts
         self._note = note
         self.replaying = False
+        self._close_within_s = close_within_s
+        self._left_s: dict[Key, float] = {}
         self._past: dict[tuple[str, str], deque[Any]] = {}
 
     def __call__(self, stream: Stream, to_server: bool, message: Any) -> None:
@@ -104,6 +109,7 @@ class Witness:
             if (open_here := stream.facts.get(commit.sequence_id)) is None:
                 continue
             key, at, stopping, ended = open_here
+            self._check_left(key)
             if ended:
                 self._fail("a commit after the one that finished its sequence")
             if commit.base_len != len(key[0]) + at:
@@ -135,6 +141,16 @@ class Witness:
             self._check(key, 0, asked.resume_token_ids, "the tokens resumed from")
             stream.facts[call.call_id] = [key, len(asked.resume_token_ids), False]
             self.counts["resumptions"] += bool(asked.resume_token_ids)
+
+        for call_id in message.cancelled:
+            self._left_s[stream.facts[call_id][0]] = asyncio.get_running_loop().time()
+
+    def _check_left(self, key: Key) -> None:
+        left_s = self._left_s.get(key)
+        if left_s is None or self._close_within_s is None:
+            return
+        if (late_s := asyncio.get_running_loop().time() - left_s) > self._close_within_s:
+            self._fail(f"a commit {late_s:.3f} s after the client had left")
 
     def _answered(self, stream: Stream, message: Any) -> None:
         for response in message.responses:

@@ -30,7 +30,7 @@ class World:
         self.schedule = schedule
         self.rng = random.Random(f"world {schedule.seed}")
         self.texts = Texts(schedule.requests)
-        self.witness = Witness(self.texts, note)
+        self.witness = Witness(self.texts, note, _close_within_s(schedule))
         self.network = Network(self.rng, schedule.delay_s)
         self.hostility = Hostility(self.rng, self._hostile_share, schedule.hostile_forwarding)
         self.network.tamper = self.hostility
@@ -183,6 +183,14 @@ class World:
             if role is Role.DRAFT and isinstance(process, Worker) and process.host is stream.server:
                 return process.plan.hostile
         return 0.0
+
+
+def _close_within_s(schedule: Schedule) -> float | None:
+    """From the gateway's word to the target's silence: two ways there, one back, and the steps under way."""
+    if any(fault.kind in (Kind.CUT_OFF, Kind.STALL) for fault in schedule.faults):
+        return None
+    longest_step_s = max(plan.step_s + plan.token_s * plan.max_batch_tokens for plan in schedule.targets)
+    return 3 * schedule.delay_s[1] + 3 * longest_step_s
 
 
 def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
