@@ -19,6 +19,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.tracing import Tracing, parent_of
 
 from outrider_controller.router.session import Request
+from outrider_controller.router.traces import KeptTrace
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class SpanWriter:
         self._pool = ThreadPoolExecutor(1, "spans")
         self._room = threading.BoundedSemaphore(_MAX_PENDING)
 
-    def ended(self, ended: trace.RequestTrace, request: Request) -> None:
+    def ended(self, ended: KeptTrace, request: Request) -> None:
         """Never blocks."""
         if not self._room.acquire(blocking=False):
             self.num_dropped += 1
@@ -49,9 +50,9 @@ class SpanWriter:
         self._pool.shutdown()
         self._tracing.close()
 
-    def _write(self, ended: trace.RequestTrace, request: Request) -> None:
+    def _write(self, ended: KeptTrace, request: Request) -> None:
         try:
-            write_spans(self._tracing.tracer, ended, request)
+            write_spans(self._tracing.tracer, ended.message(), request)
         except Exception as error:
             log.error("no spans for a request: %s", type(error).__name__, exc_info=error)
         finally:

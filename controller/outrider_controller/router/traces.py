@@ -1,13 +1,11 @@
-"""What became of each request, round by round, while it runs and for a while after. Bounded; never holds a prompt.
-
-A finished trace is kept serialised: a round then takes some fifty bytes.
-"""
+"""What became of each request, round by round, while it runs and for a while after. Bounded; never holds a prompt."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -16,12 +14,33 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.policy import Setting
+from outrider_controller.router.round_log import RoundLog, rounds_of
 from outrider_controller.router.session import Request, Session
 
 _MAX_EVENTS = 64
 
-OnEnd = Callable[[trace.RequestTrace, Request], None]
-"""Told of each request that has ended. Must not block, and must not change the trace."""
+OnEnd = Callable[["KeptTrace", Request], None]
+"""Told of each request that has ended. Must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTrace:
+    """One request's trace, small."""
+
+    request_id: str
+    head: bytes
+    """A RequestTrace without rounds."""
+    rounds: bytes
+    """A RoundLog's."""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.head) + len(self.rounds)
+
+    def message(self) -> trace.RequestTrace:
+        message = trace.RequestTrace.FromString(self.head)
+        message.rounds.extend(rounds_of(self.rounds))
+        return message
 
 
 class Recorder:
@@ -43,6 +62,7 @@ class Recorder:
             running=True,
         )
         self._config = config
+        self._log = RoundLog()
         self._started_us = now_us
         self._session: Session | None = None
 
@@ -70,26 +90,19 @@ class Recorder:
     ) -> None:
         """One commit that counted."""
         kept = self.trace
-        kept.cached_tokens = kept.cached_tokens or commit.num_cached_tokens
-        if len(kept.rounds) >= self._config.max_rounds:
+        if not self._log.num_rounds:
+            kept.cached_tokens = commit.num_cached_tokens
+        if self._log.num_rounds >= self._config.max_rounds:
             kept.num_rounds_omitted += 1
             return
-        tokens = self._config.record_tokens
-        kept.rounds.add(
-            at_us=max(0, now_us - self._started_us),
-            base_len=commit.base_len,
-            token_ids=commit.token_ids if tokens else (),
-            rejected_token_ids=commit.rejected_token_ids if tokens else (),
-            num_tokens=len(commit.token_ids),
-            num_drafted=commit.num_drafted,
-            num_verified=commit.num_verified,
-            num_accepted=commit.num_accepted,
-            num_dropped=commit.num_dropped,
-            max_draft_tokens=setting.max_draft_tokens,
-            max_wait_us=setting.max_wait_us,
-            timing=timing,
-            batch_sequences=batch_sequences,
+        self._log.add(
+            commit,
+            timing,
+            setting=setting,
             source=source,
+            batch_sequences=batch_sequences,
+            at_us=max(0, now_us - self._started_us),
+            tokens=self._config.record_tokens,
         )
 
     def ended(self, error: str, now_us: int) -> None:
@@ -99,12 +112,10 @@ class Recorder:
         if not self.trace.finish_reason:
             self.trace.error = error or "CANCELLED"
 
-    def snapshot(self, now_us: int) -> trace.RequestTrace:
+    def kept(self, now_us: int) -> KeptTrace:
         """As it stands."""
         self._update(now_us)
-        copy = trace.RequestTrace()
-        copy.CopyFrom(self.trace)
-        return copy
+        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), bytes(self._log))
 
     def _update(self, now_us: int) -> None:
         self.trace.duration_us = max(0, now_us - self._started_us)
@@ -137,7 +148,7 @@ class Traces:
         self.on_end: OnEnd = lambda ended, request: None
         self._config = config
         self._running: set[Recorder] = set()
-        self._ended: deque[tuple[str, bytes]] = deque()
+        self._ended: deque[KeptTrace] = deque()
         self._num_bytes = 0
 
     def __len__(self) -> int:
@@ -158,15 +169,15 @@ class Traces:
         """Remembers the trace, and forgets the oldest ones beyond the bounds."""
         self._running.remove(recorder)
         recorder.ended(error, now_us)
-        self.on_end(recorder.trace, recorder.request)
-        message = recorder.trace.SerializeToString()
-        self._ended.append((recorder.trace.request_id, message))
-        self._num_bytes += len(message)
+        kept = recorder.kept(now_us)
+        self.on_end(kept, recorder.request)
+        self._ended.append(kept)
+        self._num_bytes += kept.num_bytes
         while len(self._ended) > self._config.max_requests or self._num_bytes > self._config.max_bytes:
-            self._num_bytes -= len(self._ended.popleft()[1])
+            self._num_bytes -= self._ended.popleft().num_bytes
 
     def find(self, request_id: str, now_us: int) -> list[trace.RequestTrace]:
         """Oldest first; several when the gateway submitted the request again. Empty when none is known."""
-        ended = [trace.RequestTrace.FromString(message) for known, message in self._ended if known == request_id]
-        running = [r.snapshot(now_us) for r in self._running if r.trace.request_id == request_id]
-        return sorted(ended + running, key=lambda found: found.started_unix_us)
+        running = [recorder.kept(now_us) for recorder in self._running if recorder.request.request_id == request_id]
+        known = [kept.message() for kept in (*self._ended, *running) if kept.request_id == request_id]
+        return sorted(known, key=lambda found: found.started_unix_us)
