@@ -38,7 +38,7 @@ class Served:
         return sorted((c for c in children if c.name().startswith("outrider-tp-")), key=lambda c: str(c.name()))
 
     async def until_serving(self) -> None:
-        async with asyncio.timeout(60), create_channel(self.address) as channel:
+        async with asyncio.timeout(100), create_channel(self.address) as channel:
             await channel.channel_ready()
 
     async def answers(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -160,7 +160,7 @@ async def test_what_cannot_be_divided_ends_the_command_with_the_reason_and_is_no
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "outrider.target", *options, stderr=asyncio.subprocess.PIPE
     )
-    _, stderr = await asyncio.wait_for(process.communicate(), 60)
+    _, stderr = await asyncio.wait_for(process.communicate(), 100)
     assert process.returncode == 1
     assert b"tensor_parallel: 2 num_key_value_heads" in stderr
     assert b"started again" not in stderr
