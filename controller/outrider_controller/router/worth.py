@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 
 FIRST_REST_TOKENS = 8
 LONGEST_REST_TOKENS = 512
-# Rounds before a verdict. One that has failed before has to prove itself sooner.
-_TRIAL_ROUNDS = 8
+# Rounds before a verdict; fewer for one that has failed before, and for a loss like this.
+_TRIAL_ROUNDS = 6
 _NEXT_TRIAL_ROUNDS = 4
+_HEAVY_LOSS_ROUNDS = 2
+_HEAVY_LOSS = 0.65
 # Below this gain a plain step has to be measured with the draft at rest: beside a busy one it takes longer, most of all
 # where both share a memory, and the draft would be credited with it.
 _CLEAR_GAIN = 1.25
@@ -78,8 +80,15 @@ class Worth:
         self._rounds = _KEEP * self._rounds + 1
         self._tokens = _KEEP * self._tokens + num_tokens
         self._us = _KEEP * self._us + round_us
-        if self.plain_us and self._rounds > (_NEXT_TRIAL_ROUNDS if self.standing.doubtful else _TRIAL_ROUNDS) - 1:
+        if self.plain_us and self._enough():
             self._judge()
+
+    def _enough(self) -> bool:
+        """Whether there is evidence for a verdict. What is forgotten of a few rounds makes less than one."""
+        wanted = _NEXT_TRIAL_ROUNDS if self.standing.doubtful else _TRIAL_ROUNDS
+        if self.gain < _HEAVY_LOSS:
+            wanted = _HEAVY_LOSS_ROUNDS
+        return self._rounds > wanted - 1
 
     def _rested(self, num_tokens: int, round_us: int) -> None:
         # The first such round began with the draft at work.
