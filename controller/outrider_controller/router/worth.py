@@ -1,7 +1,8 @@
-"""Whether a draft pays, told by time: tokens a second with it against tokens a second without. Pure.
+"""Whether a draft pays, told by time: what a round brought against what plain decoding brings meanwhile. Pure.
 
-While it does not, it rests and the target decodes plainly, which shows what that takes. Then it is tried again, after
-twice as many tokens each time that it fails.
+Counted in plain rounds: a round that committed three tokens and took as long as two plain ones saved one. While a draft
+costs more than it saves it rests, and the target decodes plainly. Then it is tried again, after twice as many tokens
+each time that it fails.
 """
 
 from __future__ import annotations
@@ -10,22 +11,32 @@ from dataclasses import dataclass, field
 
 FIRST_REST_TOKENS = 8
 LONGEST_REST_TOKENS = 512
-# Rounds before a verdict; fewer for one that has failed before, and for a loss like this.
-_TRIAL_ROUNDS = 6
-_NEXT_TRIAL_ROUNDS = 4
-_HEAVY_LOSS_ROUNDS = 2
-_HEAVY_LOSS = 0.65
-# Below this gain a plain step has to be measured with the draft at rest: beside a busy one it takes longer, most of all
-# where both share a memory, and the draft would be credited with it.
-_CLEAR_GAIN = 1.25
-# Forgetting per round: half of the evidence is replaced in about 10.
+_MIN_ROUNDS = 3
+"""Of a trial, before it can fail."""
+# What was known before counts as much as so many rounds: a few unlucky ones do not condemn a draft that has paid.
+_KNOWN_ROUNDS = 4.0
+_FIRST_SAVING = 0.5
+# Forgetting per round, within a request and from request to request.
 _KEEP = 0.93
+_KEEP_KNOWN = 0.95
+# A saving smaller than this is not believed before a plain round was measured with the draft at rest. Beside a busy one
+# it takes longer, most of all where both share a memory, and the draft would be credited with that.
+_CLEAR_SAVING = 0.35
+_MEASURE_AFTER_ROUNDS = 6
+# Rounds after which a draft that is never in time counts for what it costs the target.
+_MAX_LATE_ROUNDS = 8
 
 
 @dataclass(slots=True)
 class Standing:
     """What one draft worker has shown to one tenant: shared by the requests that it serves."""
 
+    saving: float = _FIRST_SAVING
+    """Of a round with it, in plain rounds."""
+    plain_share: float = 1.0
+    """A plain round with the draft at rest, in steps beside a busy draft."""
+    measured: bool = False
+    """Whether that was ever seen."""
     rest_tokens: int = FIRST_REST_TOKENS
     """How long it rests when it fails the next time."""
     left: int = 0
@@ -34,6 +45,15 @@ class Standing:
     @property
     def doubtful(self) -> bool:
         return self.rest_tokens > FIRST_REST_TOKENS
+
+    def saved(self, rounds: float) -> None:
+        self.saving = _KEEP_KNOWN * self.saving + (1 - _KEEP_KNOWN) * rounds
+
+    def rested(self, share: float) -> None:
+        """One plain round, in steps beside a busy draft."""
+        share = min(max(share, 0.25), 1.5)
+        self.plain_share = 0.8 * self.plain_share + 0.2 * share if self.measured else share
+        self.measured = True
 
     def failed(self) -> None:
         self.left = self.rest_tokens
@@ -45,77 +65,68 @@ class Standing:
 
 @dataclass(slots=True)
 class Worth:
-    """One request's comparison of the two."""
+    """One request's view of it."""
 
     standing: Standing = field(default_factory=Standing)
     resting: bool = False
-    plain_us: float = 0.0
-    """A plain round; 0 while unknown."""
-    _num_rested: int = 0
-    """Rounds that measured it with the draft at rest."""
+    _step_us: float = 0.0
+    """With the draft at work."""
     _rounds: float = 0.0
-    _tokens: float = 0.0
-    _us: float = 0.0
+    _saved: float = 0.0
+    _num_late: int = 0
+    _num_rested: int = 0
 
     @property
-    def gain(self) -> float:
-        """Speed with the draft over speed without; 1 while unknown."""
-        return self._tokens * self.plain_us / self._us if self._us and self.plain_us else 1.0
+    def saving(self) -> float:
+        """Of a round, in plain rounds; below 0 it costs more than it brings."""
+        known = _KNOWN_ROUNDS * self.standing.saving
+        return (known + self._saved) / (_KNOWN_ROUNDS + self._rounds)
 
     def begin(self, standing: Standing) -> None:
         """A draft was opened."""
         self.standing = standing
-        self.resting = standing.left > 0
-        self._forget()
+        self._enter(resting=standing.left > 0)
 
     def round(self, *, num_tokens: int, num_drafted: int, round_us: int, step_us: int, spoken: bool) -> None:
         """One round. `spoken`: the draft is at work, not still busy with the prompt."""
         if self.resting:
             self._rested(num_tokens, round_us)
-            return
-        if not num_drafted and not self._num_rested:
-            self.plain_us = _smooth(self.plain_us, step_us)
-        if not spoken:
-            return
-        self._rounds = _KEEP * self._rounds + 1
-        self._tokens = _KEEP * self._tokens + num_tokens
-        self._us = _KEEP * self._us + round_us
-        if self.plain_us and self._enough():
+        elif spoken and self._in_time(num_drafted):
+            self._step_us = 0.8 * self._step_us + 0.2 * step_us if self._step_us else float(step_us)
+            saved = num_tokens - round_us / (self.standing.plain_share * max(1.0, self._step_us))
+            self._rounds = _KEEP * self._rounds + 1
+            self._saved = _KEEP * self._saved + saved
+            self.standing.saved(saved)
             self._judge()
 
-    def _enough(self) -> bool:
-        """Whether there is evidence for a verdict. What is forgotten of a few rounds makes less than one."""
-        wanted = _NEXT_TRIAL_ROUNDS if self.standing.doubtful else _TRIAL_ROUNDS
-        if self.gain < _HEAVY_LOSS:
-            wanted = _HEAVY_LOSS_ROUNDS
-        return self._rounds > wanted - 1
+    def _in_time(self, num_drafted: int) -> bool:
+        """False until its first draft was judged: it has yet to catch up. Unless it never does."""
+        self._num_late += not num_drafted
+        return bool(num_drafted or self._rounds or self._num_late > _MAX_LATE_ROUNDS)
+
+    def _judge(self) -> None:
+        saving = self.saving
+        if saving < 0 and self._rounds > _MIN_ROUNDS - 1:
+            self.standing.failed()
+            self._enter(resting=True)
+        elif not self.standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
+            self.standing.left = FIRST_REST_TOKENS
+            self._enter(resting=True)
+        elif saving >= 0 and self._rounds > _MIN_ROUNDS - 1:
+            self.standing.paid()
 
     def _rested(self, num_tokens: int, round_us: int) -> None:
+        self._num_rested += 1
         # The first such round began with the draft at work.
-        if self._rounds:
-            self._forget()
-        else:
-            self.plain_us = _smooth(self.plain_us if self._num_rested else 0.0, round_us)
-            self._num_rested += 1
+        if self._num_rested > 1 and self._step_us:
+            self.standing.rested(round_us / self._step_us)
         self.standing.left -= num_tokens
         if self.standing.left <= 0:
-            self.resting = False
+            self._enter(resting=False)
             # This request tries it; the others wait for what comes of that.
             self.standing.left = self.standing.rest_tokens if self.standing.doubtful else 0
 
-    def _judge(self) -> None:
-        if self.gain < 1:
-            self.standing.failed()
-            self.resting = True
-        elif self._num_rested or self.gain >= _CLEAR_GAIN:
-            self.standing.paid()
-        else:
-            self.standing.left = FIRST_REST_TOKENS
-            self.resting = True
-
-    def _forget(self) -> None:
-        self._rounds = self._tokens = self._us = 0.0
-
-
-def _smooth(old: float, new: float) -> float:
-    return float(new) if old <= 0 else 0.8 * old + 0.2 * new
+    def _enter(self, *, resting: bool) -> None:
+        self.resting = resting
+        self._rounds = self._saved = 0.0
+        self._num_late = self._num_rested = 0
