@@ -11,6 +11,9 @@ import torch
 # One core for a test's model leaves the other to the process it talks to.
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Triton reads it when it is first imported, whoever does that. With a GPU its kernels are compiled: see tests/gpu.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
