@@ -2,15 +2,19 @@
 
 Counted in plain rounds: a round that committed three tokens and took as long as two plain ones saved one. While a draft
 costs more than it saves it rests, and the target decodes plainly. Then it is tried again, after twice as many tokens
-each time that it fails.
+each time that it fails: as a request starts, when it reads the prompt while the target does, or late in a long one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FIRST_REST_TOKENS = 8
-LONGEST_REST_TOKENS = 512
+FIRST_REST_TOKENS = 64
+LONGEST_REST_TOKENS = 2048
+MEASURING_TOKENS = 8
+"""Committed plainly to see what a plain round takes."""
+# In mid-request a draft that has rested must read again all there is, beside a target that is decoding.
+_MIN_REST_WITHIN_TOKENS = 256
 _MIN_ROUNDS = 3
 """Of a trial, before it can fail."""
 # What was known before counts as much as so many rounds: a few unlucky ones do not condemn a draft that has paid.
@@ -75,6 +79,8 @@ class Worth:
     _saved: float = 0.0
     _num_late: int = 0
     _num_rested: int = 0
+    _tokens_rested: int = 0
+    _measuring: bool = False
 
     @property
     def saving(self) -> float:
@@ -86,6 +92,8 @@ class Worth:
         """A draft was opened."""
         self.standing = standing
         self._enter(resting=standing.left > 0)
+        if not self.resting:
+            self._try()
 
     def round(self, *, num_tokens: int, num_drafted: int, round_us: int, step_us: int, spoken: bool) -> None:
         """One round. `spoken`: the draft is at work, not still busy with the prompt."""
@@ -110,23 +118,33 @@ class Worth:
             self.standing.failed()
             self._enter(resting=True)
         elif not self.standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
-            self.standing.left = FIRST_REST_TOKENS
             self._enter(resting=True)
+            self._measuring = True
         elif saving >= 0 and self._rounds > _MIN_ROUNDS - 1:
             self.standing.paid()
+
+    def _try(self) -> None:
+        """This request tries it; the others wait for what comes of that."""
+        if self.standing.doubtful:
+            self.standing.left = self.standing.rest_tokens
 
     def _rested(self, num_tokens: int, round_us: int) -> None:
         self._num_rested += 1
         # The first such round began with the draft at work.
         if self._num_rested > 1 and self._step_us:
             self.standing.rested(round_us / self._step_us)
+        self._tokens_rested += num_tokens
+        if self._measuring:
+            if self._tokens_rested >= MEASURING_TOKENS:
+                self._enter(resting=False)
+            return
         self.standing.left -= num_tokens
-        if self.standing.left <= 0:
+        if self.standing.left <= 0 and self._tokens_rested >= _MIN_REST_WITHIN_TOKENS:
             self._enter(resting=False)
-            # This request tries it; the others wait for what comes of that.
-            self.standing.left = self.standing.rest_tokens if self.standing.doubtful else 0
+            self._try()
 
     def _enter(self, *, resting: bool) -> None:
         self.resting = resting
         self._rounds = self._saved = 0.0
-        self._num_late = self._num_rested = 0
+        self._num_late = self._num_rested = self._tokens_rested = 0
+        self._measuring = False

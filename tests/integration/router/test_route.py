@@ -315,7 +315,7 @@ async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet):
     await fleet.draft(SimulatedDraft(accuracy=1.0))
     await fleet.start()
     for limit in (1, 3):
-        answer = await fleet.ask(fleet.request(max_draft_tokens=limit))
+        answer = await fleet.ask(fleet.request(max_draft_tokens=limit, speculation=router.SPECULATION_MODE_ON))
         assert max(r.num_drafted for r in answer.rounds) == limit
     answer = await fleet.ask(fleet.request(max_draft_tokens=0))
     assert answer.metrics.num_draft_tokens == 0
