@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.checkpoints import CheckpointError
-from outrider.engine.native import library, load_library
+from outrider.engine.native import compiled, load_library
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -136,4 +136,4 @@ def test_without_a_compiler_torch_does_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    assert library.load_library.__wrapped__() is None
+    assert compiled.load_library.__wrapped__() is None

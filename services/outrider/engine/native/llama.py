@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch, KVCache, RowSpan
 from outrider.engine.fused import can_fuse
-from outrider.engine.native.library import load_library
+from outrider.engine.native.compiled import load_library
 
 # As in llama.c.
 _PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
