@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,6 +44,30 @@ class Answering(Protocol):
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, speculate: bool, salt: bytes = b""
     ) -> list[Answered]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What answers, before it is loaded."""
+
+    target_model: str
+    draft_model: str
+    draft_kind: str
+    dtype: str
+    concurrency: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Prompts of one part: how many come before them, and their token ids."""
+
+    start: int
+    prompts: Sequence[list[int]]
+
+
+AnswerParts = Callable[[Iterable[Asked], int], "Iterator[Part]"]
+"""Parts, and the most tokens of an answer, to what was found; in any order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +121,7 @@ class Part:
 @click.option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 256), default=48, show_default=True, help="Sequences in a step.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="That share the prompts.")
 @click.option(
     "--checkpoint",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -114,6 +141,7 @@ def scale(
     draft_kind: str,
     concurrency: int,
     threads: int,
+    processes: int,
     checkpoint: Path | None,
     json_file: Path | None,
 ) -> int:
@@ -126,10 +154,12 @@ def scale(
     """
     wanted = assembled([prompt for file in prompts_files for prompt in read_prompts(file)], num_prompts)
     asked = {"dtype": dtype, "max_tokens": max_tokens, "draft_kind": draft_kind, "num_prompts": num_prompts}
-    path, pair, revision = _load(target_model, draft_model, draft_kind, dtype, concurrency, threads)
+    loading = Loading(target_model, draft_model, draft_kind, dtype, concurrency, threads)
+    path, revision = _target(target_model)
     encoded = _encoded(path, wanted, max_tokens)
     asked |= {"target": revision, "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16]}
-    parts = run(pair, encoded[:limit], max_tokens, Checkpoint(checkpoint, asked))
+    answers = answers_of(_load(loading)) if processes == 1 else _answers_of_processes(loading, processes)
+    parts = run(answers, encoded[:limit], max_tokens, Checkpoint(checkpoint, asked))
     different = [difference for part in parts for difference in part.different]
     gaps = asyncio.run(margins(path, [_tie(wanted, difference) for difference in different]))
     result = summary(parts, gaps, dtype)
@@ -140,25 +170,36 @@ def scale(
     return ExitCode.OK if result["holds"] else ExitCode.ERROR
 
 
-def _load(
-    target_model: str, draft_model: str, kind: str, dtype: str, concurrency: int, threads: int
-) -> tuple[Path, Answering, str]:
-    """The target's directory, what answers, and the target's revision."""
+def _target(name: str) -> tuple[Path, str]:
+    """The target's directory and revision."""
+    from outrider.engine import CheckpointError, resolve, revision
+
+    try:
+        path = resolve(name, note)
+        return path, revision(path)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+
+
+def _load(loading: Loading) -> Answering:
     import torch
     from outrider.drafters import DrafterKind, load_drafter
-    from outrider.engine import CheckpointError, Engine, EngineConfig, resolve, revision
+    from outrider.engine import CheckpointError, Engine, EngineConfig, resolve
     from outrider.testing.pair import Pair
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(loading.threads)
+    kind = loading.draft_kind
     try:
-        path = resolve(target_model, note)
+        path = resolve(loading.target_model, note)
         # Only its vocabulary is read for n-grams.
-        draft = path if kind == "ngram" else resolve(draft_model or default_draft(target_model, kind), note)
-        engine = Engine.load(path, EngineConfig(dtype=dtype))
+        draft = path
+        if kind != "ngram":
+            draft = resolve(loading.draft_model or default_draft(loading.target_model, kind), note)
+        engine = Engine.load(path, EngineConfig(dtype=loading.dtype))
         drafter = load_drafter(DrafterKind(kind), draft)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
-    return path, Pair(engine, drafter, max_sequences=concurrency), revision(path)
+    return Pair(engine, drafter, max_sequences=loading.concurrency)
 
 
 def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
@@ -208,22 +249,56 @@ class Checkpoint:
                 stream.write(json.dumps(asdict(part)) + "\n")
 
 
-def run(pair: Answering, prompts: Sequence[list[int]], max_tokens: int, checkpoint: Checkpoint) -> list[Part]:
+def run(answers: AnswerParts, prompts: Sequence[list[int]], max_tokens: int, checkpoint: Checkpoint) -> list[Part]:
     """All prompts, those that the checkpoint has and the rest."""
     parts = checkpoint.read()
     done = sum(part.count for part in parts)
     with progress("prompts", len(prompts)) as report:
         report(min(done, len(prompts)), "")
-        for start, chosen in _in_parts(prompts, done):
-            parts.append(_answered(pair, start, chosen, max_tokens))
-            checkpoint.add(parts[-1])
-            report(start + len(chosen), f"{sum(len(part.different) for part in parts)} different")
-    return parts
+        for part in answers(list(_missing(prompts, parts)), max_tokens):
+            parts.append(part)
+            checkpoint.add(part)
+            done += part.count
+            report(done, f"{sum(len(part.different) for part in parts)} different")
+    return sorted(parts, key=lambda part: part.start)
 
 
-def _in_parts(prompts: Sequence[list[int]], done: int) -> Iterator[tuple[int, Sequence[list[int]]]]:
-    for start in range(done, len(prompts), _PART):
-        yield start, prompts[start : start + _PART]
+def _missing(prompts: Sequence[list[int]], parts: Sequence[Part]) -> Iterator[Asked]:
+    at = 0
+    for start, count in [*sorted((part.start, part.count) for part in parts), (len(prompts), 0)]:
+        for first in range(at, start, _PART):
+            yield Asked(first, prompts[first : min(first + _PART, start)])
+        at = start + count
+
+
+def answers_of(pair: Answering) -> AnswerParts:
+    """One part after another, in this process."""
+    return lambda asked, max_tokens: (_answered(pair, part.start, part.prompts, max_tokens) for part in asked)
+
+
+def _answers_of_processes(loading: Loading, count: int) -> AnswerParts:
+    """Each with a pair of its own; a part is handed to whichever is free."""
+
+    def answer(asked: Iterable[Asked], max_tokens: int) -> Iterator[Part]:
+        # Spawned: a fork would take over torch's threads half alive.
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(count, spawn, initializer=_prepare, initargs=(loading,)) as pool:
+            for done in as_completed([pool.submit(_answered_there, part, max_tokens) for part in asked]):
+                yield done.result()
+
+    return answer
+
+
+_there: list[Answering] = []
+"""A spawned process's pair."""
+
+
+def _prepare(loading: Loading) -> None:
+    _there.append(_load(loading))
+
+
+def _answered_there(asked: Asked, max_tokens: int) -> Part:
+    return _answered(_there[0], asked.start, asked.prompts, max_tokens)
 
 
 def _answered(pair: Answering, start: int, prompts: Sequence[list[int]], max_tokens: int) -> Part:

@@ -10,7 +10,7 @@ import pytest
 from outrider.testing.pair import Answered
 from outrider_controller.cli.app import run as outrider
 from outrider_controller.cli.bench.margins import Margin
-from outrider_controller.cli.bench.scale import Checkpoint, Difference, Part, run, summary
+from outrider_controller.cli.bench.scale import Checkpoint, Difference, Part, answers_of, run, summary
 from outrider_controller.cli.bench.texts import assembled
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.prompts import Prompt
@@ -54,30 +54,41 @@ def test_prompts_come_in_the_same_random_order_every_time() -> None:
 
 
 def test_a_difference_is_kept_with_both_answers() -> None:
-    [part] = run(Scripted(wrong=[3]), prompts(5), 2, Checkpoint(None, {}))
+    [part] = run(answers_of(Scripted(wrong=[3])), prompts(5), 2, Checkpoint(None, {}))
     assert part.different == [Difference(3, [3, 3], [3, 4])]
     assert (part.count, part.tokens, part.steps, part.verified, part.accepted) == (5, 10, 5, 10, 5)
 
 
 def test_a_second_run_goes_on_where_the_first_ended(tmp_path: Path) -> None:
     file, asked = tmp_path / "checkpoint", {"dtype": "float32"}
-    run(Scripted(wrong=[2]), prompts(300), 2, Checkpoint(file, asked))
+    run(answers_of(Scripted(wrong=[2])), prompts(300), 2, Checkpoint(file, asked))
     again = Scripted()
-    parts = run(again, prompts(320), 2, Checkpoint(file, asked))
+    parts = run(answers_of(again), prompts(320), 2, Checkpoint(file, asked))
     assert again.asked == 2 * 20
     assert [part.start for part in parts] == [0, 256, 300]
     assert summary(parts, [Margin("a | b", 0.1, "0, 1")], "bfloat16")["prompts"] == 320
     assert parts[0].different == [Difference(2, [2, 2], [2, 3])]
 
 
+def test_what_is_missing_between_parts_is_answered(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    Checkpoint(file, {}).read()
+    for start, count in ((256, 256), (0, 100)):
+        Checkpoint(file, {}).add(Part(start, count))
+    again = Scripted()
+    parts = run(answers_of(again), prompts(600), 2, Checkpoint(file, {}))
+    assert [(part.start, part.count) for part in parts] == [(0, 100), (100, 156), (256, 256), (512, 88)]
+    assert again.asked == 2 * (156 + 88)
+
+
 def test_a_checkpoint_of_something_else_is_refused_by_what_differs(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
-    run(Scripted(), prompts(3), 2, Checkpoint(file, {"dtype": "float32", "target": "x"}))
+    run(answers_of(Scripted()), prompts(3), 2, Checkpoint(file, {"dtype": "float32", "target": "x"}))
     with pytest.raises(CommandError, match="another dtype"):
-        run(Scripted(), prompts(3), 2, Checkpoint(file, {"dtype": "bfloat16", "target": "x"}))
+        run(answers_of(Scripted()), prompts(3), 2, Checkpoint(file, {"dtype": "bfloat16", "target": "x"}))
     file.write_text("nonsense\n")
     with pytest.raises(CommandError, match="not a checkpoint"):
-        run(Scripted(), prompts(3), 2, Checkpoint(file, {}))
+        run(answers_of(Scripted()), prompts(3), 2, Checkpoint(file, {}))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +108,8 @@ def test_float32_holds_by_its_share_and_bfloat16_by_its_ties(
     assert summary([part], [Margin("a | b", gap, "0, 1")] * different, dtype)["holds"] is holds
 
 
-def test_the_whole_command_on_a_tiny_pair(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_whole_command_on_a_tiny_pair(tiny: Path, tmp_path: Path, processes: int) -> None:
     file, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
     lines = [
         {"id": str(n), "prompt": f"count from {n} to {n + 9} in steps of one and then back again"} for n in range(6)
@@ -105,7 +117,7 @@ def test_the_whole_command_on_a_tiny_pair(tiny: Path, tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     arguments = ["bench", "scale", "--prompts", str(file), "-n", "10", "--limit", "8", "--max-tokens", "12"]
     models = ["--target-model", str(tiny), "--draft-model", str(tiny), "--json", str(report)]
-    assert outrider([*arguments, *models]) == 0
+    assert outrider([*arguments, *models, "--processes", str(processes)]) == 0
     found = json.loads(report.read_text())
     assert (found["prompts"], found["equal"], found["num_prompts"]) == (8, 8, 10)
     assert 0.3 < found["acceptance"] <= 1
