@@ -18,7 +18,7 @@ from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
-from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively
+from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively, may_run_natively
 from outrider.engine.quantization import quantize
 
 if TYPE_CHECKING:
@@ -82,12 +82,11 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
     """The first that can run the model, or the one that is asked for."""
     wanted = config.execution
-    if config.quantization != "none" and wanted == "auto":
-        # The others join and repack plain weights.
-        wanted = "transformers"
-    # The native kernels attend themselves.
-    if wanted in ("auto", "native") and config.attention == "auto" and can_run_natively(model, config.block_size):
+    if may_run_natively(config) and can_run_natively(model, config.block_size):
         return NativeLlama(model, context), NativeAttention()
+    if config.quantization != "none" and wanted == "auto":
+        # Fused execution joins and repacks plain weights.
+        wanted = "transformers"
     attention = _attention(model.config.get_text_config(), config, shards)
     if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
         return GpuLlama(model, context), attention

@@ -32,8 +32,8 @@ class EngineConfig:
     max_context_len: int | None = None
     """Cap on positions; None takes the model's own."""
     execution: str = "auto"
-    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs with AVX512-BF16), fused (few, large
-    operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
+    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs with AVX512-BF16, their weights int8 or not),
+    fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
     quantization: str = "none"
     """Of the linear layers' weights: none, int8, int4 or fp8; see quantization.py for what runs where."""
     attention: str = "auto"
@@ -54,8 +54,8 @@ class EngineConfig:
             raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-        if self.quantization != "none" and self.execution not in ("auto", "transformers"):
-            raise ValueError(f"execution: {self.execution} joins plain weights; with quantization it is transformers")
+        if self.quantization != "none" and self.execution == "fused":
+            raise ValueError("execution: fused joins plain weights; with quantization it is native or transformers")
         for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")

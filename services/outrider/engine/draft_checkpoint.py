@@ -19,17 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine import checkpoints
 from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.quantization import Int8Linear, quantize, quantize_rows
 
 FORMAT = 1
 _WEIGHTS = "draft.safetensors"
 _SCALE = ".scale"
-
-
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, columns] → int8 of the same shape and float16 scales [rows]; w ≈ q * scale."""
-    scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-8).half()
-    quantized = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return quantized, scale
 
 
 def save_draft_model(
@@ -47,7 +41,7 @@ def save_draft_model(
         if name.startswith("embed_tokens"):
             continue
         if value.dim() == 2:
-            tensors[name], tensors[name + _SCALE] = quantize_rows(value)
+            tensors[name], tensors[name + _SCALE] = quantize_rows(value, torch.float16)
         else:
             tensors[name] = value.to(torch.bfloat16)
     directory.mkdir(parents=True, exist_ok=True)
@@ -58,8 +52,11 @@ def save_draft_model(
     (directory / "recipe.json").write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
 
 
-def load_draft_model(path: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, Tensor]:
-    """The model with its reduced head, and token_map [head rows]: the full id of each."""
+def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -> tuple[LlamaForCausalLM, Tensor]:
+    """The model with its reduced head, and token_map [head rows]: the full id of each.
+
+    in_int8: leaves the layers as they are stored, and quantizes the head, for kernels that take such weights.
+    """
     settings = checkpoints.read_config(path)
     about = settings.pop("outrider_draft")
     if about.get("format") != FORMAT:
@@ -79,7 +76,18 @@ def load_draft_model(path: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, 
     missing = model.model.load_state_dict({**weights, "embed_tokens.weight": embedding}, strict=False, assign=True)
     if missing.missing_keys or missing.unexpected_keys:
         raise CheckpointError(f"{path}/{_WEIGHTS}", f"does not fit config.json: {missing}")
+    if in_int8:
+        _keep_int8(model, stored)
     return model, token_map
+
+
+def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:
+    for name, scale in stored.items():
+        if name.endswith(_SCALE):
+            weight = name.removesuffix(_SCALE)
+            layer, _, _ = weight.rpartition(".")
+            model.model.set_submodule(layer, Int8Linear(stored[weight], scale))
+    quantize(model, "int8")
 
 
 def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:

@@ -18,6 +18,7 @@ from outrider.engine.decoder import ATTENTION_NAME
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
+from outrider.engine.native import may_run_natively
 from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.quantization import BYTES_PER_WEIGHT
 from outrider.engine.quantization import check as check_quantization
@@ -70,7 +71,8 @@ def _settings(path: Path) -> Any:
 def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
-        draft, token_map = load_draft_model(path, dtype)
+        # The kernels take such weights as they are stored: half the memory to read.
+        draft, token_map = load_draft_model(path, dtype, in_int8=may_run_natively(config))
         return draft.to(config.device), token_map.to(config.device)
     from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,10 @@
-"""Weight-only quantization of a loaded model's linear layers, by torchao: int8, int4, fp8.
+"""Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao, but for int8 on a CPU.
 
 Activations, norms, the embedding and the KV cache keep the engine's dtype. A head that shares the embedding's weights
 gets quantized ones of its own: a step reads all of the head, and of the embedding a few rows.
 
-On a CPU the products are torch's own packed ones, which take a row's sum alike whatever rows are beside it: a token's
-logits stay the same bits in every shape of a step, as they do without quantization.
+On a CPU the products are our native kernels' where those run, else torch's own packed ones. Both take a row's sum alike
+whatever rows are beside it: a token's logits stay the same bits in every shape of a step, as without quantization.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def check(method: str, device: str, *, divided: bool = False) -> None:
         raise CheckpointError("quantization", "fp8 needs a GPU of compute capability 8.9 or more; on a CPU use int8")
     if method == "fp8" and torch.cuda.get_device_capability(kind) < _FIRST_WITH_FP8:
         raise CheckpointError("quantization", f"fp8 needs compute capability 8.9 or more, {device} has less; use int8")
+    if method == "int8" and kind.type == "cpu":
+        return
     try:
         _torchao()
     except ModuleNotFoundError as error:
@@ -82,18 +84,20 @@ def _config(method: str, on_cpu: bool) -> Any:
 class Int8Linear(nn.Module):
     """y = x · (scale * q)ᵀ with q int8 and a scale for each row, on a CPU."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        """weight [rows, columns] int8; scale [rows]; bias [rows]."""
         super().__init__()
-        from torchao.quantization import Int8Tensor, PerRow
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.bias = bias
 
-        weight = linear.weight.detach()
-        # Rounded first, then quantized by: the kernel takes scales in the activations' dtype, and a scale that is
-        # rounded afterwards would shift a whole row.
-        scale = (weight.float().abs().amax(1, keepdim=True) / 127).clamp_min(1e-8).to(weight.dtype)
-        found = Int8Tensor.from_hp(weight.float(), PerRow(), scale=scale.float())
-        self.register_buffer("weight", found.qdata.contiguous())
-        self.register_buffer("scale", scale[:, 0].contiguous())
-        self.bias = linear.bias
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Int8Linear:
+        """What is nearest to the layer."""
+        # Rounded to the layer's dtype first, then quantized by: torch's kernel takes scales in the activations' dtype,
+        # and a scale that is rounded afterwards would shift a whole row.
+        weight, scale = quantize_rows(linear.weight.detach(), linear.weight.dtype)
+        return cls(weight, scale, linear.bias)
 
     weight: Tensor
     scale: Tensor
@@ -101,16 +105,23 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., columns] → [..., rows]"""
         flat = x.reshape(-1, x.shape[-1])
-        out: Tensor = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale)
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale.to(x.dtype))
         out = out.view(*x.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
+
+
+def quantize_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[rows, columns] → int8 of the same shape and scales [rows]; w ≈ q * scale."""
+    scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-8).to(scale_dtype)
+    quantized = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return quantized, scale
 
 
 def _replace_linears(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(parent, name, Int8Linear(child))
+                setattr(parent, name, Int8Linear.of(child))
 
 
 def _is_linear(module: nn.Module, name: str) -> bool:

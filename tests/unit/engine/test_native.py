@@ -9,8 +9,12 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.draft_checkpoint import load_draft_model, save_draft_model
 from outrider.engine.native import compiled, load_library
+from outrider.engine.quantization import quantize
 from outrider.testing.tiny import tiny_checkpoint
+from outrider.training.student import StudentConfig, build_student
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -29,8 +33,9 @@ def checkpoint(directory: Path, **shape: int) -> Path:
     return path
 
 
-def load(path: Path, execution: str = "native", **changes: int) -> Engine:
-    return Engine.load(path, EngineConfig(execution=execution, num_blocks=64, **changes))
+def load(path: Path, execution: str = "native", quantization: str = "none", **changes: int) -> Engine:
+    config = EngineConfig(execution=execution, quantization=quantization, num_blocks=64, **changes)
+    return Engine.load(path, config)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -76,6 +81,53 @@ def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, shape: 
 
 
 @needs_kernels
+@pytest.mark.parametrize("shape", [{}, {"head_dim": 64, "hidden_size": 80}, {"head_dim": 80}], ids=str)
+def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, shape: dict[str, int]) -> None:
+    path = checkpoint(tmp_path, **shape)
+    engine, prompt = load(path, quantization="int8"), tokens(150)
+    sequence = engine.open([])
+    # Parts of one strip, of two, and of so many that a panel is widened once for all.
+    got = [engine.forward([Row(sequence, part, len(part))]) for part in (prompt[:120], prompt[120:131], prompt[131:])]
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    quantize(model, "int8")
+    with torch.inference_mode():
+        want: Tensor = model.to(torch.float32)(torch.tensor([prompt])).logits[0]
+    theirs = load(path, "transformers", quantization="int8")
+    rounded = theirs.forward([Row(theirs.open([]), prompt, len(prompt))])
+    assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
+    assert error(torch.cat(got), want) < 0.5 * error(reference(path, prompt), want)
+
+
+@needs_kernels
+def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path) -> None:
+    target = checkpoint(tmp_path / "target")
+    token_map = torch.arange(0, 389, 2)
+    model = build_student(target, StudentConfig(layers=(0, 1), head_tokens=len(token_map)), token_map)
+    draft = tmp_path / "draft"
+    save_draft_model(draft, model, token_map, base=str(target), fingerprint="", recipe={})
+    prompt = tokens(40)
+    engine, plain = load(draft), load(draft, "fused")
+    got, want = (e.forward([Row(e.open([]), prompt, 40)]) for e in (engine, plain))
+    assert got.shape == (40, len(token_map))
+    assert error(got, want) < 0.03
+    kept, _ = load_draft_model(draft, torch.bfloat16, in_int8=True)
+    weight = kept.model.layers[1].mlp.down_proj.weight
+    assert torch.equal(weight, load_file(draft / "draft.safetensors")["layers.1.mlp.down_proj.weight"])
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path, quantization: str) -> None:
+    engine, prompt = load(checkpoint(tmp_path), quantization=quantization, prefix_cache=False), tokens(60)
+    whole = engine.forward([Row(engine.open([]), prompt, 60)]).clone()
+    for size in (1, 5, 7, 11, 13):
+        sequence = engine.open([])
+        parts = [prompt[start : start + size] for start in range(0, 60, size)]
+        got = torch.cat([engine.forward([Row(sequence, part, len(part))]).clone() for part in parts])
+        assert torch.equal(got, whole), size
+
+
+@needs_kernels
 @pytest.mark.parametrize("block_size", [16, 48])
 def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, block_size: int) -> None:
     path = checkpoint(tmp_path)
@@ -96,8 +148,9 @@ def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, 
 
 
 @needs_kernels
-def test_threads_do_not_show(tmp_path: Path) -> None:
-    engine, prompt = load(checkpoint(tmp_path), prefix_cache=False), tokens(200)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_threads_do_not_show(tmp_path: Path, quantization: str) -> None:
+    engine, prompt = load(checkpoint(tmp_path), quantization=quantization, prefix_cache=False), tokens(200)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

@@ -93,7 +93,7 @@ def test_linear_layers_take_as_many_bits_as_their_name_says(tiny: Path, quantiza
 
 def test_int8_rows_are_within_half_a_step_of_their_weights() -> None:
     linear = nn.Linear(64, 32, bias=True).requires_grad_(False)
-    quantized = Int8Linear(linear)
+    quantized = Int8Linear.of(linear)
     restored = quantized.weight.float() * quantized.scale[:, None]
     assert bool(((restored - linear.weight).abs() <= 0.5001 * quantized.scale[:, None]).all())
     x = torch.randn(3, 2, 64)
@@ -119,8 +119,8 @@ def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path, wanted: 
         Engine.load(tiny, EngineConfig(quantization=wanted, device=device))
     with pytest.raises(ValueError, match="quantization: 'int3' is not one of none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
-    with pytest.raises(ValueError, match="execution: native joins plain weights"):
-        EngineConfig(quantization="int8", execution="native")
+    with pytest.raises(ValueError, match="execution: fused joins plain weights"):
+        EngineConfig(quantization="int8", execution="fused")
 
 
 def test_divided_weights_are_not_quantized() -> None:

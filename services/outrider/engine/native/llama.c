@@ -9,6 +9,7 @@
 // Layouts
 //   weights  [outputs / 64][inputs / 2][64][2]: a "panel" of 64 outputs, two inputs side by side for vdpbf16ps.
 //            Panels of gate and up alternate by 32 outputs, so that their product is taken in registers.
+//            bfloat16; or int8 with a scale for each output, widened where it is used: half the memory to read.
 //   keys     [kv_heads][tiles][head_dim / 2][16][2], a tile being 16 positions
 //   values   [kv_heads][tiles][8][head_dim][2]
 
@@ -16,6 +17,9 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #define PANEL 64  // outputs computed together
 #define STRIP 6   // rows computed together: 6 x 4 accumulators, 4 weights and an input fill the registers
@@ -29,14 +33,21 @@ typedef uint16_t bf16;
 typedef __m512 vec;
 
 typedef struct {
-    const bf16 *attention_norm, *qkv, *output, *mlp_norm, *gate_up, *down;
+    const void *values;   // bfloat16, or int8 when there are scales
+    const float *scales;  // [outputs rounded up to 64]
+} Weights;
+
+typedef struct {
+    const bf16 *attention_norm, *mlp_norm;
+    Weights qkv, output, gate_up, down;
     bf16 *keys, *values;
 } Layer;
 
 typedef struct {
     int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, tiles;
     double norm_eps, scale;
-    const bf16 *embedding, *final_norm, *head;
+    const bf16 *embedding, *final_norm;
+    Weights head;
     const float *cos, *sin;  // [positions][head_dim / 2]
     const Layer *layer;
 } Model;
@@ -57,6 +68,7 @@ typedef struct {
     bf16 *narrow, *inner;  // [tokens][max(width, heads * head_dim)], [tokens][inner]
     bf16 *hidden;          // [wanted][width]
     float *logits;         // [wanted][vocab rounded up to 64]
+    bf16 *panels;          // [threads][64 * most inputs of a layer], for int8 weights
 } Buffers;
 
 static inline vec load(const bf16 *from) {
@@ -75,6 +87,13 @@ static inline __m512bh pair(const bf16 *from) {
 }
 
 static inline __m512bh packed(const bf16 *from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+// Integers up to 127 are bfloat16 numbers too: nothing is lost.
+static inline __m512bh widened(const int8_t *from) {
+    const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from));
+    const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from + 16)));
+    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
+}
 
 // e^x for x <= 0 within 2 ulp, exactly 1 at 0. Below -87 the result is not to be used.
 static inline vec exponential(vec x) {
@@ -97,7 +116,7 @@ enum { STORE, ADD, GATE };  // what becomes of a product: written, added to what
 
 typedef struct {
     const bf16 *in;  // [rows][inputs]
-    const bf16 *weights;
+    Weights weights;
     void *out;  // float32, or bfloat16 for GATE
     int64_t rows, inputs, outputs, stride;  // outputs: those that are written; stride: of a row of out
     int kind;
@@ -111,23 +130,32 @@ static inline vec gated(vec gate, vec up) {
     return _mm512_mul_ps(_mm512_div_ps(top, _mm512_add_ps(_mm512_set1_ps(1.f), e)), up);
 }
 
+// `weights`: the panel's, int8 if `eight`.
 static inline __attribute__((always_inline)) void
-linear_strip(const Linear *l, int64_t panel, int64_t first, int rows) {
-    const bf16 *in = l->in + first * l->inputs, *weights = l->weights + panel * PANEL * l->inputs;
+linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int rows) {
+    const bf16 *in = l->in + first * l->inputs, *wide = weights;
+    const int8_t *slim = weights;
     vec sum[STRIP][4];
     for (int r = 0; r < rows; r++)
         for (int z = 0; z < 4; z++) sum[r][z] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < l->inputs; k += 2, weights += 2 * PANEL) {
+    for (int64_t k = 0; k < l->inputs; k += 2) {
         __m512bh w[4];
         for (int z = 0; z < 4; z++) {
-            w[z] = packed(weights + 32 * z);
-            _mm_prefetch((const void *)(weights + 32 * z + AHEAD), _MM_HINT_T0);
+            const int64_t at = k * PANEL + 32 * z;
+            w[z] = eight ? widened(slim + at) : packed(wide + at);
+            if (!eight) _mm_prefetch((const void *)(wide + at + AHEAD), _MM_HINT_T0);
+            if (eight && z % 2 == 0) _mm_prefetch((const void *)(slim + at + 2 * AHEAD), _MM_HINT_T0);
         }
         for (int r = 0; r < rows; r++) {
             const __m512bh x = pair(in + r * l->inputs + k);
             for (int z = 0; z < 4; z++) sum[r][z] = _mm512_dpbf16_ps(sum[r][z], x, w[z]);
         }
     }
+    if (l->weights.scales)
+        for (int z = 0; z < 4; z++) {
+            const vec scale = _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z);
+            for (int r = 0; r < rows; r++) sum[r][z] = _mm512_mul_ps(sum[r][z], scale);
+        }
     for (int r = 0; r < rows; r++) {
         if (l->kind == GATE) {
             bf16 *out = (bf16 *)l->out + (first + r) * l->stride + panel * (PANEL / 2);
@@ -152,19 +180,48 @@ linear_strip(const Linear *l, int64_t panel, int64_t first, int rows) {
         default: call(6); \
     }
 
-static void linear(const Linear *l, int threads) {
+static int thread_number(void) {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+static void linear_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end) {
+    for (; first < end; first += STRIP) {
+#define SLIM(n) linear_strip(l, weights, 1, panel, first, n)
+#define WIDE(n) linear_strip(l, weights, 0, panel, first, n)
+        if (eight)
+            WITH_ROWS(end - first, SLIM)
+        else
+            WITH_ROWS(end - first, WIDE)
+#undef SLIM
+#undef WIDE
+    }
+}
+
+static void linear(const Linear *l, bf16 *panels, int threads) {
     // A panel stays in the second-level cache while all rows pass over it; threads share the rows when there are many.
-    const int64_t panels = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL;
+    const int64_t all = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL, size = PANEL * l->inputs;
     const int64_t chunk = 16 * STRIP, chunks = (l->rows + chunk - 1) / chunk;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t panel = 0; panel < panels; panel++)
+    for (int64_t panel = 0; panel < all; panel++)
         for (int64_t part = 0; part < chunks; part++) {
-            const int64_t end = (part + 1) * chunk < l->rows ? (part + 1) * chunk : l->rows;
-            for (int64_t first = part * chunk; first < end; first += STRIP) {
-#define CALL(n) linear_strip(l, panel, first, n)
-                WITH_ROWS(end - first, CALL)
-#undef CALL
+            const int64_t first = part * chunk, end = first + chunk < l->rows ? first + chunk : l->rows;
+            if (!l->weights.scales) {
+                linear_rows(l, (const bf16 *)l->weights.values + panel * size, 0, panel, first, end);
+                continue;
             }
+            const int8_t *slim = (const int8_t *)l->weights.values + panel * size;
+            if (end - first <= 2 * STRIP) {
+                linear_rows(l, slim, 1, panel, first, end);
+                continue;
+            }
+            // Once for all strips. What is summed, and in which order, is the same.
+            bf16 *wide = panels + thread_number() * size;
+            for (int64_t i = 0; i < size; i += 32) _mm512_storeu_si512(wide + i, (__m512i)widened(slim + i));
+            linear_rows(l, wide, 0, panel, first, end);
         }
 }
 
@@ -334,7 +391,7 @@ static void attention(const Model *m, const Layer *layer, const Step *s, const B
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++)
         rms_norm(b->x + t * m->width, layer->attention_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, threads);
+    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, b->panels, threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++) {
         const Row *row = s->row + s->row_of[t];
@@ -348,7 +405,7 @@ static void attention(const Model *m, const Layer *layer, const Step *s, const B
             attend_row(m, layer, s, s->row + r, h, b->narrow, b->wide, joined);
     for (int64_t t = 0; t < s->tokens; t++)
         for (int64_t i = 0; i < out; i += 16) store(b->narrow + t * out + i, _mm512_loadu_ps(b->wide + t * joined + i));
-    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, threads);
+    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, b->panels, threads);
 }
 
 static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
@@ -356,8 +413,8 @@ static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++)
         rms_norm(b->x + t * m->width, layer->mlp_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, threads);
-    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, threads);
+    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, b->panels, threads);
+    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, b->panels, threads);
 }
 
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
@@ -371,5 +428,6 @@ void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
     const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
-    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, (int)s->threads);
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b->panels,
+           (int)s->threads);
 }

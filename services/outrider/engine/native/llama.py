@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch, KVCache, RowSpan
+from outrider.engine.config import EngineConfig
 from outrider.engine.fused import can_fuse
 from outrider.engine.native.compiled import load_library
+from outrider.engine.quantization import Int8Linear
 
 # As in llama.c.
 _PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
@@ -22,9 +24,16 @@ _PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
 _Pointer = ctypes.c_void_p
 
 
+class _Weights(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in ("values", "scales")]
+
+
 class _Layer(ctypes.Structure):
-    _names = ("attention_norm", "qkv", "output", "mlp_norm", "gate_up", "down", "keys", "values")
-    _fields_ = [(name, _Pointer) for name in _names]
+    _fields_ = [
+        *((name, _Pointer) for name in ("attention_norm", "mlp_norm")),
+        *((name, _Weights) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _Pointer) for name in ("keys", "values")),
+    ]
 
 
 class _Model(ctypes.Structure):
@@ -32,7 +41,9 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in _sizes),
         *((name, ctypes.c_double) for name in ("norm_eps", "scale")),
-        *((name, _Pointer) for name in ("embedding", "final_norm", "head", "cos", "sin", "layer")),
+        *((name, _Pointer) for name in ("embedding", "final_norm")),
+        ("head", _Weights),
+        *((name, _Pointer) for name in ("cos", "sin", "layer")),
     ]
 
 
@@ -44,11 +55,22 @@ class _Step(ctypes.Structure):
 
 
 class _Buffers(ctypes.Structure):
-    _fields_ = [(name, _Pointer) for name in ("x", "wide", "narrow", "inner", "hidden", "logits")]
+    _fields_ = [(name, _Pointer) for name in ("x", "wide", "narrow", "inner", "hidden", "logits", "panels")]
+
+
+def may_run_natively(config: EngineConfig) -> bool:
+    """Whether the kernels are there and nothing else was asked for. They attend themselves."""
+    return (
+        config.execution in ("auto", "native")
+        and config.attention == "auto"
+        and config.quantization in ("none", "int8")
+        and (config.device, config.dtype) == ("cpu", "bfloat16")
+        and load_library() is not None
+    )
 
 
 def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCausalLM]:
-    """Whether the model fuses, has a dtype and widths that llama.c takes, and the kernels are there."""
+    """Whether the model fuses and has a dtype and widths that llama.c takes. See also may_run_natively."""
     if not can_fuse(model):
         return False
     config: Any = model.config
@@ -59,8 +81,30 @@ def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCau
         and config.intermediate_size % (_PANEL // 2) == 0
         and config.head_dim % 16 == 0
         and config.head_dim <= _MAX_HEAD_DIM
-        and load_library() is not None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """Weights of one product, packed."""
+
+    values: Tensor
+    """[outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros; bfloat16, or int8 where there are scales."""
+    scales: Tensor | None = None
+    """[outputs, filled up] float32."""
+
+    def pointers(self) -> _Weights:
+        return _Weights(self.values.data_ptr(), None if self.scales is None else self.scales.data_ptr())
+
+
+@dataclass(frozen=True, slots=True)
+class _PackedLayer:
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    qkv: _Linear
+    output: _Linear
+    gate_up: _Linear
+    down: _Linear
 
 
 @dataclass(slots=True)
@@ -115,8 +159,8 @@ class NativeLlama:
         self._config = config
         self._embedding = model.get_input_embeddings().weight.detach().contiguous()
         self._norm = model.model.norm.weight.detach()
-        head = model.get_output_embeddings().weight
-        self._head, self._vocab = _pack(head), head.shape[0]
+        head = model.get_output_embeddings()
+        self._head, self._vocab = _pack(head), head.weight.shape[0]
         # In float32, where transformers rounds the table to the model's dtype.
         position = torch.arange(max_context_len)[None]
         cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
@@ -145,6 +189,7 @@ class NativeLlama:
             self._buffer("inner", tokens * config.intermediate_size, torch.bfloat16),
             hidden.data_ptr(),
             logits.data_ptr(),
+            self._panels(),
         )
         arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
         step = _Step(tokens, len(batch.rows), wanted, torch.get_num_threads(), *(a.data_ptr() for a in arrays))
@@ -158,11 +203,21 @@ class NativeLlama:
             have = self._scratch[name] = torch.empty(size, dtype=dtype)
         return have.data_ptr()
 
+    def _panels(self) -> int:
+        """Room for an int8 layer's panel, widened, for each thread."""
+        config = self._config
+        inputs = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
+        return self._buffer("panels", torch.get_num_threads() * _PANEL * inputs, torch.bfloat16)
+
     def _bind(self, cache: KVCache) -> None:
         config = self._config
         rows = [
-            _Layer(*(weight.data_ptr() for weight in weights), keys.data_ptr(), values.data_ptr())
-            for weights, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
+            _Layer(
+                *(norm.data_ptr() for norm in (layer.attention_norm, layer.mlp_norm)),
+                *(linear.pointers() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+                *(keys.data_ptr(), values.data_ptr()),
+            )
+            for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
         ]
         self._layer_table = (_Layer * len(rows))(*rows)
         self._cache = cache
@@ -177,27 +232,36 @@ class NativeLlama:
             cache.keys[0].shape[1] // _TILE,
             config.rms_norm_eps,
             float(config.head_dim) ** -0.5,
-            *(x.data_ptr() for x in (self._embedding, self._norm, self._head, self._cos, self._sin)),
+            *(x.data_ptr() for x in (self._embedding, self._norm)),
+            self._head.pointers(),
+            *(x.data_ptr() for x in (self._cos, self._sin)),
             ctypes.addressof(self._layer_table),
         )
 
 
-def _packed_layer(layer: Any) -> tuple[Tensor, ...]:
-    """In the order of llama.c's Layer."""
+def _packed_layer(layer: Any) -> _PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
-    gate, up = (x.weight.unflatten(0, (-1, _PANEL // 2)) for x in (mlp.gate_proj, mlp.up_proj))
-    return (
-        layer.input_layernorm.weight.detach(),
-        _pack(torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])),
-        _pack(attention.o_proj.weight),
-        layer.post_attention_layernorm.weight.detach(),
-        _pack(torch.stack([gate, up], 1).flatten(0, 2)),
-        _pack(mlp.down_proj.weight),
+    return _PackedLayer(
+        attention_norm=layer.input_layernorm.weight.detach(),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        qkv=_pack(attention.q_proj, attention.k_proj, attention.v_proj),
+        output=_pack(attention.o_proj),
+        gate_up=_pack(mlp.gate_proj, mlp.up_proj, alternating=_PANEL // 2),
+        down=_pack(mlp.down_proj),
     )
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """[outputs, inputs] → [outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros."""
-    outputs, inputs = weight.shape
-    full = F.pad(weight.detach(), (0, 0, 0, -outputs % _PANEL))
-    return full.view(-1, _PANEL, inputs // 2, 2).transpose(1, 2).contiguous()
+def _pack(*linears: Any, alternating: int = 0) -> _Linear:
+    """One product of several, whose outputs follow one another, or alternate by so many."""
+
+    def join(parts: list[Tensor]) -> Tensor:
+        outputs = torch.cat(parts)
+        if alternating:
+            outputs = torch.stack([p.view(-1, alternating, *p.shape[1:]) for p in parts], 1).view(outputs.shape)
+        return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % _PANEL))
+
+    weight = join([linear.weight.detach() for linear in linears])
+    values = weight.view(-1, _PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    if not isinstance(linears[0], Int8Linear):
+        return _Linear(values)
+    return _Linear(values, join([linear.scale.float() for linear in linears]))
