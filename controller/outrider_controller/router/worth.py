@@ -18,11 +18,11 @@ _MIN_REST_WITHIN_TOKENS = 256
 _MIN_ROUNDS = 3
 """Of a trial, before it can fail."""
 # What was known before counts as much as so many rounds: a few unlucky ones do not condemn a draft that has paid.
-_KNOWN_ROUNDS = 4.0
+_KNOWN_ROUNDS = 24.0
 _FIRST_SAVING = 0.5
 # Forgetting per round, within a request and from request to request.
 _KEEP = 0.93
-_KEEP_KNOWN = 0.95
+_KEEP_KNOWN = 0.975
 # A saving smaller than this is not believed before a plain round was measured with the draft at rest. Beside a busy one
 # it takes longer, most of all where both share a memory, and the draft would be credited with that.
 _CLEAR_SAVING = 0.35

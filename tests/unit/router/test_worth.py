@@ -79,6 +79,18 @@ def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
         assert play(accepting(0.5, us), requests=40).ratio > 0.97
 
 
+def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
+    # 1.9 tokens a round of 1.5 plain ones: more than half of its rounds save nothing.
+    paying = accepting(0.47, int(1.5 * PLAIN_US))
+    always = Played()
+    rng = random.Random(7)
+    for _ in range(2000):
+        tokens, us = paying(rng)
+        always.tokens, always.us = always.tokens + tokens, always.us + us
+    assert always.ratio > 1.15
+    assert play(paying, requests=40).ratio > 0.93 * always.ratio
+
+
 def test_a_draft_that_becomes_good_is_found_out():
     standing = Standing()
     play(accepting(0.0, 45_000), requests=30, standing=standing)
@@ -97,7 +109,7 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
     while worth.resting:
         worth.round(num_tokens=1, num_drafted=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
     assert worth.standing.plain_share == pytest.approx(0.75)
-    for _ in range(10):
+    for _ in range(30):
         worth.round(num_tokens=1, num_drafted=1, round_us=40_000, step_us=40_000, spoken=True)
     assert worth.resting and worth.standing.doubtful
 
@@ -120,7 +132,7 @@ def test_a_draft_that_is_never_in_time_rests_too():
     while not worth.resting:
         worth.round(num_tokens=1, num_drafted=0, round_us=40_000, step_us=33_000, spoken=True)
         rounds += 1
-    assert rounds < 30
+    assert rounds < 60
 
 
 def begun(standing: Standing) -> Worth:
