@@ -67,7 +67,11 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     if options.routers is not None and options.routers != len(listens):
         raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
     key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
-    policy = PolicyConfig(max_draft_tokens=options.max_draft_tokens, max_wait_us=round(options.max_wait_ms * 1000))
+    policy = PolicyConfig(
+        max_draft_tokens=options.max_draft_tokens,
+        max_wait_us=round(options.max_wait_ms * 1000),
+        run_ahead_tokens=options.run_ahead_tokens,
+    )
     routers = [
         RouterConfig(listen=listen, cache_salt_key=key, drain_timeout_s=options.drain_timeout, policy=policy)
         for listen in listens
@@ -102,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
     add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
     add("--max-wait-ms", type=float, default=50.0, metavar="MS", help="longest a target holds a sequence for a draft")
+    add(
+        "--run-ahead-tokens",
+        type=int,
+        default=PolicyConfig().run_ahead_tokens,
+        metavar="N",
+        help="tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
+    )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
     add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs; a private one if empty")

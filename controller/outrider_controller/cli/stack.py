@@ -13,8 +13,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from outrider.metadata.embedded import EmbeddedServer
@@ -173,6 +173,24 @@ class Stack:
         control = self.processes["proxy"].spec.endpoints["control"]
         await set_round_trip(int(control.rpartition(":")[2]), added_ms)
 
+    @property
+    def target_cores(self) -> tuple[int, ...]:
+        """The first target's; all of ours where workers have none of their own."""
+        return self._planner.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Keeps this process off the targets' cores meanwhile, where workers have cores of their own.
+
+        A client that wakes on a target's core for each of its rounds takes a part of the next.
+        """
+        before = os.sched_getaffinity(0)
+        _confine(self._planner.cores.rest or before)
+        try:
+            yield
+        finally:
+            _confine(before)
+
     async def first_failure(self) -> ManagedProcess:
         """Returns the first process that ends unasked."""
         while True:
@@ -202,6 +220,13 @@ class Stack:
         scratch = state_file().with_suffix(f".{os.getpid()}")
         scratch.write_text(json.dumps(state))
         scratch.replace(state_file())
+
+
+def _confine(cores: Iterable[int]) -> None:
+    """All threads of this process to these cores: gRPC has some of its own."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _forget_state() -> None:

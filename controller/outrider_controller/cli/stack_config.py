@@ -11,6 +11,7 @@ from outrider_controller.cli.cores import Cores, pinned, shared
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft, served_name
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
+from outrider_controller.router.config import PolicyConfig
 
 DRAFT_KINDS = ("combined", "model", "ngram")
 DTYPES = ("bfloat16", "float32")
@@ -41,6 +42,8 @@ class StackConfig:
     prefix_cache: bool = True
     delayed: bool = False
     """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
+    run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
+    """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -167,6 +170,7 @@ class Planner:
 
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
+        flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

@@ -39,6 +39,9 @@ class Answered:
     num_verified: int = 0
     num_accepted: int = 0
     finished: bool = False
+    first_s: float = 0.0
+    """When its first tokens came; monotonic."""
+    last_s: float = 0.0
 
 
 class Pair:
@@ -52,12 +55,13 @@ class Pair:
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
         max_batch_tokens: int = 512,
+        ignore_eos: bool = False,
     ) -> None:
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, max_batch_tokens)
         self._limits = limits
-        self._stops = frozenset(info.eos_token_ids)
+        self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
         self._max_draft_tokens = max_draft_tokens
         self._target = TargetWorker(target, limits, batching, time.monotonic)
         self._draft = DraftWorker(drafter, max_sequences)
@@ -152,6 +156,8 @@ class Pair:
 
 def _note(answer: Answered, committed: Committed) -> None:
     outcome = committed.outcome
+    answer.last_s = time.monotonic()
+    answer.first_s = answer.first_s or answer.last_s
     answer.token_ids.extend(outcome.token_ids)
     answer.num_steps += 1
     answer.num_verified += outcome.num_verified

@@ -12,6 +12,7 @@ _COMMANDS = {
     "distribution": "Does sampling with speculation follow the target's distribution?",
     "acceptance": "How much of what each kind of draft guesses is accepted?",
     "latency": "How much faster is one stream with speculation than without?",
+    "rounds": "What does a round take apart, in step, and in one process?",
     "faults": "Kill workers in mid-stream: does the client notice?",
     "tensor-parallel": "One target on several processes: are the texts equal, and how soon is it back?",
     "scale": "Thousands of prompts, speculation on and off, in one process: are the texts equal?",

@@ -62,7 +62,8 @@ async def _delay(prompts: list[str], max_tokens: int, added_ms: tuple[float, ...
         for added in added_ms:
             await stack.set_round_trip(added)
             measured_ms = await _round_trip_ms(stack)
-            pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, f"{added:g} ms")
+            with stack.beside():
+                pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, f"{added:g} ms")
             rows.append({"added_ms": added, "measured_ms": measured_ms, **compared(pairs, _BOUND)})
     header = ["ADDED MS", "ROUND TRIP MS", *PAIR_HEADER]
     click.echo(columns(header, [[f"{r['added_ms']:g}", f"{r['measured_ms']:.1f}", *pair_cells(r)] for r in rows]))

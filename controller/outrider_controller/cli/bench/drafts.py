@@ -57,7 +57,8 @@ async def _drafts(prompts: list[str], max_tokens: int, faults: tuple[str, ...], 
         for fault in faults:
             await stack.replace_drafts(config.draft_kind, config.draft, "" if fault == "dies" else fault)
             async with _dying(stack, fault == "dies") as deaths:
-                pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, fault)
+                with stack.beside():
+                    pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, fault)
             rows.append({"fault": fault, "deaths": len(deaths), **compared(pairs, _BOUND)})
     click.echo(columns(["DRAFT", "DEATHS", *PAIR_HEADER], [_cells(row) for row in rows]))
     holds = all(row["holds"] for row in rows)

@@ -57,7 +57,7 @@ async def _latency(
 ) -> int:
     found: dict[str, list[Answer]] = {"off": [], speculation: []}
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
-        with progress("prompts", len(prompts)) as report:
+        with stack.beside(), progress("prompts", len(prompts)) as report:
             for mode in (speculation, "off"):
                 await gateway.answer(make_request(config.model, prompts[0].text, mode, max_tokens=16))
             for number, prompt in enumerate(prompts):
