@@ -16,12 +16,12 @@ from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to
 from outrider.rpc.interceptor import frames
 from outrider.rpc.v1 import router_pb2 as router
 
-from outrider_controller.router.course import Deliver
+from outrider_controller.router.course import NewResponse
 
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Answer = Callable[[router.RouteRequest, Deliver, float | None], Coroutine[Any, Any, None]]
+Answer = Callable[[router.RouteRequest, NewResponse, float | None], Coroutine[Any, Any, None]]
 """Answers one request, within so many seconds if they are given. Returns after the round that finishes it; raises
 OutriderError."""
 
@@ -34,7 +34,13 @@ async def answer_alone(
 ) -> None:
     """One call with a stream of its own. Ends as `answer` does, once all that was delivered is written."""
     rounds: asyncio.Queue[router.RouteResponse | None] = asyncio.Queue()
-    answering = asyncio.create_task(answer(request, rounds.put_nowait, deadline_s))
+
+    def new_response() -> router.RouteResponse:
+        response = router.RouteResponse()
+        rounds.put_nowait(response)
+        return response
+
+    answering = asyncio.create_task(answer(request, new_response, deadline_s))
     answering.add_done_callback(lambda _: rounds.put_nowait(None))
     try:
         while (response := await rounds.get()) is not None:
@@ -54,8 +60,9 @@ class Responses:
         self._filled = asyncio.Event()
         self._ended = False
 
-    def put(self, response: router.RouteResponse) -> None:
-        self._last().responses.append(response)
+    def new(self) -> router.RouteResponse:
+        """One more response, to be filled in at once: made in its place, it need not be copied there."""
+        return self._last().responses.add()
 
     def fail(self, call_id: int, error: OutriderError) -> None:
         self._last().errors.append(to_route_error(call_id, error))
@@ -145,12 +152,13 @@ class GatewayStream:
     async def _serve(self, call: router.RouteCall) -> None:
         call_id = call.call_id
 
-        def deliver(response: router.RouteResponse) -> None:
+        def new_response() -> router.RouteResponse:
+            response = self._responses.new()
             response.call_id = call_id
-            self._responses.put(response)
+            return response
 
         try:
-            await self._answer(call.request, deliver, call.timeout_us / 1e6 if call.timeout_us else None)
+            await self._answer(call.request, new_response, call.timeout_us / 1e6 if call.timeout_us else None)
         except OutriderError as error:
             self._responses.fail(call_id, error)
         except Exception as error:

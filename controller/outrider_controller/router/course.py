@@ -27,8 +27,8 @@ class Wake(Enum):
 
 
 Event = OutriderError | Wake
-Deliver = Callable[[router.RouteResponse], None]
-"""Takes one round where it arrives. Must neither raise nor block."""
+NewResponse = Callable[[], router.RouteResponse]
+"""Gives the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Course:
     session: Session
     recorder: Recorder
     pace: Pace
-    deliver: Deliver
+    new_response: NewResponse
     draft_limit: int
     """Most drafted tokens per step that this request may have; 0 means no draft is ever opened."""
     revision: str

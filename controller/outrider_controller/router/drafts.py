@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -21,51 +20,50 @@ class DraftRules:
     max_context_len: int
     epoch: int = 0
 
-    def check(self, draft: sequence.Draft, session: Session) -> None:
-        """Raises BadReply naming the field when no correct draft would have sent it.
+    def check(self, draft: sequence.Draft, session: Session) -> tuple[int, int]:
+        """Where it begins and how many tokens it has.
 
-        A draft that is merely late passes: the target trims, drops and counts it. So does an empty one, which says
-        "nothing this time" and saves the target from waiting.
+        Raises BadReply naming the field when no correct draft would have sent it. A draft that is merely late passes:
+        the target trims, drops and counts it. So does an empty one, which says "nothing this time" and saves the
+        target from waiting.
         """
-        token_ids = draft.token_ids[:]
-        self._check_shape(draft, token_ids, session)
-        _check_tree(draft, session.mode)
-        _check_confidence(draft.confidence[:], len(token_ids))
+        token_ids, base_len, epoch = draft.token_ids[:], draft.base_len, draft.epoch
+        num_tokens = len(token_ids)
+        if epoch < self.epoch:
+            raise BadReply(f"draft.epoch: went back from {self.epoch} to {epoch}")
+        if num_tokens > self.max_draft_tokens:
+            raise BadReply(f"draft.token_ids: {num_tokens} where {self.max_draft_tokens} were allowed")
+        if not session.prompt_len <= base_len <= self.max_context_len:
+            raise BadReply(f"draft.base_len: {base_len} is outside the output")
+        if token_ids and max(token_ids) >= session.vocab_size:
+            raise BadReply(f"draft.token_ids: an id is outside the vocabulary of {session.vocab_size}")
+        if parents := draft.parents:
+            _check_tree(parents[:], num_tokens, session.mode)
+        if confidence := draft.confidence[:]:
+            _check_confidence(confidence, num_tokens)
         if session.mode == sequence.VERIFICATION_MODE_RATIO:
             _check_q(draft, session)
         elif draft.q:
             raise BadReply("draft.q: given outside ratio mode")
-        self.epoch = draft.epoch
-
-    def _check_shape(self, draft: sequence.Draft, token_ids: Sequence[int], session: Session) -> None:
-        if draft.epoch < self.epoch:
-            raise BadReply(f"draft.epoch: went back from {self.epoch} to {draft.epoch}")
-        if len(token_ids) > self.max_draft_tokens:
-            raise BadReply(f"draft.token_ids: {len(token_ids)} where {self.max_draft_tokens} were allowed")
-        if not session.prompt_len <= draft.base_len <= self.max_context_len:
-            raise BadReply(f"draft.base_len: {draft.base_len} is outside the output")
-        if token_ids and max(token_ids) >= session.vocab_size:
-            raise BadReply(f"draft.token_ids: an id is outside the vocabulary of {session.vocab_size}")
+        self.epoch = epoch
+        return base_len, num_tokens
 
 
-def _check_tree(draft: sequence.Draft, mode: sequence.VerificationMode.ValueType) -> None:
-    if not draft.parents:
-        return
+def _check_tree(parents: list[int], num_tokens: int, mode: sequence.VerificationMode.ValueType) -> None:
     if mode == sequence.VERIFICATION_MODE_RATIO:
         raise BadReply("draft.parents: trees are not verified in ratio mode")
-    if len(draft.parents) != len(draft.token_ids):
+    if len(parents) != num_tokens:
         raise BadReply("draft.parents: not as many as token_ids")
-    if any(not -1 <= parent < i for i, parent in enumerate(draft.parents)):
+    if any(not -1 <= parent < i for i, parent in enumerate(parents)):
         raise BadReply("draft.parents: a parent does not come before its child")
 
 
-def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
-    if confidence and len(confidence) != num_tokens:
+def _check_confidence(confidence: list[float], num_tokens: int) -> None:
+    if len(confidence) != num_tokens:
         raise BadReply("draft.confidence: not as many as token_ids")
-    for value in confidence:
-        # Written so that NaN fails too.
-        if not 0 <= value <= 1.0001:
-            raise BadReply("draft.confidence: not a probability")
+    # The sum, because NaN would slip past the others.
+    if not (min(confidence) >= 0 and max(confidence) <= 1.0001 and sum(confidence) >= 0):
+        raise BadReply("draft.confidence: not a probability")
 
 
 def _check_q(draft: sequence.Draft, session: Session) -> None:

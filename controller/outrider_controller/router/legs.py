@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+
+from outrider_controller.router.round import Round
 
 _MAX_US = 2**32 - 1
 
@@ -37,8 +38,6 @@ class Legs:
 
     opened_us: int
     """When the sequence was opened on the target it is on."""
-    source: str = ""
-    """Which part of the drafter proposed what the last commit judged."""
     _committed_us: int = 0
     _serial: int = 0
     _fresh: bool = True
@@ -59,84 +58,74 @@ class Legs:
         """The draft was told of the tokens below `committed_len`: by an opening or a commit."""
         self._asked.append((committed_len, now_us))
 
-    def forward(self, draft: sequence.Draft, now_us: int) -> None:
+    def forward(self, draft: sequence.Draft, base_len: int, num_tokens: int, now_us: int) -> None:
         """Numbers a draft that goes to the target, and remembers it for the round that will judge it."""
-        self._serial += 1
-        draft.serial = self._serial
-        num_tokens = len(draft.token_ids)
+        self._serial = serial = self._serial + 1
+        draft.serial = serial
         if not num_tokens:
             return
-        base_len = draft.base_len
+        draft_us = draft.draft_us
         self._drafts.append(
             _Forwarded(
-                serial=self._serial,
-                epoch=draft.epoch,
-                base_len=base_len,
-                end=base_len + num_tokens,
-                at_us=now_us,
-                draft_us=draft.draft_us,
-                compute_us=draft.compute_us,
-                wire_us=self._draft_wire_us(draft, now_us),
-                source=draft.source,
+                serial,
+                draft.epoch,
+                base_len,
+                base_len + num_tokens,
+                now_us,
+                draft_us,
+                draft.compute_us,
+                0 if draft.run_ahead else self._draft_wire_us(base_len, draft_us, now_us),
+                draft.source,
             )
         )
 
-    def commit(self, commit: sequence.Commit, *, committed_len: int, step_us: int, now_us: int) -> router.RoundTiming:
-        """The times of the round that ends with `commit`; `committed_len` is the length after it."""
-        judged = self._judged(commit) if commit.num_drafted else []
-        last = judged[-1] if judged and judged[-1].serial == commit.draft_serial else None
-        wire_us = self._target_wire_us(commit, last, step_us, now_us)
+    def commit(self, done: Round, *, committed_len: int, now_us: int) -> None:
+        """Adds the times of the round that has ended; `committed_len` is the length after it."""
+        drafts = self._drafts
+        judged = self._judged(done) if drafts and done.num_drafted else []
+        last: _Forwarded | None = None
         draft_us = compute_us = answer_us = 0
-        for draft in judged:
-            draft_us += draft.draft_us
-            compute_us += draft.compute_us
-            answer_us = draft.wire_us or answer_us
-        queue_us = commit.queue_us
-        timing = router.RoundTiming(
-            round_us=_clamp(now_us - self._committed_us),
-            draft_us=_clamp(draft_us),
-            verify_us=step_us,
-            queue_us=queue_us,
-            wait_us=min(commit.wait_us, queue_us),
-            prefill_us=commit.prefill_us,
-            compute_us=_clamp(compute_us),
-            wire_us=_clamp(wire_us + answer_us),
-        )
-        if self._drafts:
+        if judged:
+            for draft in judged:
+                draft_us += draft.draft_us
+                compute_us += draft.compute_us
+                answer_us = draft.wire_us or answer_us
+            done.draft_us = _clamp(draft_us)
+            done.compute_us = _clamp(compute_us)
+            done.source = draft.source
+            if draft.serial == done.draft_serial:
+                last = draft
+        done.round_us = _clamp(now_us - self._committed_us)
+        if last is not None or self._fresh:
+            answer_us += self._target_wire_us(done, last, now_us)
+        done.wire_us = _clamp(answer_us)
+        if drafts:
             # A draft is charged to the first round that judged a part of it.
-            self._drafts = [d for d in self._drafts if d.end > committed_len and d not in judged]
+            self._drafts = [d for d in drafts if d.end > committed_len and d not in judged]
         self._committed_us, self._fresh = now_us, False
-        self.source = judged[-1].source if judged else ""
-        return timing
 
-    def _judged(self, commit: sequence.Commit) -> list[_Forwarded]:
-        """What brought the drafted tokens of this commit, in order of forwarding."""
-        base_len, draft_serial = commit.base_len, commit.draft_serial
-        end = base_len + commit.num_drafted
-        last = next((d for d in self._drafts if d.serial == draft_serial), None)
-        return [
-            d
-            for d in self._drafts
-            if d.base_len < end
-            and d.end > base_len
-            and (last is None or (d.serial <= last.serial and d.epoch == last.epoch))
-        ]
+    def _judged(self, done: Round) -> list[_Forwarded]:
+        """What brought the drafted tokens of this round, in order of forwarding."""
+        base_len, serial = done.base_len, done.draft_serial
+        end = base_len + done.num_drafted
+        overlapping = [d for d in self._drafts if d.base_len < end and d.end > base_len]
+        if len(overlapping) == 1 and overlapping[0].serial == serial:
+            return overlapping
+        last = next((d for d in self._drafts if d.serial == serial), None)
+        if last is None:
+            return overlapping
+        return [d for d in overlapping if d.serial <= serial and d.epoch == last.epoch]
 
-    def _draft_wire_us(self, draft: sequence.Draft, now_us: int) -> int:
-        if draft.run_ahead:
-            return 0
-        base_len = draft.base_len
+    def _draft_wire_us(self, base_len: int, draft_us: int, now_us: int) -> int:
         for committed_len, asked_us in reversed(self._asked):
             if committed_len == base_len:
-                return max(0, now_us - asked_us - draft.draft_us)
+                return max(0, now_us - asked_us - draft_us)
         return 0
 
-    def _target_wire_us(self, commit: sequence.Commit, last: _Forwarded | None, step_us: int, now_us: int) -> int:
+    def _target_wire_us(self, done: Round, last: _Forwarded | None, now_us: int) -> int:
         if last is not None:
-            return max(0, now_us - last.at_us - commit.draft_queue_us - step_us)
-        if self._fresh:
-            return max(0, now_us - self.opened_us - commit.queue_us - commit.prefill_us - step_us)
-        return 0
+            return max(0, now_us - last.at_us - done.draft_queue_us - done.verify_us)
+        return max(0, now_us - self.opened_us - done.queue_us - done.prefill_us - done.verify_us)
 
 
 def _clamp(value_us: int) -> int:

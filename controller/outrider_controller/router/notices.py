@@ -9,14 +9,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from outrider.rpc.errors import OutriderError
-from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from outrider_controller.router.faults import Fault, Loss
+from outrider_controller.router.round import Round
 from outrider_controller.router.session import Request
 
 log = logging.getLogger(__name__)
@@ -54,20 +53,20 @@ class Notices:
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    def round(self, model: str, response: router.RouteResponse, commit: sequence.Commit) -> None:
-        num_drafted = commit.num_drafted
-        self._models[model].round(
-            num_drafted=num_drafted,
-            num_verified=commit.num_verified,
-            num_accepted=commit.num_accepted,
-            num_dropped=commit.num_dropped,
-        )
-        timing, observe = response.timing, self._metrics.phases.observe
-        verify_us = timing.verify_us
-        observe("verify", verify_us / 1e6)
-        observe("network", max(0, timing.round_us - timing.queue_us - verify_us) / 1e6)
-        if num_drafted:
-            observe("draft", timing.draft_us / 1e6)
+    def rounds(self, model: str, done: list[Round]) -> None:
+        """Those of one engine step."""
+        count, observe = self._models[model].round, self._metrics.phases.observe
+        for one in done:
+            if one.num_drafted or one.num_dropped:
+                count(
+                    num_drafted=one.num_drafted,
+                    num_verified=one.num_verified,
+                    num_accepted=one.num_accepted,
+                    num_dropped=one.num_dropped,
+                )
+        observe("verify", [one.verify_us / 1e6 for one in done])
+        observe("network", [max(0, one.round_us - one.queue_us - one.verify_us) / 1e6 for one in done])
+        observe("draft", [one.draft_us / 1e6 for one in done if one.num_drafted])
 
     def dropped(self, model: str, num_tokens: int) -> None:
         """Drafted tokens that found no target to go to."""

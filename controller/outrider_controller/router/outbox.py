@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outrider.rpc.v1 import draft_pb2 as draft
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -17,46 +16,64 @@ class Outbox(Generic[M]):
     """Messages of one stream, in order. Nothing is queued behind a write but what came during it.
 
     Within one message a worker applies opens first and closes last, so what is put for one sequence in the order
-    open, (drafts or commits, settings), close is applied in that order.
+    open, (drafts or commits, settings), close is applied in that order. What is put must not be changed afterwards.
     """
 
     def __init__(self, message_type: type[M], max_bytes: int) -> None:
         self._type: type[M] = message_type
         self._max_bytes = max_bytes
-        self._messages: deque[M] = deque()
-        self._tail_bytes = 0
+        # By name of the field, in the order in which they are applied.
+        self._pending: dict[str, list[Any]] = {name: [] for name in message_type.DESCRIPTOR.fields_by_name}
         self._filled = asyncio.Event()
 
     def open(self, opening: sequence.OpenSequence) -> None:
-        self._tail(opening.ByteSize()).opens.append(opening)
+        self._put("opens", opening)
 
     def set(self, setting: sequence.SetSpeculation) -> None:
-        self._tail(setting.ByteSize()).settings.append(setting)
+        self._put("settings", setting)
 
     def close(self, closing: sequence.CloseSequence) -> None:
-        self._tail(closing.ByteSize()).closes.append(closing)
+        self._put("closes", closing)
 
     def put_draft(self: Outbox[target.VerifyRequest], item: sequence.Draft) -> None:
-        self._tail(item.ByteSize()).drafts.append(item)
+        self._put("drafts", item)
 
     def put_commit(self: Outbox[draft.DraftRequest], item: sequence.Commit) -> None:
-        self._tail(item.ByteSize()).commits.append(item)
+        self._put("commits", item)
 
     async def take(self) -> M:
         """The next message; waits until there is one."""
-        while not self._messages:
-            self._filled.clear()
-            await self._filled.wait()
-        return self._messages.popleft()
+        await self._filled.wait()
+        # Copied all at once: one by one, as they come, would take twice as long.
+        message = self._type(**self._pending)
+        if message.ByteSize() > self._max_bytes:
+            return self._part()
+        self.clear()
+        return message
 
     def clear(self) -> None:
-        """Forgets what was pending: its stream is gone."""
-        self._messages.clear()
+        """Forgets what was pending: it is written, or its stream is gone."""
+        for items in self._pending.values():
+            items.clear()
+        self._filled.clear()
 
-    def _tail(self, item_bytes: int) -> M:
-        if not self._messages or self._tail_bytes + item_bytes > self._max_bytes:
-            self._messages.append(self._type())
-            self._tail_bytes = 0
-            self._filled.set()
-        self._tail_bytes += item_bytes
-        return self._messages[-1]
+    def _put(self, name: str, item: Any) -> None:
+        self._pending[name].append(item)
+        self._filled.set()
+
+    def _part(self) -> M:
+        """As much as a message may hold, of what is applied first; one item at least. The rest stays."""
+        message, num_bytes = self._type(), 0
+        for name, items in self._pending.items():
+            taken = 0
+            for item in items:
+                num_bytes += item.ByteSize()
+                if num_bytes > self._max_bytes and message.ListFields():
+                    break
+                getattr(message, name).append(item)
+                taken += 1
+            del items[:taken]
+            if items:
+                return message
+        self._filled.clear()
+        return message

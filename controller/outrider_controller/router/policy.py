@@ -17,6 +17,8 @@ from outrider_controller.router.worth import Standing, Worth
 _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
+_PRIOR_STEPS_AGAIN = (1 - _KEEP) * _PRIOR_STEPS
+_PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,9 @@ class Pace:
         """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably."""
         if not self.insistent and self._asked:
             self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
-        self.step_us = _smooth(self.step_us, step_us)
-        gap = 1 - _KEEP
-        self._steps = _KEEP * self._steps + gap * _PRIOR_STEPS
-        self._accepted = _KEEP * self._accepted + gap * _PRIOR_STEPS * _PRIOR_ACCEPTED
-        if num_drafted:
-            self._steps += 1
-            self._accepted += num_accepted
+        self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
+        self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
+        self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
         self._asked.append((committed_len, now_us))
         if self.unanswered >= self.config.silent_commits:
@@ -125,15 +123,16 @@ class Pace:
         return self._change()
 
     def _weigh(self, num_tokens: int, num_drafted: int, step_us: int, round_us: int) -> None:
-        was_resting = self.worth.resting
-        self.worth.round(
+        worth = self.worth
+        was_resting = worth.resting
+        worth.round(
             num_tokens=num_tokens,
             num_drafted=num_drafted,
             round_us=round_us,
             step_us=step_us,
             spoken=bool(self._turnarounds_us),
         )
-        if was_resting and not self.worth.resting:
+        if was_resting and not worth.resting:
             # It has to read what was committed meanwhile, and is not waited for until it speaks.
             self._forget_draft()
 
@@ -179,19 +178,11 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit = 0 if self.worth.resting else self.limit
-        if limit == self.sent.max_draft_tokens and _alike(self._wait_us(), self.sent.max_wait_us):
-            return None
+        limit, sent = 0 if self.worth.resting else self.limit, self.sent
+        if limit == sent.max_draft_tokens:
+            wait_us, sent_us = self._wait_us(), sent.max_wait_us
+            # Waits that differ by less than a quarter, neither of them 0, are not worth a message.
+            if wait_us == sent_us or (0 < 3 * wait_us <= 4 * sent_us and 3 * sent_us <= 4 * wait_us):
+                return None
         self.sent = self._wanted()
         return self.sent
-
-
-def _smooth(old: float, new: float) -> float:
-    return float(new) if old <= 0 else 0.8 * old + 0.2 * new
-
-
-def _alike(a_us: int, b_us: int) -> bool:
-    """Waits that differ by less than a quarter, neither of them 0: not worth a message."""
-    if not a_us or not b_us:
-        return a_us == b_us
-    return abs(a_us - b_us) <= 0.25 * max(a_us, b_us)

@@ -29,7 +29,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.course import Course, Deliver, DraftOpening, TargetOpening
+from outrider_controller.router.course import Course, DraftOpening, NewResponse, TargetOpening
 from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.faults import Fault, Loss, fault_of
 from outrider_controller.router.links import Connect, Listener
@@ -37,6 +37,7 @@ from outrider_controller.router.notices import Notices
 from outrider_controller.router.pairing import verification_mode
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit
 from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
+from outrider_controller.router.round import Round
 from outrider_controller.router.session import BadReply, Request, Session
 from outrider_controller.router.traces import Recorder, Traces
 from outrider_controller.router.worth import Standing
@@ -99,8 +100,8 @@ class Rounds:
 
     # -- driving one request
 
-    async def run(self, request: Request, deliver: Deliver, deadline_s: float | None = None) -> None:
-        """Carries one request to its finish, handing each round to `deliver`.
+    async def run(self, request: Request, new_response: NewResponse, deadline_s: float | None = None) -> None:
+        """Carries one request to its finish, telling each round in a message from `new_response`.
 
         `deadline_s`: seconds from now. Raises OutriderError. However it ends, every worker hears of it at once.
         """
@@ -109,7 +110,7 @@ class Rounds:
         recorder = self.traces.start(request, _now_us())
         try:
             async with _within(deadline_s):
-                course = await self._begin(request, deliver, recorder)
+                course = await self._begin(request, new_response, recorder)
                 await self._drive(course)
         except OutriderError as error:
             fault = error.reason or error.default_reason
@@ -130,7 +131,7 @@ class Rounds:
                 raise event
             await self._place(course)
 
-    async def _begin(self, request: Request, deliver: Deliver, recorder: Recorder) -> Course:
+    async def _begin(self, request: Request, new_response: NewResponse, recorder: Recorder) -> Course:
         """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
         prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
         target = await self._first_target(request, prefix)
@@ -140,7 +141,7 @@ class Rounds:
             requested=request.max_draft_tokens,
         )
         draft = await self.pools.choose_draft(target.info, prefix) if limit else None
-        course = self._new_course(request, deliver, target, draft, limit, recorder)
+        course = self._new_course(request, new_response, target, draft, limit, recorder)
         self._courses[course] = None
         self._open_both(course, target, draft)
         return course
@@ -148,7 +149,7 @@ class Rounds:
     def _new_course(
         self,
         request: Request,
-        deliver: Deliver,
+        new_response: NewResponse,
         target: TargetLink,
         draft: DraftLink | None,
         limit: int,
@@ -165,7 +166,7 @@ class Rounds:
             session,
             recorder,
             Pace(self._config.policy, limit, insistent=request.speculation == router.SPECULATION_MODE_ON),
-            deliver,
+            new_response,
             limit,
             target.info.model_revision,
         )
@@ -333,10 +334,21 @@ class Rounds:
     # -- what targets say
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
-        now_us = _now_us()
+        now_us, step_us, batch_sequences = _now_us(), reply.step_us, reply.batch_sequences
+        counted = []
         for commit in reply.commits:
             if course := self._at_target(link, commit.sequence_id):
-                self._commit(course, commit, reply, now_us)
+                try:
+                    done = course.session.apply(commit, step_us=step_us, now_us=now_us)
+                except BadReply as bad:
+                    self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
+                    continue
+                counted.append(done)
+                setting = course.pace.sent
+                course.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=now_us)
+                self._committed(course, commit, done, now_us)
+        if counted:
+            self._notices.rounds(link.info.model, counted)
         for error in reply.errors:
             if course := self._at_target(link, error.sequence_id):
                 self._target_refused(course, error)
@@ -352,47 +364,32 @@ class Rounds:
             return None
         return course
 
-    def _commit(self, course: Course, commit: sequence.Commit, reply: target_pb2.VerifyResponse, now_us: int) -> None:
-        step_us = reply.step_us
-        try:
-            response = course.session.apply(commit, step_us=step_us, now_us=now_us)
-        except BadReply as bad:
-            self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
-            return
-        self._notices.round(course.session.request.model, response, commit)
-        course.recorder.round(
-            commit,
-            response.timing,
-            setting=course.pace.sent,
-            source=course.session.legs.source,
-            batch_sequences=reply.batch_sequences,
-            now_us=now_us,
-        )
-        course.deliver(response)
+    def _committed(self, course: Course, commit: sequence.Commit, done: Round, now_us: int) -> None:
+        """Tells the client and the draft."""
+        session = course.session
+        session.tell(done, course.new_response())
         course.carried_on()
-        if course.session.finished:
+        if done.finish_reason:
             course.wake()
             self._drop_target(course, None)
             self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
             return
-        if course.draft is not None:
-            self._forward_commit(course, course.draft, commit, step_us, now_us)
-
-    def _forward_commit(
-        self, course: Course, draft: DraftOpening, commit: sequence.Commit, step_us: int, now_us: int
-    ) -> None:
+        draft = course.draft
+        if draft is None:
+            return
         commit.sequence_id = draft.sequence_id
         draft.link.outbox.put_commit(commit)
-        course.session.legs.asked(course.session.committed_len, now_us)
+        session.legs.asked(session.committed_len, now_us)
         setting = course.pace.committed(
-            course.session.committed_len,
-            num_tokens=len(commit.token_ids),
-            num_drafted=commit.num_drafted,
-            num_accepted=commit.num_accepted,
-            step_us=step_us,
+            session.committed_len,
+            num_tokens=len(done.token_ids),
+            num_drafted=done.num_drafted,
+            num_accepted=done.num_accepted,
+            step_us=done.verify_us,
             now_us=now_us,
         )
-        self._tell(course, setting)
+        if setting is not None:
+            self._tell(course, setting)
 
     def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
@@ -446,18 +443,20 @@ class Rounds:
         opening, target = course.draft, course.target
         assert opening is not None
         try:
-            opening.rules.check(draft, course.session)
+            base_len, num_tokens = opening.rules.check(draft, course.session)
         except BadReply as bad:
             self._lose_draft(course, f"malformed reply: {bad}", Loss.MALFORMED)
             return
         if target is not None:
-            course.session.legs.forward(draft, now_us)
+            course.session.legs.forward(draft, base_len, num_tokens, now_us)
             draft.sequence_id = target.sequence_id
             target.link.outbox.put_draft(draft)
         else:
-            course.session.metrics.num_dropped_draft_tokens += len(draft.token_ids)
-            self._notices.dropped(course.session.request.model, len(draft.token_ids))
-        self._tell(course, course.pace.drafted(draft.base_len, now_us))
+            course.session.metrics.num_dropped_draft_tokens += num_tokens
+            self._notices.dropped(course.session.request.model, num_tokens)
+        setting = course.pace.drafted(base_len, now_us)
+        if setting is not None:
+            self._tell(course, setting)
 
     def _draft_down(self, link: DraftLink) -> None:
         self._standings.pop(link.worker_id, None)
@@ -486,17 +485,17 @@ class Rounds:
             del tenants[next(iter(tenants))]
         return tenants.setdefault(course.session.request.tenant, Standing())
 
-    def _tell(self, course: Course, setting: Setting | None) -> None:
+    def _tell(self, course: Course, setting: Setting) -> None:
         """Both, where it concerns both: a draft only needs to hear that it may rest, or is wanted again."""
         self._tell_target(course, setting)
         draft = course.draft
-        if setting is None or draft is None or setting.max_draft_tokens == draft.told_draft_tokens:
+        if draft is None or setting.max_draft_tokens == draft.told_draft_tokens:
             return
         draft.told_draft_tokens = setting.max_draft_tokens
         draft.link.outbox.set(sequence.SetSpeculation(sequence_id=draft.sequence_id, speculation=_speculation(setting)))
 
-    def _tell_target(self, course: Course, setting: Setting | None) -> None:
-        if setting is None or course.target is None:
+    def _tell_target(self, course: Course, setting: Setting) -> None:
+        if course.target is None:
             return
         course.target.link.outbox.set(
             sequence.SetSpeculation(sequence_id=course.target.sequence_id, speculation=_speculation(setting))

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider_controller.router.calls import Context, GatewayStream, answer_alone
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.course import Deliver
+from outrider_controller.router.course import NewResponse
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.request import check_model_name, check_request
 from outrider_controller.router.rounds import Rounds
@@ -66,16 +66,18 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> None:
         await GatewayStream(self._answer, self._draining).run(context)
 
-    async def _answer(self, message: router.RouteRequest, deliver: Deliver, deadline_s: float | None) -> None:
+    async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
         """Carries one request to its finish. Raises OutriderError."""
         self._num_calls += 1
         self._notices.running(self._num_calls)
         try:
             request = await self._admitted(message)
             if request.finish_reason:
-                deliver(router.RouteResponse(finish_reason=request.finish_reason, metrics=router.RequestMetrics()))
+                response = new_response()
+                response.finish_reason = request.finish_reason
+                response.metrics.SetInParent()
             else:
-                await self._rounds.run(request, deliver, deadline_s)
+                await self._rounds.run(request, new_response, deadline_s)
         finally:
             self._num_calls -= 1
             self._notices.running(self._num_calls)

@@ -5,7 +5,6 @@ Knows nothing of workers, streams or clocks: it is told what arrived and when, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.rpc.v1 import router_pb2 as router
@@ -13,6 +12,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 from outrider_controller.router.legs import Legs
+from outrider_controller.router.round import Round
 from outrider_controller.router.sums import Sums
 
 _FINISHES = (sequence.FINISH_REASON_STOP, sequence.FINISH_REASON_LENGTH)
@@ -102,46 +102,48 @@ class Session:
             cache_salt=self.request.cache_salt,
         )
 
-    def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> router.RouteResponse:
-        """Appends what the target committed and returns the round as the client hears of it.
+    def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> Round:
+        """Appends what the target committed and returns the round, timed.
 
         Raises BadReply, changing nothing, when the commit does not continue this request.
         """
-        token_ids = commit.token_ids[:]
-        self._check(commit, token_ids)
-        first = self.metrics.num_steps == 0
+        done = Round.of(commit, step_us)
+        token_ids = done.token_ids
+        self._check(done, token_ids)
         self.committed += token_ids
         self.committed_len += len(token_ids)
-        self.finish_reason = commit.finish_reason
-        timing = self.legs.commit(commit, committed_len=self.committed_len, step_us=step_us, now_us=now_us)
-        self.metrics.add(commit, timing)
-        return router.RouteResponse(
-            token_ids=token_ids,
-            num_accepted=commit.num_accepted,
-            num_drafted=commit.num_drafted,
-            num_verified=commit.num_verified,
-            finish_reason=commit.finish_reason,
-            metrics=self.metrics.message() if self.finished else None,
-            timing=timing,
-            num_cached_tokens=commit.num_cached_tokens if first else 0,
-        )
+        self.finish_reason = done.finish_reason
+        self.legs.commit(done, committed_len=self.committed_len, now_us=now_us)
+        self.metrics.add(done)
+        return done
 
-    def _check(self, commit: sequence.Commit, token_ids: Sequence[int]) -> None:
-        if self.finished:
+    def tell(self, done: Round, response: router.RouteResponse) -> None:
+        """Fills in an empty message with the last round applied, as the client hears of it."""
+        done.fill(response)
+        if self.metrics.num_steps == 1:
+            response.num_cached_tokens = done.num_cached_tokens
+        if done.finish_reason:
+            response.metrics.CopyFrom(self.metrics.message())
+
+    def _check(self, done: Round, token_ids: list[int]) -> None:
+        if self.finish_reason:
             raise BadReply("commit after the finish")
-        if commit.base_len != self.committed_len:
-            raise BadReply(f"commit.base_len: expected {self.committed_len}, got {commit.base_len}")
-        self._check_tokens(token_ids, commit.finish_reason)
-        num_accepted = commit.num_accepted
-        if not num_accepted <= commit.num_verified <= commit.num_drafted:
+        if done.base_len != self.committed_len:
+            raise BadReply(f"commit.base_len: expected {self.committed_len}, got {done.base_len}")
+        self._check_tokens(token_ids, done.finish_reason)
+        num_drafted, num_accepted = done.num_drafted, done.num_accepted
+        if not num_accepted <= done.num_verified <= num_drafted:
             raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
         if num_accepted > len(token_ids):
             raise BadReply("commit.num_accepted: more than token_ids")
-        if rejected := commit.rejected_token_ids[:]:
-            self._check_rejected(commit, rejected)
+        if rejected := done.rejected:
+            if len(rejected) > num_drafted - num_accepted:
+                raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
+            if max(rejected) >= self.vocab_size:
+                raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
 
-    def _check_tokens(self, token_ids: Sequence[int], finish: sequence.FinishReason.ValueType) -> None:
-        if finish != sequence.FINISH_REASON_UNSPECIFIED and finish not in _FINISHES:
+    def _check_tokens(self, token_ids: list[int], finish: sequence.FinishReason.ValueType) -> None:
+        if finish and finish not in _FINISHES:
             raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")
         if not token_ids:
             if finish != sequence.FINISH_REASON_LENGTH:
@@ -149,14 +151,8 @@ class Session:
             return
         if max(token_ids) >= self.vocab_size:
             raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
-        remaining = self.remaining
+        remaining = self.end - self.committed_len
         if len(token_ids) > remaining:
             raise BadReply(f"commit.token_ids: {len(token_ids)} where {remaining} remained")
-        if finish == sequence.FINISH_REASON_UNSPECIFIED and len(token_ids) == remaining:
+        if not finish and len(token_ids) == remaining:
             raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")
-
-    def _check_rejected(self, commit: sequence.Commit, rejected: Sequence[int]) -> None:
-        if len(rejected) > commit.num_drafted - commit.num_accepted:
-            raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
-        if max(rejected) >= self.vocab_size:
-            raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")

@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
+
+from outrider_controller.router.round import Round
 
 
 @dataclass(slots=True)
@@ -29,23 +30,23 @@ class Sums:
     verify_us: int = 0
     round_us: int = 0
 
-    def add(self, commit: sequence.Commit, timing: router.RoundTiming) -> None:
+    def add(self, done: Round) -> None:
         """One round. Steps without drafted tokens are no speculation steps."""
         if self.num_steps == 0:
-            self.num_cached_tokens = commit.num_cached_tokens
+            self.num_cached_tokens = done.num_cached_tokens
         self.num_steps += 1
-        self.num_dropped_draft_tokens += commit.num_dropped
-        self.queue_us += timing.queue_us
-        self.draft_us += timing.draft_us
-        self.verify_us += timing.verify_us
-        self.round_us += timing.round_us
-        num_drafted = commit.num_drafted
+        self.num_dropped_draft_tokens += done.num_dropped
+        self.queue_us += done.queue_us
+        self.verify_us += done.verify_us
+        self.round_us += done.round_us
+        num_drafted = done.num_drafted
         if not num_drafted:
             return
-        num_accepted = commit.num_accepted
+        num_accepted = done.num_accepted
+        self.draft_us += done.draft_us
         self.num_spec_steps += 1
         self.num_draft_tokens += num_drafted
-        self.num_verified_tokens += commit.num_verified
+        self.num_verified_tokens += done.num_verified
         self.num_accepted_draft_tokens += num_accepted
         self.accepted[num_accepted] += 1
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.policy import Setting
+from outrider_controller.router.round import Round
 from outrider_controller.router.round_log import RoundLog, rounds_of
 from outrider_controller.router.session import Request, Session
 
@@ -61,7 +61,7 @@ class Recorder:
             started_unix_us=unix_us,
             running=True,
         )
-        self._config = config
+        self._max_rounds, self._record_tokens = config.max_rounds, config.record_tokens
         self._log = RoundLog()
         self._started_us = now_us
         self._session: Session | None = None
@@ -78,32 +78,16 @@ class Recorder:
     def lost(self, info: worker.WorkerInfo, reason: str, now_us: int) -> None:
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
-    def round(
-        self,
-        commit: sequence.Commit,
-        timing: router.RoundTiming,
-        *,
-        setting: Setting,
-        source: str,
-        batch_sequences: int,
-        now_us: int,
-    ) -> None:
+    def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
         """One commit that counted."""
-        kept = self.trace
-        if not self._log.num_rounds:
-            kept.cached_tokens = commit.num_cached_tokens
-        if self._log.num_rounds >= self._config.max_rounds:
-            kept.num_rounds_omitted += 1
+        log = self._log
+        if not log.num_rounds:
+            self.trace.cached_tokens = done.num_cached_tokens
+        if log.num_rounds >= self._max_rounds:
+            self.trace.num_rounds_omitted += 1
             return
-        self._log.add(
-            commit,
-            timing,
-            setting=setting,
-            source=source,
-            batch_sequences=batch_sequences,
-            at_us=max(0, now_us - self._started_us),
-            tokens=self._config.record_tokens,
-        )
+        at_us = now_us - self._started_us
+        log.add(done, setting=setting, batch_sequences=batch_sequences, at_us=at_us, tokens=self._record_tokens)
 
     def ended(self, error: str, now_us: int) -> None:
         """`error` is the reason of what ended the call, empty when the request is finished."""

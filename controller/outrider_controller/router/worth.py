@@ -50,9 +50,6 @@ class Standing:
     def doubtful(self) -> bool:
         return self.rest_tokens > FIRST_REST_TOKENS
 
-    def saved(self, rounds: float) -> None:
-        self.saving = _KEEP_KNOWN * self.saving + (1 - _KEEP_KNOWN) * rounds
-
     def rested(self, share: float) -> None:
         """One plain round, in steps beside a busy draft."""
         share = min(max(share, 0.25), 1.5)
@@ -100,28 +97,33 @@ class Worth:
         if self.resting:
             self._rested(num_tokens, round_us)
         elif spoken and self._in_time(num_drafted):
+            standing = self.standing
             self._step_us = 0.8 * self._step_us + 0.2 * step_us if self._step_us else float(step_us)
-            saved = num_tokens - round_us / (self.standing.plain_share * max(1.0, self._step_us))
+            saved = num_tokens - round_us / (standing.plain_share * (self._step_us or 1.0))
             self._rounds = _KEEP * self._rounds + 1
             self._saved = _KEEP * self._saved + saved
-            self.standing.saved(saved)
-            self._judge()
+            standing.saving = _KEEP_KNOWN * standing.saving + (1 - _KEEP_KNOWN) * saved
+            self._judge(standing)
 
     def _in_time(self, num_drafted: int) -> bool:
         """False until its first draft was judged: it has yet to catch up. Unless it never does."""
-        self._num_late += not num_drafted
-        return bool(num_drafted or self._rounds or self._num_late > _MAX_LATE_ROUNDS)
+        if num_drafted:
+            return True
+        self._num_late += 1
+        return self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
 
-    def _judge(self) -> None:
+    def _judge(self, standing: Standing) -> None:
+        if self._rounds <= _MIN_ROUNDS - 1:
+            return
         saving = self.saving
-        if saving < 0 and self._rounds > _MIN_ROUNDS - 1:
-            self.standing.failed()
+        if saving < 0:
+            standing.failed()
             self._enter(resting=True)
-        elif not self.standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
+        elif not standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
             self._enter(resting=True)
             self._measuring = True
-        elif saving >= 0 and self._rounds > _MIN_ROUNDS - 1:
-            self.standing.paid()
+        else:
+            standing.paid()
 
     def _try(self) -> None:
         """This request tries it; the others wait for what comes of that."""

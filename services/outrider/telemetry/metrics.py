@@ -95,10 +95,12 @@ class Durations(Collector):
         self._sums_s = dict.fromkeys(values, 0.0)
         registry.register(self)
 
-    def observe(self, value: str, duration_s: float) -> None:
+    def observe(self, value: str, durations_s: Sequence[float]) -> None:
         """Raises KeyError for a value not given before."""
-        self._counts[value][bisect_left(STEP_BUCKETS_S, duration_s)] += 1
-        self._sums_s[value] += duration_s
+        counts = self._counts[value]
+        for duration_s in durations_s:
+            counts[bisect_left(STEP_BUCKETS_S, duration_s)] += 1
+        self._sums_s[value] += sum(durations_s)
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._meaning, labels=[self._label])

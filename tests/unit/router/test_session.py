@@ -27,6 +27,13 @@ def session(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> Session:
     return Session(request, sequence.VERIFICATION_MODE_GREEDY, VOCAB, opened_us=1000)
 
 
+def heard(s: Session, message: sequence.Commit, step_us: int = 1, now_us: int = 2000) -> router.RouteResponse:
+    """What the client hears of a commit."""
+    response = router.RouteResponse()
+    s.tell(s.apply(message, step_us=step_us, now_us=now_us), response)
+    return response
+
+
 def commit(base_len: int, token_ids: list[int], **fields: int) -> sequence.Commit:
     return sequence.Commit(base_len=base_len, token_ids=token_ids, **fields)
 
@@ -73,7 +80,7 @@ def test_nothing_is_committed_after_the_finish():
 
 def test_a_full_context_may_end_a_request_without_a_token():
     s = session()
-    response = s.apply(commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH), step_us=1, now_us=2000)
+    response = heard(s, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
     assert s.finished and response.metrics.num_steps == 1
 
 
@@ -89,12 +96,13 @@ def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise
 
 def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft():
     s = session()
-    first = s.apply(commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
+    first = heard(s, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
     assert first.num_cached_tokens == 2
-    s.legs.forward(sequence.Draft(base_len=3, token_ids=[9], draft_us=1), 1600)
-    s.legs.forward(sequence.Draft(base_len=4, token_ids=[5, 6], draft_us=70), 1700)
-    second = s.apply(
+    s.legs.forward(sequence.Draft(draft_us=1), 3, 1, 1600)
+    s.legs.forward(sequence.Draft(draft_us=70), 4, 2, 1700)
+    second = heard(
+        s,
         commit(4, [5, 7], num_drafted=2, num_verified=2, num_accepted=1, queue_us=11, num_cached_tokens=2),
         step_us=200,
         now_us=2500,

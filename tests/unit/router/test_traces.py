@@ -44,8 +44,7 @@ def begun(traces: Traces, what: Request, now_us: int = 0) -> tuple[Recorder, Ses
 
 def add_round(recorder: Recorder, session: Session, token_ids: list[int], now_us: int, **fields: Any) -> None:
     commit = sequence.Commit(base_len=session.committed_len, token_ids=token_ids, **fields)
-    response = session.apply(commit, step_us=7, now_us=now_us)
-    recorder.round(commit, response.timing, setting=SETTING, source="model", batch_sequences=3, now_us=now_us)
+    recorder.round(session.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch_sequences=3, now_us=now_us)
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:

@@ -78,7 +78,7 @@ def test_a_worker_without_a_cache_uses_none_of_it() -> None:
 def test_a_router_tells_phases_fallbacks_failovers_and_refusals() -> None:
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry)
-    metrics.phases.observe("verify", 0.03)
+    metrics.phases.observe("verify", [0.03])
     metrics.fallback("draft_lost")
     metrics.failover("target")
     metrics.rejected("acme", "queue_full")
@@ -89,7 +89,7 @@ def test_a_router_tells_phases_fallbacks_failovers_and_refusals() -> None:
     assert samples["outrider_failover_total{target}"] == 1
     assert samples["outrider_admission_rejected_total{queue_full,acme}"] == 1
     with pytest.raises(KeyError):
-        metrics.phases.observe("lunch", 1.0)
+        metrics.phases.observe("lunch", [1.0])
 
 
 def test_the_metadata_store_is_read_when_scraped() -> None:
