@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,66 +22,11 @@ from typing import Any
 import figures
 import install
 from outrider.engine import resolve
-from plan import Measure, Request, plan
+from plan import Measure, plan
+from subjects import PeerFailed, Subject
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-_EVERYONE = {**_ONE_THREAD, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 # A round in which another process took part of the core is made again, until there are this many times as many.
 _MOST_ROUNDS = 1.5
-
-
-class PeerFailed(Exception):
-    """A peer ended, or answered with an error."""
-
-
-class Subject:
-    """One peer's process. It shares our affinity, so it runs on the core that we are on."""
-
-    def __init__(self, name: str, model: Path, core: int) -> None:
-        peer = install.PEERS[name]
-        start = install.command(peer, model)
-        install.ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
-        self.name = name
-        self._log = install.ENVIRONMENTS / f"{name}.log"
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                start, env=_variables(peer, core), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-        self.about = {**self._reply(), "preloaded": [path.name for path in install.libraries(peer)]}
-
-    def ask(self, request: Request) -> dict[str, Any]:
-        """Raises PeerFailed."""
-        assert self._process.stdin
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # The reply that does not come says why.
-        return self._reply()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _reply(self) -> dict[str, Any]:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise PeerFailed(f"{self.name} ended; see {self._log}")
-        reply: dict[str, Any] = json.loads(line)
-        if "error" in reply:
-            raise PeerFailed(f"{self.name}: {reply['error']}")
-        ok: dict[str, Any] = reply["ok"]
-        return ok
-
-
-def _variables(peer: install.Peer, core: int) -> dict[str, str]:
-    variables = {**os.environ, **_EVERYONE}
-    variables.update({name: value.format(core=core) for name, value in peer.variables.items()})
-    if preload := install.libraries(peer):
-        variables["LD_PRELOAD"] = ":".join(map(str, preload))
-    return variables
 
 
 @contextmanager
@@ -129,7 +73,7 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             install.python_of(install.PEERS[name])
             with alone(options.lock):
-                subjects.append(Subject(name, model, options.core))
+                subjects.append(Subject(name, install.PEERS[name], model, [options.core]))
             stack.callback(subjects[-1].close)
         for measure in plan(weight_bytes):
             with alone(options.lock):

