@@ -27,6 +27,8 @@ class Answered:
     """To the first token; for transformers to the first forward's end."""
     steps: int
     """Forwards of the model that answers, where the subject counts them; otherwise 0."""
+    cores: float | None = None
+    """CPU time over time, where the subject is one process: how many cores it had, waiting threads included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,15 @@ def _about(answers: Sequence[Answered], subject: str, found: Mapping[str, Mappin
         "typical_ours_ratio": round(typical_ratio(answers, subject), 4),
         "tokens_per_step": round(per_step, 3) if per_step is not None else None,
         "first_token_ms": round(median(a.first_s for a in own) * 1e3, 1),
+        "cores": _mean([a.cores for a in own if a.cores is not None]),
         "tokens": sum(len(a.token_ids) for a in own),
         "answers": len(own),
         "equal_to_ours": apart.count(None),
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 3) if values else None
 
 
 def rate_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -153,12 +160,13 @@ def ratio_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def subject_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Subject, tokens a step, median milliseconds to the first token, answers that equal ours."""
+    """Subject, tokens a step, median milliseconds to the first token, cores kept busy, answers that equal ours."""
     return [
         [
             name,
             f"{about['tokens_per_step']:.2f}" if about["tokens_per_step"] is not None else "",
             f"{about['first_token_ms']:.0f}",
+            f"{about['cores']:.2f}" if about["cores"] is not None else "",
             f"{about['equal_to_ours']} of {about['answers']}",
         ]
         for name, about in summed.items()

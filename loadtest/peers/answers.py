@@ -152,7 +152,7 @@ async def take_turns(
 
 def _answered(name: str, prompt: Prompt, reply: Mapping[str, Any]) -> Answered:
     times = reply["s"], reply["first_s"], reply["steps"]
-    return Answered(name, prompt.id, prompt.category, tuple(reply["token_ids"]), *times)
+    return Answered(name, prompt.id, prompt.category, tuple(reply["token_ids"]), *times, reply.get("core_share"))
 
 
 def _left_out(name: str, failure: Exception, failures: dict[str, str]) -> None:
@@ -215,11 +215,13 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             for peer in peers:
                 exits.callback(peer.close)
             asked: list[Asked] = [Ours("ours", gateway, "auto"), Ours("ours-off", gateway, "off"), *map(Peer, peers)]
-            await take_turns(asked, asking[:1], Limits(16, True), failures)  # Warms up.
+            with stack.beside():
+                await take_turns(asked, asking[:1], Limits(16, True), failures)  # Warms up.
             await asyncio.sleep(1.0)
             pids = {peer.name: [peer.pid] for peer in peers}
             idle = await idle_shares({"ours": [one.pid for one in stack.processes.values() if one.pid], **pids})
-            answers = await take_turns(asked, asking, limits, failures)
+            with stack.beside():
+                answers = await take_turns(asked, asking, limits, failures)
             about = {peer.name: peer.about for peer in peers}
     return {
         **hardware(),
@@ -260,7 +262,9 @@ def report(outcome: Mapping[str, Any]) -> str:
     tables = [
         figures.table(["tokens/s", *names], made.rate_rows(summed)),
         figures.table(["ours / subject", *names, "median of answers"], made.ratio_rows(summed)),
-        figures.table(["subject", "tokens/step", "first token, ms", "equal to ours"], made.subject_rows(summed)),
+        figures.table(
+            ["subject", "tokens/step", "first token, ms", "cores", "equal to ours"], made.subject_rows(summed)
+        ),
         figures.table(["bar", "subject", "ratio", "median of answers", "bound", "met"], outcome["bars"]),
     ]
     return "\n\n".join(["\n".join(head), *tables])

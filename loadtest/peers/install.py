@@ -5,6 +5,7 @@ An environment that is complete is used again. transformers needs none: it is in
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -59,7 +60,9 @@ def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_to
     """For whole answers, on any number of cores. `draft` is a plain checkpoint of ours; the rest says how many tokens
     are guessed at once.
     """
-    generate = Peer("peer_generate.py")
+    # Threads that wait for one another do so actively for 0.1 ms, not for milliseconds: next to anything else that
+    # runs, transformers is several times as slow otherwise.
+    generate = Peer("peer_generate.py", variables={"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")})
     # What vLLM sets for workers in processes of their own: one thread on each core, and none spins for long.
     threads = {
         "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import answer_figures as made
@@ -78,8 +79,13 @@ def test_tables_have_a_row_for_each_subject() -> None:
     summed = made.summary(ANSWERS)
     assert made.rate_rows(summed)[1] == ["vllm", "2.0", "2.0", "2.0"]
     assert made.ratio_rows(summed)[0] == ["vllm", "2.00", "2.00", "2.00", "2.00"]
-    assert made.subject_rows(summed)[1] == ["vllm", "4.00", "100", "1 of 2"]
+    assert made.subject_rows(summed)[1] == ["vllm", "4.00", "100", "", "1 of 2"]
     assert figures.table(["tokens/s", "qa", "rag", "all"], made.rate_rows(summed)).count("\n") == 4
+
+
+def test_the_cores_that_a_process_had_are_averaged_over_its_answers() -> None:
+    one, two = (replace(answered("ours", prompt, 1.0), cores=cores) for prompt, cores in (("a", 1.0), ("b", 2.0)))
+    assert made.subject_rows(made.summary([one, two]))[0][3] == "1.50"
 
 
 def test_what_is_written_leaves_out_the_tokens_but_says_where_they_part() -> None:
