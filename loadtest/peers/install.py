@@ -68,6 +68,8 @@ def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_to
         "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",
+        # Its n-grams are numba's, which in OpenMP's layer limits the model to one thread as well.
+        "NUMBA_THREADING_LAYER": "workqueue",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
     vllm = replace(_EAGER_VLLM, variables={**_VLLM_VARIABLES, **threads})
