@@ -23,6 +23,9 @@ Deliver = Callable[[Report], None]
 """Called on the step thread after each round that has something to say. Must not block."""
 
 _PAUSE_AFTER_FAULT_S = 0.05
+# A system that lets who computes finish its turn of some milliseconds would keep what was just said from being sent,
+# where a worker has a single core. Nobody waits for what is guessed ahead.
+_BEFORE_RUNNING_AHEAD_S = 0.0005
 
 
 class Steps(Protocol):
@@ -118,4 +121,6 @@ class StepLoop:
             self._deliver(report)
         if pause_s:
             return self._clock() + pause_s
-        return 0.0 if self._worker.has_work else None
+        if self._worker.has_due:
+            return 0.0
+        return self._clock() + _BEFORE_RUNNING_AHEAD_S if self._worker.may_run_ahead else None

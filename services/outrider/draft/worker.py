@@ -47,8 +47,13 @@ class DraftWorker:
         self._report = Report()
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._due or self._ahead)
+    def has_due(self) -> bool:
+        """Whether somebody waits for a proposal."""
+        return bool(self._due)
+
+    @property
+    def may_run_ahead(self) -> bool:
+        return bool(self._ahead)
 
     @property
     def load(self) -> Load:

@@ -61,7 +61,7 @@ def test_each_commit_is_answered_once(worker: DraftWorker) -> None:
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert (proposed.base_len, proposed.drafted.token_ids, proposed.epoch) == (7, [23, 20, 21], 0)
     assert not turn(worker).proposals
-    assert not worker.has_work
+    assert not worker.has_due and not worker.may_run_ahead
 
 
 def test_commits_that_came_in_together_are_answered_together(worker: DraftWorker) -> None:
@@ -217,7 +217,7 @@ def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_
     start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, 2, 2, received_s=1.0))
     assert said(start) == [(2, [3, 4])]
     assert [said(turn(counting)) for _ in range(3)] == [[(4, [5])], [(5, [6])], []]
-    assert not counting.has_work
+    assert not counting.has_due and not counting.may_run_ahead
 
 
 def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
@@ -236,6 +236,6 @@ def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(_Counter, "extend", broken)
         report = turn(counting)
-    assert not report.failures and not counting.has_work
+    assert not report.failures and not counting.has_due and not counting.may_run_ahead
     assert counting.tally.num_round_failures == 1
     assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]

@@ -167,6 +167,11 @@ class NativeLlama:
         half = config.head_dim // 2
         self._cos, self._sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
         self._layers = [_packed_layer(layer) for layer in model.model.layers]
+        # transformers' config looks each name up in several places: too slow for every step.
+        self._width: int = config.hidden_size
+        self._inner: int = config.intermediate_size
+        self._queries: int = config.num_attention_heads * config.head_dim
+        self._joined: int = self._queries + 2 * config.num_key_value_heads * config.head_dim
         self._scratch: dict[str, Tensor] = {}
         self._cache: KVCache | None = None
         self._model = _Model()
@@ -175,24 +180,23 @@ class NativeLlama:
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See Decoder."""
         assert isinstance(batch, NativeBatch)
-        config = self._config
         if batch.cache is not self._cache:
             self._bind(batch.cache)
-        tokens, wanted = len(token_ids), len(rows)
-        queries = config.num_attention_heads * config.head_dim
+        tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
         logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
-        hidden = torch.empty(wanted, config.hidden_size, dtype=torch.bfloat16)
+        hidden = torch.empty(wanted, self._width, dtype=torch.bfloat16)
         buffers = _Buffers(
-            self._buffer("x", tokens * config.hidden_size, torch.float32),
-            self._buffer("wide", tokens * (queries + 2 * config.num_key_value_heads * config.head_dim), torch.float32),
-            self._buffer("narrow", tokens * max(config.hidden_size, queries), torch.bfloat16),
-            self._buffer("inner", tokens * config.intermediate_size, torch.bfloat16),
+            self._buffer("x", tokens * self._width, torch.float32),
+            self._buffer("wide", tokens * self._joined, torch.float32),
+            self._buffer("narrow", tokens * max(self._width, self._queries), torch.bfloat16),
+            self._buffer("inner", tokens * self._inner, torch.bfloat16),
             hidden.data_ptr(),
             logits.data_ptr(),
-            self._panels(),
+            # An int8 layer's panel, widened, for each thread.
+            self._buffer("panels", threads * _PANEL * max(self._width, self._inner, self._queries), torch.bfloat16),
         )
         arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
-        step = _Step(tokens, len(batch.rows), wanted, torch.get_num_threads(), *(a.data_ptr() for a in arrays))
+        step = _Step(tokens, len(batch.rows), wanted, threads, *(a.data_ptr() for a in arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         return logits[:, : self._vocab], hidden
 
@@ -202,12 +206,6 @@ class NativeLlama:
         if have is None or have.numel() < size:
             have = self._scratch[name] = torch.empty(size, dtype=dtype)
         return have.data_ptr()
-
-    def _panels(self) -> int:
-        """Room for an int8 layer's panel, widened, for each thread."""
-        config = self._config
-        inputs = max(config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim)
-        return self._buffer("panels", torch.get_num_threads() * _PANEL * inputs, torch.bfloat16)
 
     def _bind(self, cache: KVCache) -> None:
         config = self._config
