@@ -56,6 +56,9 @@ class Loading:
     dtype: str
     concurrency: int
     threads: int
+    kv_cache_bytes: int | None
+    shared_prompts: bool
+    """The speculative answer finds what the plain one has left of its prompt in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,10 @@ class Part:
 @click.option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 256), default=48, show_default=True, help="Sequences in a step.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
+@click.option(
+    "--shared-prompts", is_flag=True, help="Reads each prompt once: the second answer finds it in the prefix cache."
+)
+@click.option("--kv-cache-bytes", type=click.IntRange(1), default=None, metavar="N", help="Of each process.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="That share the prompts.")
 @click.option(
     "--checkpoint",
@@ -141,6 +148,8 @@ def scale(
     draft_kind: str,
     concurrency: int,
     threads: int,
+    shared_prompts: bool,
+    kv_cache_bytes: int | None,
     processes: int,
     checkpoint: Path | None,
     json_file: Path | None,
@@ -154,11 +163,17 @@ def scale(
     """
     wanted = assembled([prompt for file in prompts_files for prompt in read_prompts(file)], num_prompts)
     asked = {"dtype": dtype, "max_tokens": max_tokens, "draft_kind": draft_kind, "num_prompts": num_prompts}
-    loading = Loading(target_model, draft_model, draft_kind, dtype, concurrency, threads)
+    if shared_prompts:
+        asked["shared_prompts"] = True
+    loading = Loading(
+        target_model, draft_model, draft_kind, dtype, concurrency, threads, kv_cache_bytes, shared_prompts
+    )
     path, revision = _target(target_model)
     encoded = _encoded(path, wanted, max_tokens)
     asked |= {"target": revision, "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16]}
-    answers = answers_of(_load(loading)) if processes == 1 else _answers_of_processes(loading, processes)
+    answers = (
+        answers_of(_load(loading), shared_prompts) if processes == 1 else _answers_of_processes(loading, processes)
+    )
     parts = run(answers, encoded[:limit], max_tokens, Checkpoint(checkpoint, asked))
     different = [difference for part in parts for difference in part.different]
     gaps = asyncio.run(margins(path, [_tie(wanted, difference) for difference in different]))
@@ -195,7 +210,7 @@ def _load(loading: Loading) -> Answering:
         draft = path
         if kind != "ngram":
             draft = resolve(loading.draft_model or default_draft(loading.target_model, kind), note)
-        engine = Engine.load(path, EngineConfig(dtype=loading.dtype))
+        engine = Engine.load(path, EngineConfig(dtype=loading.dtype, kv_cache_bytes=loading.kv_cache_bytes))
         drafter = load_drafter(DrafterKind(kind), draft)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
@@ -271,9 +286,9 @@ def _missing(prompts: Sequence[list[int]], parts: Sequence[Part]) -> Iterator[As
         at = start + count
 
 
-def answers_of(pair: Answering) -> AnswerParts:
+def answers_of(pair: Answering, shared_prompts: bool = False) -> AnswerParts:
     """One part after another, in this process."""
-    return lambda asked, max_tokens: (_answered(pair, part.start, part.prompts, max_tokens) for part in asked)
+    return lambda asked, max_tokens: (_answered(pair, part, max_tokens, shared_prompts) for part in asked)
 
 
 def _answers_of_processes(loading: Loading, count: int) -> AnswerParts:
@@ -289,23 +304,26 @@ def _answers_of_processes(loading: Loading, count: int) -> AnswerParts:
     return answer
 
 
-_there: list[Answering] = []
-"""A spawned process's pair."""
+_there: list[tuple[Answering, bool]] = []
+"""A spawned process's pair, and whether its answers share their prompts."""
 
 
 def _prepare(loading: Loading) -> None:
-    _there.append(_load(loading))
+    _there.append((_load(loading), loading.shared_prompts))
 
 
 def _answered_there(asked: Asked, max_tokens: int) -> Part:
-    return _answered(_there[0], asked.start, asked.prompts, max_tokens)
+    pair, shared_prompts = _there[0]
+    return _answered(pair, asked, max_tokens, shared_prompts)
 
 
-def _answered(pair: Answering, start: int, prompts: Sequence[list[int]], max_tokens: int) -> Part:
+def _answered(pair: Answering, asked: Asked, max_tokens: int, shared_prompts: bool) -> Part:
+    start, prompts = asked.start, asked.prompts
     part = Part(start, len(prompts))
     began_s = time.monotonic()
-    # Under different salts: neither may live off what the other has cached.
-    plain = pair.answer(prompts, max_tokens, speculate=False, salt=b"plain")
+    # Under different salts neither lives off what the other has cached.
+    salt = b"speculation" if shared_prompts else b"plain"
+    plain = pair.answer(prompts, max_tokens, speculate=False, salt=salt)
     between_s = time.monotonic()
     speculative = pair.answer(prompts, max_tokens, speculate=True, salt=b"speculation")
     part.plain_s, part.speculative_s = round(between_s - began_s, 2), round(time.monotonic() - between_s, 2)

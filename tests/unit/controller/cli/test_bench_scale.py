@@ -24,11 +24,13 @@ class Scripted:
     def __init__(self, wrong: Sequence[int] = ()) -> None:
         self.wrong = wrong
         self.asked = 0
+        self.salts: list[bytes] = []
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, speculate: bool, salt: bytes = b""
     ) -> list[Answered]:
         self.asked += len(prompts)
+        self.salts.append(salt)
         shift = [int(speculate and prompt[0] in self.wrong) for prompt in prompts]
         return [Answered([p[0], p[0] + s], 1, 2, 1, True) for p, s in zip(prompts, shift, strict=True)]
 
@@ -79,6 +81,14 @@ def test_what_is_missing_between_parts_is_answered(tmp_path: Path) -> None:
     parts = run(answers_of(again), prompts(600), 2, Checkpoint(file, {}))
     assert [(part.start, part.count) for part in parts] == [(0, 100), (100, 156), (256, 256), (512, 88)]
     assert again.asked == 2 * (156 + 88)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_prompt_is_found_again_only_where_that_is_wanted(shared: bool) -> None:
+    pair = Scripted()
+    run(answers_of(pair, shared), prompts(3), 2, Checkpoint(None, {}))
+    plain, speculative = pair.salts
+    assert (plain == speculative) is shared
 
 
 def test_a_checkpoint_of_something_else_is_refused_by_what_differs(tmp_path: Path) -> None:
