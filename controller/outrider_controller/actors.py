@@ -24,6 +24,7 @@ from outrider.telemetry.logging import configure_logging
 from outrider_controller.config import ControllerConfig, RayConfig
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
+from outrider_controller.garbage import settled
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
@@ -61,6 +62,7 @@ class Router:
         self._stack = AsyncExitStack()
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
+        self._stack.enter_context(settled())
 
     async def address(self) -> str:
         return self._router.address

@@ -30,6 +30,7 @@ DraftLink = WorkerLink[draft_pb2.DraftRequest, draft_pb2.DraftResponse]
 TargetListener = Listener[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
 DraftListener = Listener[draft_pb2.DraftRequest, draft_pb2.DraftResponse]
 LinkKey = tuple[str, int]
+_NONE: Mapping[str, int] = {}
 
 
 class Directory(Protocol):
@@ -156,9 +157,13 @@ class Pools:
         return links[best] if best is not None and links[best].up else None
 
     async def choose_draft(
-        self, target: worker.WorkerInfo, prefix: Prefix, avoid: Iterable[LinkKey] = ()
+        self,
+        target: worker.WorkerInfo,
+        prefix: Prefix,
+        avoid: Iterable[LinkKey] = (),
+        together: Mapping[str, int] = _NONE,
     ) -> DraftLink | None:
-        """The best live draft with room that can work with this target."""
+        """The best live draft with room that can work with this target; `together`: sequences each drafts for it."""
         avoided = set(avoid)
         links = {
             d.worker_id: d
@@ -169,20 +174,27 @@ class Pools:
             and self._pairs(target, d.info)
             and d.info.max_context_len > len(prefix.token_ids)
         }
-        best = await self._best(worker.WORKER_ROLE_DRAFT, links, prefix)
+        best = await self._best(worker.WORKER_ROLE_DRAFT, links, prefix, together)
         return links[best] if best is not None and links[best].up else None
 
     def has_full_target(self, model: str) -> bool:
-        return any(self._candidate(t, 0).full for t in self.live_targets(model))
+        return any(self._candidate(t).full for t in self.live_targets(model))
 
     def draft_has_room(self) -> bool:
-        return any(d.up and self._takes_work(d) and not self._candidate(d, 0).full for d in self._drafts.values())
+        return any(d.up and self._takes_work(d) and not self._candidate(d).full for d in self._drafts.values())
 
     async def _best(
-        self, role: worker.WorkerRole.ValueType, links: Mapping[str, WorkerLink[Any, Any]], prefix: Prefix
+        self,
+        role: worker.WorkerRole.ValueType,
+        links: Mapping[str, WorkerLink[Any, Any]],
+        prefix: Prefix,
+        together: Mapping[str, int] = _NONE,
     ) -> str | None:
         matched = await self._matches(role, links.values(), prefix) if len(links) > 1 else {}
-        candidates = [self._candidate(link, matched.get(link.worker_id, 0)) for link in links.values()]
+        candidates = [
+            self._candidate(link, matched.get(worker_id, 0), together.get(worker_id, 0))
+            for worker_id, link in links.items()
+        ]
         # Shuffled first: routers that see the same ties must not all pick the same worker.
         random.shuffle(candidates)
         ranked = rank(candidates)
@@ -199,7 +211,7 @@ class Pools:
                 matched.update(await self._directory.lookup_prefix(role, hashes))
         return matched
 
-    def _candidate(self, link: WorkerLink[Any, Any], matched_blocks: int) -> Candidate:
+    def _candidate(self, link: WorkerLink[Any, Any], matched_blocks: int = 0, num_together: int = 0) -> Candidate:
         load = self._loads.get(link.worker_id, link.load)
         return Candidate(
             worker_id=link.worker_id,
@@ -207,6 +219,7 @@ class Pools:
             num_sequences=max(load.num_running + load.num_waiting, len(link.open_sequences)),
             max_sequences=link.info.max_sequences,
             num_waiting=load.num_waiting,
+            num_together=num_together,
         )
 
     def _takes_work(self, link: WorkerLink[Any, Any]) -> bool:

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -140,7 +141,7 @@ class Rounds:
             wanted=request.speculation != router.SPECULATION_MODE_OFF,
             requested=request.max_draft_tokens,
         )
-        draft = await self.pools.choose_draft(target.info, prefix) if limit else None
+        draft = await self.pools.choose_draft(target.info, prefix, (), self._drafts_of(target)) if limit else None
         course = self._new_course(request, new_response, target, draft, limit, recorder)
         self._courses[course] = None
         self._open_both(course, target, draft)
@@ -263,7 +264,8 @@ class Rounds:
     async def _replace_draft(self, course: Course) -> None:
         if course.target is None or course.draft_failures >= self._config.failover.max_draft_failures:
             return
-        draft = await self.pools.choose_draft(course.target.link.info, course.prefix, course.avoid_drafts)
+        link = course.target.link
+        draft = await self.pools.choose_draft(link.info, course.prefix, course.avoid_drafts, self._drafts_of(link))
         # The search waited: the target may be gone, the session finished.
         if draft is None or course.target is None or not course.lacks_draft:
             return
@@ -273,6 +275,11 @@ class Rounds:
             self._notices.failover("draft")
         self._open_draft(course, draft, setting)
         self._tell_target(course, setting)
+
+    def _drafts_of(self, target: TargetLink) -> Counter[str]:
+        """By worker, how many of this target's sequences it drafts for."""
+        courses = [self._by_target[sequence_id] for sequence_id in target.open_sequences]
+        return Counter(course.draft.link.worker_id for course in courses if course.draft is not None)
 
     # -- opening and closing
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 import pytest
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -32,6 +34,14 @@ def test_full_workers_are_left_out_and_queueing_ones_come_last():
 
 def test_load_is_a_share_of_the_limit():
     assert order(candidate("small", load=5, limit=10), candidate("large", load=20, limit=100)) == ["large", "small"]
+
+
+def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken():
+    idle, other = candidate("idle", load=20, limit=100), candidate("other", load=25, limit=100)
+    same = replace(candidate("same", load=32, limit=100), num_together=7)
+    assert order(idle, other, same) == ["same", "idle", "other"]
+    assert order(idle, other, replace(same, num_sequences=33)) == ["idle", "other", "same"]
+    assert order(idle, replace(other, matched_blocks=1), same) == ["other", "same", "idle"]
 
 
 @pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
