@@ -5,7 +5,7 @@ The index in Redis is a copy. It expires with the lease, and is written anew fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -58,11 +58,3 @@ def chunks(hashes: Iterable[bytes]) -> Iterator[list[bytes]]:
     iterator = iter(hashes)
     while chunk := list(islice(iterator, CHUNK)):
         yield chunk
-
-
-def num_leading(present: Sequence[int]) -> int:
-    """Blocks before the first that is missing: a block is of use only with all before it."""
-    for count, has in enumerate(present):
-        if not has:
-            return count
-    return len(present)

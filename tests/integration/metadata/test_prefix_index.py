@@ -101,3 +101,12 @@ async def test_changes_made_at_once_end_in_the_state_of_the_last(store: Metadata
 async def test_what_is_no_block_hash_is_refused(store: MetadataStore) -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         await store.publish_prefix(TARGET, "t1", [b"short"])
+
+
+async def test_a_prefix_of_thousands_of_blocks_is_counted_to_its_first_gap(
+    store: MetadataStore, reader: MetadataStore
+) -> None:
+    hashes = [i.to_bytes(16, "little") for i in range(2500)]
+    await store.publish_prefix(TARGET, "t1", hashes[:1700] + hashes[1800:])
+    await store.publish_prefix(TARGET, "t2", hashes)
+    assert await reader.lookup_prefix(TARGET, hashes) == {"t1": 1700, "t2": 2500}
