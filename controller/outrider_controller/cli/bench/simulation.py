@@ -16,6 +16,7 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import progress
+from outrider_controller.garbage import settled
 
 if TYPE_CHECKING:
     from outrider_controller.simulation import Outcome
@@ -41,7 +42,7 @@ def simulation(schedules: int, seed: int, trace: bool, json_file: Path | None) -
     if trace and schedules != 1:
         raise click.UsageError("--trace needs --schedules 1")
     started_s = time.monotonic()
-    outcomes = [_traced(seed)] if trace else _run(seed, schedules)
+    outcomes = [_traced(seed)] if trace else run_all(seed, schedules)
     elapsed_s = time.monotonic() - started_s
     counts: Counter[str] = Counter()
     for outcome in outcomes:
@@ -81,7 +82,7 @@ def _traced(seed: int) -> Outcome:
     return run_schedule(draw(seed), click.echo)
 
 
-def _run(first: int, count: int) -> list[Outcome]:
+def run_all(first: int, count: int) -> list[Outcome]:
     """On all cores. Outcomes are in the order of seeds."""
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
     if len(chunks) == 1:
@@ -106,7 +107,8 @@ def run_seeds(seeds: range) -> list[Outcome]:
     from outrider_controller.simulation import draw, run_schedule
 
     torch.set_num_threads(1)
-    return [run_schedule(draw(seed)) for seed in seeds]
+    with settled():
+        return [run_schedule(draw(seed)) for seed in seeds]
 
 
 def _table(counts: Counter[str]) -> str:
