@@ -16,7 +16,7 @@ from outrider_controller.simulation import draw, run_schedule
 SCHEDULES = 1000
 
 
-# About a minute of one core, on a machine that may have other work.
+# Some 80 s of processor time, on a machine that may have other work.
 @pytest.mark.timeout(600)
 def test_no_schedule_breaks_a_promise() -> None:
     outcomes = run_all(0, SCHEDULES)
