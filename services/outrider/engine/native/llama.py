@@ -16,10 +16,13 @@ from outrider.engine.attention import Batch, KVCache, RowSpan
 from outrider.engine.config import EngineConfig
 from outrider.engine.fused import can_fuse
 from outrider.engine.native.compiled import load_library
+from outrider.engine.pages import zeros_in_large_pages
 from outrider.engine.quantization import Int8Linear
 
 # As in llama.c.
 _PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
+_LINE = 64
+"""Bytes."""
 
 _Pointer = ctypes.c_void_p
 
@@ -160,13 +163,15 @@ class NativeLlama:
         self._embedding = model.get_input_embeddings().weight.detach().contiguous()
         self._norm = model.model.norm.weight.detach()
         head = model.get_output_embeddings()
-        self._head, self._vocab = _pack(head), head.weight.shape[0]
+        room = _Room(model)
+        # In the order in which a step reads them.
+        self._layers = [_packed_layer(layer, room) for layer in model.model.layers]
+        self._head, self._vocab = _pack(room, head), head.weight.shape[0]
         # In float32, where transformers rounds the table to the model's dtype.
         position = torch.arange(max_context_len)[None]
         cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
         half = config.head_dim // 2
         self._cos, self._sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
-        self._layers = [_packed_layer(layer) for layer in model.model.layers]
         # transformers' config looks each name up in several places: too slow for every step.
         self._width: int = config.hidden_size
         self._inner: int = config.intermediate_size
@@ -237,19 +242,37 @@ class NativeLlama:
         )
 
 
-def _packed_layer(layer: Any) -> _PackedLayer:
+class _Room:
+    """One stretch of large pages for all packed weights: most matrices alone would not fill a page."""
+
+    def __init__(self, model: nn.Module) -> None:
+        linears = [m for m in model.modules() if isinstance(m, nn.Linear | Int8Linear)]
+        # Each is filled up to whole panels, and begins at a cache line.
+        sizes = [(m.weight.shape[0] + _PANEL) * m.weight.shape[1] * m.weight.element_size() + _LINE for m in linears]
+        self._bytes = zeros_in_large_pages(sum(sizes), torch.uint8)
+        self._used = 0
+
+    def keep(self, values: Tensor) -> Tensor:
+        """A copy in here."""
+        start, size = self._used, values.numel() * values.element_size()
+        self._used += -(-size // _LINE) * _LINE
+        kept = self._bytes[start : start + size].view(values.dtype).view(values.shape)
+        return kept.copy_(values)
+
+
+def _packed_layer(layer: Any, room: _Room) -> _PackedLayer:
     attention, mlp = layer.self_attn, layer.mlp
     return _PackedLayer(
         attention_norm=layer.input_layernorm.weight.detach(),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        qkv=_pack(attention.q_proj, attention.k_proj, attention.v_proj),
-        output=_pack(attention.o_proj),
-        gate_up=_pack(mlp.gate_proj, mlp.up_proj, alternating=_PANEL // 2),
-        down=_pack(mlp.down_proj),
+        qkv=_pack(room, attention.q_proj, attention.k_proj, attention.v_proj),
+        output=_pack(room, attention.o_proj),
+        gate_up=_pack(room, mlp.gate_proj, mlp.up_proj, alternating=_PANEL // 2),
+        down=_pack(room, mlp.down_proj),
     )
 
 
-def _pack(*linears: Any, alternating: int = 0) -> _Linear:
+def _pack(room: _Room, *linears: Any, alternating: int = 0) -> _Linear:
     """One product of several, whose outputs follow one another, or alternate by so many."""
 
     def join(parts: list[Tensor]) -> Tensor:
@@ -259,7 +282,8 @@ def _pack(*linears: Any, alternating: int = 0) -> _Linear:
         return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % _PANEL))
 
     weight = join([linear.weight.detach() for linear in linears])
-    values = weight.view(-1, _PANEL, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+    values = weight.view(-1, _PANEL, weight.shape[1] // 2, 2).transpose(1, 2)
+    values = room.keep(values)
     if not isinstance(linears[0], Int8Linear):
         return _Linear(values)
     return _Linear(values, join([linear.scale.float() for linear in linears]))
