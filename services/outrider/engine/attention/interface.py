@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from outrider.engine.pages import zeros_in_large_pages
 
 
 @dataclass(slots=True)
@@ -29,8 +32,14 @@ class KVCache:
         device: torch.device,
     ) -> KVCache:
         shape = (kv_heads, slots, head_dim)
-        # Zeroed, not empty: a masked position is multiplied by 0, and 0 × NaN would be NaN.
-        keys, values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)] for _ in range(2))
+
+        def zeros() -> Tensor:
+            # Zeroed, not empty: a masked position is multiplied by 0, and 0 × NaN would be NaN.
+            if device.type == "cpu":
+                return zeros_in_large_pages(math.prod(shape), dtype).view(shape)
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        keys, values = ([zeros() for _ in range(layers)] for _ in range(2))
         return cls(keys, values)
 
 
