@@ -372,8 +372,11 @@ class Rounds:
         return course
 
     def _committed(self, course: Course, commit: sequence.Commit, done: Round, now_us: int) -> None:
-        """Tells the client and the draft."""
-        session = course.session
+        """Tells the draft and the client; the draft first, for the target waits for it."""
+        session, draft = course.session, course.draft
+        if draft is not None and not done.finish_reason:
+            commit.sequence_id = draft.sequence_id
+            draft.link.outbox.put_commit(commit)
         session.tell(done, course.new_response())
         course.carried_on()
         if done.finish_reason:
@@ -381,11 +384,8 @@ class Rounds:
             self._drop_target(course, None)
             self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
             return
-        draft = course.draft
         if draft is None:
             return
-        commit.sequence_id = draft.sequence_id
-        draft.link.outbox.put_commit(commit)
         session.legs.asked(session.committed_len, now_us)
         setting = course.pace.committed(
             session.committed_len,
