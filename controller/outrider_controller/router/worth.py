@@ -75,6 +75,7 @@ class Worth:
     _rounds: float = 0.0
     _saved: float = 0.0
     _num_late: int = 0
+    _num_in_time: int = 0
     _num_rested: int = 0
     _tokens_rested: int = 0
     _measuring: bool = False
@@ -82,8 +83,13 @@ class Worth:
     @property
     def saving(self) -> float:
         """Of a round, in plain rounds; below 0 it costs more than it brings."""
-        known = _KNOWN_ROUNDS * self.standing.saving
-        return (known + self._saved) / (_KNOWN_ROUNDS + self._rounds)
+        # What was known is of drafts that came in time.
+        known = 0.0 if self._mostly_late else _KNOWN_ROUNDS
+        return (known * self.standing.saving + self._saved) / max(known + self._rounds, 1.0)
+
+    @property
+    def _mostly_late(self) -> bool:
+        return self._num_late > _MAX_LATE_ROUNDS * (1 + self._num_in_time)
 
     def begin(self, standing: Standing) -> None:
         """A draft was opened."""
@@ -108,6 +114,7 @@ class Worth:
     def _in_time(self, num_drafted: int) -> bool:
         """False until its first draft was judged: it has yet to catch up. Unless it never does."""
         if num_drafted:
+            self._num_in_time += 1
             return True
         self._num_late += 1
         return self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
@@ -148,5 +155,5 @@ class Worth:
     def _enter(self, *, resting: bool) -> None:
         self.resting = resting
         self._rounds = self._saved = 0.0
-        self._num_late = self._num_rested = self._tokens_rested = 0
+        self._num_late = self._num_in_time = self._num_rested = self._tokens_rested = 0
         self._measuring = False

@@ -132,7 +132,20 @@ def test_a_draft_that_is_never_in_time_rests_too():
     while not worth.resting:
         worth.round(num_tokens=1, num_drafted=0, round_us=40_000, step_us=33_000, spoken=True)
         rounds += 1
-    assert rounds < 60
+    assert rounds < 15
+
+
+def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
+    worth = Worth()
+    worth.begin(Standing(saving=0.8, measured=True))
+    rounds = 0
+    while not worth.resting:
+        in_time = rounds % 20 == 3
+        worth.round(
+            num_tokens=2 if in_time else 1, num_drafted=int(in_time), round_us=40_000, step_us=35_000, spoken=True
+        )
+        rounds += 1
+    assert rounds < 40
 
 
 def begun(standing: Standing) -> Worth:
