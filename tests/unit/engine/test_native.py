@@ -173,6 +173,15 @@ def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path) 
 
 
 @needs_kernels
+def test_the_kv_cache_does_not_count_as_weights(tmp_path: Path) -> None:
+    engine = Engine.load(checkpoint(tmp_path), EngineConfig(execution="native", num_blocks=4000))
+    before = engine.weight_bytes
+    engine.forward([Row(engine.open([]), tokens(3), 1)])
+    # Scratch memory for three tokens, not 4,000 blocks of 8 KB.
+    assert engine.weight_bytes - before < 1_000_000
+
+
+@needs_kernels
 @pytest.mark.parametrize(
     "shape", [{"hidden_size": 72, "head_dim": 16}, {"head_dim": 24}, {"intermediate_size": 80}], ids=str
 )

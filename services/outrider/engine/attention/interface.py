@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.engine.pages import zeros_in_large_pages
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class KVCache:
     """Keys and values, one tensor each per layer: [kv_heads, slots, head_dim]; slot = block * block_size + offset."""
 

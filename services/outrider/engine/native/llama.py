@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -178,14 +179,15 @@ class NativeLlama:
         self._queries: int = config.num_attention_heads * config.head_dim
         self._joined: int = self._queries + 2 * config.num_key_value_heads * config.head_dim
         self._scratch: dict[str, Tensor] = {}
-        self._cache: KVCache | None = None
+        # Not held: it is the engine's, and what a decoder holds counts as its weights.
+        self._bound: Callable[[], KVCache | None] = lambda: None
         self._model = _Model()
         self._layer_table: Any = None
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """See Decoder."""
         assert isinstance(batch, NativeBatch)
-        if batch.cache is not self._cache:
+        if batch.cache is not self._bound():
             self._bind(batch.cache)
         tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
         logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
@@ -223,7 +225,7 @@ class NativeLlama:
             for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
         ]
         self._layer_table = (_Layer * len(rows))(*rows)
-        self._cache = cache
+        self._bound = weakref.ref(cache)
         self._model = _Model(
             len(rows),
             config.hidden_size,
