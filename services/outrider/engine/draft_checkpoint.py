@@ -88,6 +88,9 @@ def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:
             layer, _, _ = weight.rpartition(".")
             model.model.set_submodule(layer, Int8Linear(stored[weight], scale))
     quantize(model, "int8")
+    for module in model.modules():
+        if isinstance(module, Int8Linear):
+            module.rounds_inputs = True
 
 
 def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:

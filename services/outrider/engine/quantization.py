@@ -84,6 +84,9 @@ def _config(method: str, on_cpu: bool) -> Any:
 class Int8Linear(nn.Module):
     """y = x · (scale * q)ᵀ with q int8 and a scale for each row, on a CPU."""
 
+    rounds_inputs = False
+    """Whether native kernels may round each x to 8 bits as well: half the time, and good enough for a guess."""
+
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         """weight [rows, columns] int8; scale [rows]; bias [rows]."""
         super().__init__()

@@ -28,6 +28,7 @@ _FLAGS = [
     "-mavx512dq",
     "-mavx512vl",
     "-mavx512bf16",
+    "-mavx512vnni",
     "-mfma",
     "-shared",
     "-fPIC",
@@ -44,7 +45,7 @@ def load_library() -> ctypes.CDLL | None:
         logger.warning("no native kernels, torch's are used instead: %s", error)
         return None
     if not library.outrider_supported():
-        logger.info("no native kernels, torch's are used instead: the CPU has no AVX512-BF16")
+        logger.info("no native kernels, torch's are used instead: the CPU has no AVX512-BF16 and VNNI")
         return None
     library.outrider_forward.restype = None
     return library

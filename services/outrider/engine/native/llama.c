@@ -10,6 +10,7 @@
 //   weights  [outputs / 64][inputs / 2][64][2]: a "panel" of 64 outputs, two inputs side by side for vdpbf16ps.
 //            Panels of gate and up alternate by 32 outputs, so that their product is taken in registers.
 //            bfloat16; or int8 with a scale for each output, widened where it is used: half the memory to read.
+//            Where inputs are rounded to 8 bits as well, [outputs / 64][inputs / 4][64][4] for vpdpbusd, in integers.
 //   keys     [kv_heads][tiles][head_dim / 2][16][2], a tile being 16 positions
 //   values   [kv_heads][tiles][8][head_dim][2]
 
@@ -35,6 +36,7 @@ typedef __m512 vec;
 typedef struct {
     const void *values;   // bfloat16, or int8 when there are scales
     const float *scales;  // [outputs rounded up to 64]
+    const int32_t *sums;  // [outputs rounded up to 64] of each output's int8 weights, where inputs are rounded too
 } Weights;
 
 typedef struct {
@@ -69,6 +71,8 @@ typedef struct {
     bf16 *hidden;          // [wanted][width]
     float *logits;         // [wanted][vocab rounded up to 64]
     bf16 *panels;          // [threads][64 * most inputs of a layer], for int8 weights
+    uint8_t *codes;        // [tokens][most inputs of a layer], for inputs that are rounded
+    float *units;          // [tokens]
 } Buffers;
 
 static inline vec load(const bf16 *from) {
@@ -120,6 +124,9 @@ typedef struct {
     void *out;  // float32, or bfloat16 for GATE
     int64_t rows, inputs, outputs, stride;  // outputs: those that are written; stride: of a row of out
     int kind;
+    // [rows][inputs] of numbers from 1 to 255, 128 being 0, and what one of them is worth in each row
+    const uint8_t *codes;
+    const float *units;
 } Linear;
 
 static inline vec gated(vec gate, vec up) {
@@ -128,6 +135,79 @@ static inline vec gated(vec gate, vec up) {
     const __mmask16 negative = _mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ);
     const vec top = _mm512_mask_mul_ps(gate, negative, gate, e);
     return _mm512_mul_ps(_mm512_div_ps(top, _mm512_add_ps(_mm512_set1_ps(1.f), e)), up);
+}
+
+static inline __attribute__((always_inline)) void
+finish_strip(const Linear *l, vec sum[STRIP][4], int64_t panel, int64_t first, int rows) {
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        if (l->kind == GATE) {
+            bf16 *out = (bf16 *)l->out + (first + r) * l->stride + panel * (PANEL / 2);
+            for (int z = 0; z < 2; z++) store(out + TILE * z, gated(sum[r][z], sum[r][z + 2]));
+            continue;
+        }
+        float *out = (float *)l->out + (first + r) * l->stride + panel * PANEL;
+        for (int z = 0; z < 4 && panel * PANEL + 16 * z < l->outputs; z++)
+            _mm512_storeu_ps(out + 16 * z,
+                             l->kind == ADD ? _mm512_add_ps(_mm512_loadu_ps(out + 16 * z), sum[r][z]) : sum[r][z]);
+    }
+}
+
+// For the intrinsic gcc copies every sum to another register and back, and with six rows through memory.
+static inline void add_products(__m512i *sum, __m512i codes, __m512i weights) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(codes), "v"(weights));
+}
+
+// Four neighbouring inputs in one instruction: a quarter of the arithmetic, and nothing to widen.
+static inline __attribute__((always_inline)) void
+rounded_strip(const Linear *l, const int8_t *weights, int64_t panel, int64_t first, int rows) {
+    const uint8_t *codes = l->codes + first * l->inputs;
+    __m512i count[STRIP][4];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < 4; z++) count[r][z] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < l->inputs; k += 4) {
+        __m512i w[4];
+        for (int z = 0; z < 4; z++) {
+            const int8_t *at = weights + k * PANEL + 64 * z;
+            w[z] = _mm512_loadu_si512(at);
+            _mm_prefetch((const void *)(at + 2 * AHEAD), _MM_HINT_T0);
+        }
+        for (int r = 0; r < rows; r++) {
+            int32_t four;
+            memcpy(&four, codes + r * l->inputs + k, sizeof four);
+            const __m512i x = _mm512_set1_epi32(four);
+            for (int z = 0; z < 4; z++) add_products(&count[r][z], x, w[z]);
+        }
+    }
+    vec sum[STRIP][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        const vec unit = _mm512_set1_ps(l->units[first + r]);
+        for (int z = 0; z < 4; z++) {
+            const int64_t at = panel * PANEL + 16 * z;
+            // 128 too many for each weight.
+            const __m512i excess = _mm512_slli_epi32(_mm512_loadu_si512(l->weights.sums + at), 7);
+            const vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(count[r][z], excess));
+            sum[r][z] = _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_loadu_ps(l->weights.scales + at), unit));
+        }
+    }
+    finish_strip(l, sum, panel, first, rows);
+}
+
+// Each row by its own largest number: what a row is rounded to does not depend on the others.
+static void round_row(const bf16 *in, int64_t inputs, uint8_t *codes, float *unit) {
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < inputs; i += 16) {
+        const __m512i magnitude = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(in + i)));
+        largest = _mm512_max_epi32(largest, _mm512_and_si512(magnitude, _mm512_set1_epi32(0x7fff)));
+    }
+    const float most = _mm512_reduce_max_ps(_mm512_castsi512_ps(_mm512_slli_epi32(largest, 16)));
+    const vec times = _mm512_set1_ps(most > 0 ? 127.f / most : 0.f);
+    for (int64_t i = 0; i < inputs; i += 16) {
+        const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(load(in + i), times));
+        _mm_storeu_si128((void *)(codes + i), _mm512_cvtepi32_epi8(_mm512_add_epi32(code, _mm512_set1_epi32(128))));
+    }
+    *unit = most / 127.f;
 }
 
 // `weights`: the panel's, int8 if `eight`.
@@ -156,17 +236,7 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
             const vec scale = _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z);
             for (int r = 0; r < rows; r++) sum[r][z] = _mm512_mul_ps(sum[r][z], scale);
         }
-    for (int r = 0; r < rows; r++) {
-        if (l->kind == GATE) {
-            bf16 *out = (bf16 *)l->out + (first + r) * l->stride + panel * (PANEL / 2);
-            for (int z = 0; z < 2; z++) store(out + TILE * z, gated(sum[r][z], sum[r][z + 2]));
-            continue;
-        }
-        float *out = (float *)l->out + (first + r) * l->stride + panel * PANEL;
-        for (int z = 0; z < 4 && panel * PANEL + 16 * z < l->outputs; z++)
-            _mm512_storeu_ps(out + 16 * z,
-                             l->kind == ADD ? _mm512_add_ps(_mm512_loadu_ps(out + 16 * z), sum[r][z]) : sum[r][z]);
-    }
+    finish_strip(l, sum, panel, first, rows);
 }
 
 // A constant number of rows lets the compiler keep every sum in a register.
@@ -188,20 +258,33 @@ static int thread_number(void) {
 #endif
 }
 
-static void linear_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end) {
+enum { WIDE, EIGHT, ROUNDED };  // weights in bfloat16; in int8; in int8 with inputs rounded too
+
+static void linear_rows(const Linear *l, const void *weights, int how, int64_t panel, int64_t first, int64_t end) {
     for (; first < end; first += STRIP) {
-#define SLIM(n) linear_strip(l, weights, 1, panel, first, n)
-#define WIDE(n) linear_strip(l, weights, 0, panel, first, n)
-        if (eight)
-            WITH_ROWS(end - first, SLIM)
+#define AS_WIDE(n) linear_strip(l, weights, 0, panel, first, n)
+#define AS_EIGHT(n) linear_strip(l, weights, 1, panel, first, n)
+#define AS_ROUNDED(n) rounded_strip(l, weights, panel, first, n)
+        if (how == ROUNDED)
+            WITH_ROWS(end - first, AS_ROUNDED)
+        else if (how == EIGHT)
+            WITH_ROWS(end - first, AS_EIGHT)
         else
-            WITH_ROWS(end - first, WIDE)
-#undef SLIM
-#undef WIDE
+            WITH_ROWS(end - first, AS_WIDE)
+#undef AS_WIDE
+#undef AS_EIGHT
+#undef AS_ROUNDED
     }
 }
 
-static void linear(const Linear *l, bf16 *panels, int threads) {
+static void linear(Linear *l, const Buffers *b, int threads) {
+    if (l->weights.sums) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+        for (int64_t r = 0; r < l->rows; r++)
+            round_row(l->in + r * l->inputs, l->inputs, b->codes + r * l->inputs, b->units + r);
+        l->codes = b->codes;
+        l->units = b->units;
+    }
     // A panel stays in the second-level cache while all rows pass over it; threads share the rows when there are many.
     const int64_t all = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL, size = PANEL * l->inputs;
     const int64_t chunk = 16 * STRIP, chunks = (l->rows + chunk - 1) / chunk;
@@ -210,18 +293,18 @@ static void linear(const Linear *l, bf16 *panels, int threads) {
         for (int64_t part = 0; part < chunks; part++) {
             const int64_t first = part * chunk, end = first + chunk < l->rows ? first + chunk : l->rows;
             if (!l->weights.scales) {
-                linear_rows(l, (const bf16 *)l->weights.values + panel * size, 0, panel, first, end);
+                linear_rows(l, (const bf16 *)l->weights.values + panel * size, WIDE, panel, first, end);
                 continue;
             }
             const int8_t *slim = (const int8_t *)l->weights.values + panel * size;
-            if (end - first <= 2 * STRIP) {
-                linear_rows(l, slim, 1, panel, first, end);
+            if (l->weights.sums || end - first <= 2 * STRIP) {
+                linear_rows(l, slim, l->weights.sums ? ROUNDED : EIGHT, panel, first, end);
                 continue;
             }
             // Once for all strips. What is summed, and in which order, is the same.
-            bf16 *wide = panels + thread_number() * size;
+            bf16 *wide = b->panels + thread_number() * size;
             for (int64_t i = 0; i < size; i += 32) _mm512_storeu_si512(wide + i, (__m512i)widened(slim + i));
-            linear_rows(l, wide, 0, panel, first, end);
+            linear_rows(l, wide, WIDE, panel, first, end);
         }
 }
 
@@ -383,7 +466,10 @@ static void attend_row(const Model *m, const Layer *layer, const Step *s, const 
 
 // ---- The step
 
-int outrider_supported(void) { return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw"); }
+int outrider_supported(void) {
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vnni");
+}
 
 static void attention(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
     const int64_t joined = (m->heads + 2 * m->kv_heads) * m->head_dim, out = m->heads * m->head_dim;
@@ -391,7 +477,7 @@ static void attention(const Model *m, const Layer *layer, const Step *s, const B
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++)
         rms_norm(b->x + t * m->width, layer->attention_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, b->panels, threads);
+    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, b, threads);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++) {
         const Row *row = s->row + s->row_of[t];
@@ -405,7 +491,7 @@ static void attention(const Model *m, const Layer *layer, const Step *s, const B
             attend_row(m, layer, s, s->row + r, h, b->narrow, b->wide, joined);
     for (int64_t t = 0; t < s->tokens; t++)
         for (int64_t i = 0; i < out; i += 16) store(b->narrow + t * out + i, _mm512_loadu_ps(b->wide + t * joined + i));
-    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, b->panels, threads);
+    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, b, threads);
 }
 
 static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
@@ -413,8 +499,8 @@ static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < s->tokens; t++)
         rms_norm(b->x + t * m->width, layer->mlp_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, b->panels, threads);
-    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, b->panels, threads);
+    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, b, threads);
+    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, b, threads);
 }
 
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
@@ -428,6 +514,6 @@ void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
     const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
-    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b->panels,
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b,
            (int)s->threads);
 }

@@ -29,7 +29,7 @@ _Pointer = ctypes.c_void_p
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = [(name, _Pointer) for name in ("values", "scales")]
+    _fields_ = [(name, _Pointer) for name in ("values", "scales", "sums")]
 
 
 class _Layer(ctypes.Structure):
@@ -58,8 +58,11 @@ class _Step(ctypes.Structure):
     ]
 
 
+_BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units")
+
+
 class _Buffers(ctypes.Structure):
-    _fields_ = [(name, _Pointer) for name in ("x", "wide", "narrow", "inner", "hidden", "logits", "panels")]
+    _fields_ = [(name, _Pointer) for name in _BUFFERS]
 
 
 def may_run_natively(config: EngineConfig) -> bool:
@@ -93,12 +96,15 @@ class _Linear:
     """Weights of one product, packed."""
 
     values: Tensor
-    """[outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros; bfloat16, or int8 where there are scales."""
+    """[outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros; bfloat16, or int8 where there are scales.
+    [outputs / 64, inputs / 4, 64, 4] where there are sums."""
     scales: Tensor | None = None
     """[outputs, filled up] float32."""
+    sums: Tensor | None = None
+    """[outputs, filled up] int32, of each output's weights: its inputs are to be rounded to 8 bits as well."""
 
     def pointers(self) -> _Weights:
-        return _Weights(self.values.data_ptr(), None if self.scales is None else self.scales.data_ptr())
+        return _Weights(*(None if x is None else x.data_ptr() for x in (self.values, self.scales, self.sums)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,7 @@ class NativeLlama:
         tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
         logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
         hidden = torch.empty(wanted, self._width, dtype=torch.bfloat16)
+        most = max(self._width, self._inner, self._queries)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
             self._buffer("wide", tokens * self._joined, torch.float32),
@@ -200,7 +207,9 @@ class NativeLlama:
             hidden.data_ptr(),
             logits.data_ptr(),
             # An int8 layer's panel, widened, for each thread.
-            self._buffer("panels", threads * _PANEL * max(self._width, self._inner, self._queries), torch.bfloat16),
+            self._buffer("panels", threads * _PANEL * most, torch.bfloat16),
+            self._buffer("codes", tokens * most, torch.uint8),
+            self._buffer("units", tokens, torch.float32),
         )
         arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
         step = _Step(tokens, len(batch.rows), wanted, threads, *(a.data_ptr() for a in arrays))
@@ -284,8 +293,11 @@ def _pack(room: _Room, *linears: Any, alternating: int = 0) -> _Linear:
         return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % _PANEL))
 
     weight = join([linear.weight.detach() for linear in linears])
-    values = weight.view(-1, _PANEL, weight.shape[1] // 2, 2).transpose(1, 2)
-    values = room.keep(values)
-    if not isinstance(linears[0], Int8Linear):
+    in_int8 = isinstance(linears[0], Int8Linear)
+    rounded = in_int8 and linears[0].rounds_inputs
+    together = 4 if rounded else 2
+    values = room.keep(weight.view(-1, _PANEL, weight.shape[1] // together, together).transpose(1, 2))
+    if not in_int8:
         return _Linear(values)
-    return _Linear(values, join([linear.scale.float() for linear in linears]))
+    scales = join([linear.scale.float() for linear in linears])
+    return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None)
