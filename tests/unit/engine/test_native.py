@@ -107,12 +107,30 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path) -> None:
     save_draft_model(draft, model, token_map, base=str(target), fingerprint="", recipe={})
     prompt = tokens(40)
     engine, plain = load(draft), load(draft, "fused")
-    got, want = (e.forward([Row(e.open([]), prompt, 40)]) for e in (engine, plain))
+    got, want = (e.forward([Row(e.open([]), prompt, 40)]).clone() for e in (engine, plain))
     assert got.shape == (40, len(token_map))
     assert error(got, want) < 0.03
+    # Inputs are rounded as well, row by row: still the same bits in any shape of a step.
+    for size in (1, 5, 6, 7, 13):
+        sequence = engine.open([])
+        parts = [
+            engine.forward([Row(sequence, prompt[i : i + size], len(prompt[i : i + size]))]) for i in range(0, 40, size)
+        ]
+        assert torch.equal(torch.cat([part.clone() for part in parts]), got), size
     kept, _ = load_draft_model(draft, torch.bfloat16, in_int8=True)
     weight = kept.model.layers[1].mlp.down_proj.weight
     assert torch.equal(weight, load_file(draft / "draft.safetensors")["layers.1.mlp.down_proj.weight"])
+
+
+@needs_kernels
+def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path) -> None:
+    engine, prompt = load(checkpoint(tmp_path)), tokens(45)
+    sequence = engine.open([])
+    engine.forward([Row(sequence, prompt, 1)])
+    for fork, length in zip(engine.fork(sequence, [40, 33, 32]), [40, 33, 32], strict=True):
+        got = engine.forward([Row(fork, [7, 8], 2)]).clone()
+        fresh = engine.open([])
+        assert torch.equal(got, engine.forward([Row(fresh, [*prompt[:length], 7, 8], 2)]))
 
 
 @needs_kernels
