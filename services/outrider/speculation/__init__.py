@@ -13,7 +13,7 @@ from outrider.speculation.params import (
     SamplingParams,
     VerificationMode,
 )
-from outrider.speculation.proposals import Proposal, propose
+from outrider.speculation.proposals import Proposal, likeliest, propose
 from outrider.speculation.sampling import target_probs
 from outrider.speculation.verification import verify
 
@@ -28,6 +28,7 @@ __all__ = [
     "SamplingParams",
     "Verdict",
     "VerificationMode",
+    "likeliest",
     "propose",
     "target_probs",
     "verify",

@@ -75,6 +75,39 @@ def propose_batched(
     return proposals
 
 
+def likeliest(
+    logits: Tensor,
+    params: SamplingParams,
+    mode: VerificationMode,
+    positions: Sequence[int],
+    count: int,
+    token_map: Tensor | None = None,
+) -> list[list[Proposal]]:
+    """For each row of logits [rows, width] of one sequence the `count` tokens that the target is likeliest to say.
+
+    Likeliest first; the first is what `propose` would say. Not in ratio mode, whose drafts must be drawn.
+    """
+    if mode is VerificationMode.RATIO:
+        raise ValueError("likeliest: not in ratio mode")
+    if mode is VerificationMode.GREEDY or params.greedy:
+        top = logits.softmax(-1).topk(min(count, logits.shape[-1]))
+        ids = top.indices if token_map is None else token_map[top.indices]
+        pairs = torch.stack((ids, top.values), -1).tolist()
+        return [[Proposal(int(token_id), chance) for token_id, chance in row] for row in pairs]
+    return [
+        _nearest(support(row, params, token_map), params.seed, position, count)
+        for row, position in zip(logits.cpu(), positions, strict=True)
+    ]
+
+
+def _nearest(chances: Support, seed: int, position: int, count: int) -> list[Proposal]:
+    """Those nearest to being the noise's choice. How near is taken for how likely: the target has a p of its own."""
+    scores = chances.probs.log() + gumbel(seed, position, chances.token_ids)
+    top = scores.softmax(-1).topk(min(count, len(scores)))
+    ids = chances.token_ids[top.indices].tolist()
+    return [Proposal(*pair) for pair in zip(ids, top.values.tolist(), strict=True)]
+
+
 def _certain(token_id: int, mode: VerificationMode) -> DraftDistribution | None:
     return DraftDistribution((token_id,), (Q_TOTAL,)) if mode is VerificationMode.RATIO else None
 

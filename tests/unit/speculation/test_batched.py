@@ -14,6 +14,7 @@ from outrider.speculation import (
     NotFinite,
     SamplingParams,
     VerificationMode,
+    likeliest,
     propose,
     verify,
 )
@@ -107,3 +108,21 @@ def test_a_token_without_weight_is_never_drawn() -> None:
     weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64)
     for u, token in ((0.0, 1), (0.2499, 1), (0.25, 3), (1 - 2**-53, 3), (1.0, 3)):
         assert _draw(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
+
+
+@given(st.integers(0, 1000), sampling | st.just(GREEDY), st.integers(1, 8))
+def test_the_likeliest_token_is_the_one_that_would_be_proposed(seed: int, params: SamplingParams, count: int) -> None:
+    mode = VerificationMode.GREEDY if params.greedy else VerificationMode.COUPLED
+    logits, positions = logits_of(4, seed, ties=False), [3, 4, 5, 9]
+    ranked = likeliest(logits, params, mode, positions, count)
+    proposed = propose(logits, [params] * 4, [mode] * 4, positions)
+    for row, proposal in zip(ranked, proposed, strict=True):
+        assert row[0].token_id == proposal.token_id
+        chances = [one.confidence for one in row]
+        assert chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1.0001
+        assert len({one.token_id for one in row}) == len(row) <= count
+
+
+def test_in_ratio_mode_nothing_is_ranked() -> None:
+    with pytest.raises(ValueError, match="ratio"):
+        likeliest(logits_of(1, 0), SamplingParams(temperature=1.0), VerificationMode.RATIO, [1], 2)

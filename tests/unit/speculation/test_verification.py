@@ -207,7 +207,8 @@ def test_the_support_is_the_textbook_s(seed: int, temperature: float, top_k: int
         order = order[:top_k]
     mass, kept, total = 0.0, [], sum(probs[i] for i in order)
     for i in order:
-        if mass < top_p * total - 1e-9:
+        # All of it is all of it, however little the last of them weigh.
+        if top_p == 1 or mass < top_p * total - 1e-9:
             kept.append(i)
         mass += probs[i]
     kept = [i for i in kept if probs[i] >= min_p * probs[order[0]] * (1 - 1e-9)]
