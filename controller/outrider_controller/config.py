@@ -71,6 +71,7 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
         max_draft_tokens=options.max_draft_tokens,
         max_wait_us=round(options.max_wait_ms * 1000),
         run_ahead_tokens=options.run_ahead_tokens,
+        num_alternatives=options.num_alternatives,
     )
     routers = [
         RouterConfig(listen=listen, cache_salt_key=key, drain_timeout_s=options.drain_timeout, policy=policy)
@@ -112,6 +113,13 @@ def _parser() -> argparse.ArgumentParser:
         default=PolicyConfig().run_ahead_tokens,
         metavar="N",
         help="tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
+    )
+    add(
+        "--num-alternatives",
+        type=int,
+        default=PolicyConfig().num_alternatives,
+        metavar="N",
+        help="other outcomes of a step for which a draft may prepare what follows",
     )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")

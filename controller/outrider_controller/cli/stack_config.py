@@ -44,6 +44,8 @@ class StackConfig:
     """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
+    num_alternatives: int = PolicyConfig().num_alternatives
+    """Other outcomes of a step for which a draft may prepare what follows."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -171,6 +173,7 @@ class Planner:
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
+        flags += ["--num-alternatives", str(self._config.num_alternatives)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

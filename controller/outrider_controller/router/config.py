@@ -21,14 +21,20 @@ class PolicyConfig:
     """Longest the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
     """Tokens a draft may guess beyond what it has sent, while that is being judged."""
+    num_alternatives: int = 5
+    """Outcomes of the step under way for which a draft may prepare what follows, where its answers take long."""
+    prepare_from_steps: float = 0.75
+    """How long, in steps of the target. What it prepares is there when the step ends; but where both share a memory,
+    as on one machine, the step takes longer for it."""
     silent_commits: int = 2
     """Commits a draft may leave unanswered before the target stops waiting for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_draft_tokens <= 64:
             raise ValueError(f"policy.max_draft_tokens: must be in 0..64, got {self.max_draft_tokens}")
-        if self.max_wait_us < 0 or self.run_ahead_tokens < 0:
-            raise ValueError("policy.max_wait_us, policy.run_ahead_tokens: must not be negative")
+        for name in ("max_wait_us", "run_ahead_tokens", "num_alternatives", "prepare_from_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"policy.{name}: must not be negative")
         _positive("policy", silent_commits=self.silent_commits)
 
 

@@ -42,8 +42,8 @@ class DraftOpening:
     sequence_id: int
     link: DraftLink
     rules: DraftRules
-    told_draft_tokens: int
-    """The most it was last told to draft; 0 while it rests."""
+    told: tuple[int, int]
+    """The most it was last told to draft, 0 while it rests, and for how many other outcomes to prepare."""
 
 
 @dataclass(slots=True, eq=False)

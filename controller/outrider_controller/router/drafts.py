@@ -10,6 +10,7 @@ from outrider_controller.router.session import BadReply, Session
 
 Q_TOTAL = 65536
 MAX_Q_TOKENS = 64
+MAX_TREE_TOKENS = 128
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class DraftRules:
     epoch: int = 0
 
     def check(self, draft: sequence.Draft, session: Session) -> tuple[int, int]:
-        """Where it begins and how many tokens it has.
+        """Where it begins and how many positions it covers.
 
         Raises BadReply naming the field when no correct draft would have sent it. A draft that is merely late passes:
         the target trims, drops and counts it. So does an empty one, which says "nothing this time" and saves the
@@ -31,16 +32,17 @@ class DraftRules:
         num_tokens = len(token_ids)
         if epoch < self.epoch:
             raise BadReply(f"draft.epoch: went back from {self.epoch} to {epoch}")
+        parents = draft.parents[:]
+        if parents:
+            num_tokens = _check_tree(parents, num_tokens, session.mode)
         if num_tokens > self.max_draft_tokens:
             raise BadReply(f"draft.token_ids: {num_tokens} where {self.max_draft_tokens} were allowed")
         if not session.prompt_len <= base_len <= self.max_context_len:
             raise BadReply(f"draft.base_len: {base_len} is outside the output")
         if token_ids and max(token_ids) >= session.vocab_size:
             raise BadReply(f"draft.token_ids: an id is outside the vocabulary of {session.vocab_size}")
-        if parents := draft.parents:
-            _check_tree(parents[:], num_tokens, session.mode)
         if confidence := draft.confidence[:]:
-            _check_confidence(confidence, num_tokens)
+            _check_confidence(confidence, len(token_ids))
         if session.mode == sequence.VERIFICATION_MODE_RATIO:
             _check_q(draft, session)
         elif draft.q:
@@ -49,13 +51,20 @@ class DraftRules:
         return base_len, num_tokens
 
 
-def _check_tree(parents: list[int], num_tokens: int, mode: sequence.VerificationMode.ValueType) -> None:
+def _check_tree(parents: list[int], num_tokens: int, mode: sequence.VerificationMode.ValueType) -> int:
+    """Its depth."""
     if mode == sequence.VERIFICATION_MODE_RATIO:
         raise BadReply("draft.parents: trees are not verified in ratio mode")
     if len(parents) != num_tokens:
         raise BadReply("draft.parents: not as many as token_ids")
     if any(not -1 <= parent < i for i, parent in enumerate(parents)):
         raise BadReply("draft.parents: a parent does not come before its child")
+    if num_tokens > MAX_TREE_TOKENS:
+        raise BadReply(f"draft.token_ids: {num_tokens} in a tree, where {MAX_TREE_TOKENS} are allowed")
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths)
 
 
 def _check_confidence(confidence: list[float], num_tokens: int) -> None:

@@ -18,6 +18,8 @@ _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
 _PRIOR_STEPS_AGAIN = (1 - _KEEP) * _PRIOR_STEPS
+# A draft that prepares for other outcomes goes on until its answers come in this part of what made it begin.
+_NEAR = 0.8
 _PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 
 
@@ -28,6 +30,7 @@ class Setting:
     max_draft_tokens: int
     max_wait_us: int
     run_ahead_tokens: int = 0
+    num_alternatives: int = 0
 
 
 PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
@@ -161,7 +164,11 @@ class Pace:
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:
             return PLAIN
-        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens)
+        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens, self._alternatives())
+
+    def _alternatives(self) -> int:
+        least_us = self.config.prepare_from_steps * self.step_us * (_NEAR if self.sent.num_alternatives else 1)
+        return self.config.num_alternatives if 0 < self.turnaround_us >= least_us else 0
 
     def _wait_us(self) -> int:
         if self.limit == 0 or self.worth.resting or not self.speaking:
@@ -182,7 +189,8 @@ class Pace:
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
             # Waits that differ by less than a quarter, neither of them 0, are not worth a message.
-            if wait_us == sent_us or (0 < 3 * wait_us <= 4 * sent_us and 3 * sent_us <= 4 * wait_us):
+            like = wait_us == sent_us or (0 < 3 * wait_us <= 4 * sent_us and 3 * sent_us <= 4 * wait_us)
+            if like and (limit == 0 or self._alternatives() == sent.num_alternatives):
                 return None
         self.sent = self._wanted()
         return self.sent

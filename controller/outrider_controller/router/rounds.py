@@ -301,7 +301,8 @@ class Rounds:
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         most = course.pace.limit + self._config.policy.run_ahead_tokens
         rules = DraftRules(most, link.info.max_context_len)
-        opening = DraftOpening(next(self._ids), link, rules, setting.max_draft_tokens)
+        told = setting.max_draft_tokens, setting.num_alternatives
+        opening = DraftOpening(next(self._ids), link, rules, told)
         course.draft = opening
         course.num_drafts += 1
         self._by_draft[opening.sequence_id] = course
@@ -495,10 +496,10 @@ class Rounds:
     def _tell(self, course: Course, setting: Setting) -> None:
         """Both, where it concerns both: a draft only needs to hear that it may rest, or is wanted again."""
         self._tell_target(course, setting)
-        draft = course.draft
-        if draft is None or setting.max_draft_tokens == draft.told_draft_tokens:
+        draft, told = course.draft, (setting.max_draft_tokens, setting.num_alternatives)
+        if draft is None or told == draft.told:
             return
-        draft.told_draft_tokens = setting.max_draft_tokens
+        draft.told = told
         draft.link.outbox.set(sequence.SetSpeculation(sequence_id=draft.sequence_id, speculation=_speculation(setting)))
 
     def _tell_target(self, course: Course, setting: Setting) -> None:
@@ -540,6 +541,7 @@ def _speculation(setting: Setting) -> sequence.Speculation:
         max_draft_tokens=setting.max_draft_tokens,
         max_wait_us=setting.max_wait_us,
         run_ahead_tokens=setting.run_ahead_tokens,
+        num_alternatives=setting.num_alternatives,
     )
 
 

@@ -94,8 +94,10 @@ class Worker(Process):
         self.host.spawn(self._steps.run())
         return self._steps
 
-    def _engine(self, schedule: Schedule, choose: Callable[..., int]) -> HashEngine:
-        decoder = HashDecoder(choose, self.machine.compute)
+    def _engine(
+        self, schedule: Schedule, choose: Callable[..., int], doubt: Callable[..., int] | None = None
+    ) -> HashEngine:
+        decoder = HashDecoder(choose, self.machine.compute, doubt)
         plan = self.plan
         return HashEngine(
             decoder,
@@ -157,7 +159,8 @@ class DraftProcess(Worker):
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
     ) -> None:
         super().__init__(name, address, network, plan)
-        self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy))
+        # Where it errs, the truth comes second: that is what alternatives are for.
+        self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
         self.drafter = self._drafter(plan)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
         info = simulated_info(
@@ -199,7 +202,8 @@ class DraftProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._open]
-        found += [f"work is due for {key}" for key in (*self.worker._due, *self.worker._ahead)]
+        due = (*self.worker._due, *self.worker._ahead, *self.worker._preparing)
+        found += [f"work is due for {key}" for key in due]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

@@ -116,6 +116,7 @@ def _count(outcome: Outcome, world: World, answers: list[Told]) -> None:
             counts["preemptions"] += tally.num_preemptions
             counts["refused drafts"] += tally.num_refused_drafts
             counts["failed steps"] += tally.num_step_failures
+            counts["guesses left for a prepared path"] += tally.num_alternatives_taken
 
 
 @contextmanager

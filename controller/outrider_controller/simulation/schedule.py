@@ -83,6 +83,8 @@ class Schedule:
     max_wait_us: int
     run_ahead_tokens: int
     max_draft_tokens: int
+    num_alternatives: int
+    prepare_from_steps: float
     hostile_forwarding: float = 0.0
     """Share of drafts that are lost, repeated, held back or made up on their way from router to target."""
     block_size: int = field(default=4)
@@ -112,6 +114,8 @@ def draw(seed: int) -> Schedule:
         max_wait_us=rng.choice((0, 5_000, 50_000)),
         run_ahead_tokens=rng.choice((0, 2, 8)),
         max_draft_tokens=rng.choice((1, 3, 5, 8)),
+        num_alternatives=rng.choice((0, 2, 4, 8)),
+        prepare_from_steps=rng.choice((0.0, 0.0, 0.75)),
         hostile_forwarding=rng.choice((0.0, 0.0, 0.0, 0.2)),
     )
 

@@ -200,6 +200,8 @@ def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
             max_draft_tokens=schedule.max_draft_tokens,
             max_wait_us=schedule.max_wait_us,
             run_ahead_tokens=schedule.run_ahead_tokens,
+            num_alternatives=schedule.num_alternatives,
+            prepare_from_steps=schedule.prepare_from_steps,
         ),
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,

@@ -40,6 +40,7 @@ class Limited:
     max_draft_tokens: int
     run_ahead_tokens: int
     received_s: float
+    num_alternatives: int = 0
 
 
 @dataclass(frozen=True, slots=True)

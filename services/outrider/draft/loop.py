@@ -105,7 +105,7 @@ class StepLoop:
         For whoever runs the loop: the thread, or a simulation of it.
         """
         started_s = self._clock()
-        pause_s = 0.0
+        pause_s, said = 0.0, False
         try:
             for event in events:
                 self._worker.apply(event)
@@ -119,8 +119,11 @@ class StepLoop:
         if report := self._worker.take_report():
             report.round_s = self._clock() - started_s
             self._deliver(report)
+            said = True
         if pause_s:
             return self._clock() + pause_s
         if self._worker.has_due:
             return 0.0
-        return self._clock() + _BEFORE_RUNNING_AHEAD_S if self._worker.may_run_ahead else None
+        if not self._worker.may_run_ahead:
+            return None
+        return self._clock() + _BEFORE_RUNNING_AHEAD_S if said else 0.0

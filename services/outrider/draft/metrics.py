@@ -26,7 +26,7 @@ class DraftMetrics:
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks
         )
         if report.proposals:
-            num_tokens = sum(len(proposed.drafted.token_ids) for proposed in report.proposals)
+            num_tokens = sum(len(proposed.drafted.token_ids) for proposed in report.proposals if not proposed.parents)
             self._worker.step(duration_s=report.round_s, num_tokens=num_tokens)
 
 
@@ -42,6 +42,7 @@ class _TallyCollector(Collector):
         for name, meaning, value in (
             ("draft_proposals", "Proposals sent, those without tokens included.", tally.num_proposals),
             ("draft_declined", "Proposals without tokens.", tally.num_declined),
+            ("draft_prepared", "Trees of what may come instead of a proposal.", tally.num_prepared),
             ("draft_divergences", "Guesses that a commit contradicted.", tally.num_diverged),
             ("draft_sequence_errors", "Sequences that ended by a fault.", tally.num_failed),
             ("step_failures", "Rounds that failed and were repeated one by one.", tally.num_round_failures),

@@ -26,6 +26,8 @@ class Proposed:
     """Of the time since then, in the drafter, alone or in a batch."""
     run_ahead: bool = False
     """Made unasked, while what it continues is being judged."""
+    parents: tuple[int, ...] = ()
+    """Of a tree: each token's parent, or -1. Its path of first children is the guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Tally:
     """Proposals without tokens."""
     num_draft_tokens: Counter[str] = field(default_factory=Counter)
     """By source."""
+    num_prepared: int = 0
+    """Trees of other outcomes."""
     num_diverged: int = 0
     """Guesses that a commit contradicted."""
     num_unknown: int = 0

@@ -28,6 +28,7 @@ from outrider.speculation import InvalidField, VerificationMode
 MAX_SALT_BYTES = 64
 MAX_STOP_TOKENS = 256
 MAX_RUN_AHEAD_TOKENS = 32
+MAX_ALTERNATIVES = 16
 
 _MAX_US = 2**32 - 1
 
@@ -51,16 +52,19 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         key = SequenceKey(stream, commit.sequence_id)
         yield _checked(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
-        count, ahead = _allowed(setting.speculation, limits)
-        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, ahead, now_s)
+        count, ahead, alternatives = _allowed(setting.speculation, limits)
+        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, ahead, now_s, alternatives)
     for close in request.closes:
         yield events.Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int]:
-    """Most tokens of a proposal, and beyond it: what was asked for, as far as this worker goes."""
+def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int, int]:
+    """Most tokens of a proposal, and beyond it, and alternatives: what was asked for, as far as this worker goes."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
-    return count, min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
+    if not count:
+        return 0, 0, 0
+    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
+    return count, ahead, min(speculation.num_alternatives, MAX_ALTERNATIVES)
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
@@ -90,7 +94,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         raise InvalidRequest("mode", f"{mode.name} does not go with temperature {params.temperature:g}")
     if len(message.cache_salt) > MAX_SALT_BYTES:
         raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes")
-    count, ahead = _allowed(message.speculation, limits)
+    count, ahead, alternatives = _allowed(message.speculation, limits)
     return Opening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
@@ -98,6 +102,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         mode=mode,
         max_draft_tokens=count,
         run_ahead_tokens=ahead,
+        num_alternatives=alternatives,
         max_new_tokens=message.stopping.max_new_tokens or None,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
@@ -135,6 +140,7 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         epoch=proposed.epoch,
         base_len=proposed.base_len,
         token_ids=drafted.token_ids,
+        parents=proposed.parents,
         q=[distribution_to_proto(q) for q in drafted.q],
         confidence=drafted.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,

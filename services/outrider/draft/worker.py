@@ -15,7 +15,7 @@ from typing import assert_never
 from outrider.draft import events
 from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Failed, Load, Proposed, Report, Tally
-from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
+from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence, merge
 from outrider.rpc.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ class DraftWorker:
         self._due: dict[SequenceKey, float] = {}
         # Sequences whose guess may grow while the target judges it.
         self._ahead: set[SequenceKey] = set()
+        # Sequences for which other outcomes of that may be prepared, with the time when it began. They come first.
+        self._preparing: dict[SequenceKey, float | None] = {}
         self._report = Report()
 
     @property
@@ -53,7 +55,7 @@ class DraftWorker:
 
     @property
     def may_run_ahead(self) -> bool:
-        return bool(self._ahead)
+        return bool(self._ahead or self._preparing)
 
     @property
     def load(self) -> Load:
@@ -93,9 +95,12 @@ class DraftWorker:
                 assert_never(event)
 
     def step(self) -> None:
-        """One round for every sequence whose proposal is due; while none is, one token further ahead for the others."""
+        """One round for every sequence whose proposal is due; while none is, one forward ahead for the others."""
         if not self._due:
-            self._run_ahead()
+            if self._preparing:
+                self._prepare()
+            else:
+                self._run_ahead()
             return
         keys = [key for key in self._due if self._open[key].sequence is not None]
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
@@ -111,6 +116,33 @@ class DraftWorker:
                 self._fail(key, outcome)
             elif outcome is not None:
                 self._propose(key, sequence, outcome)
+
+    def _prepare(self) -> None:
+        keys = list(self._preparing)
+        sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
+        began_s = self._clock()
+        try:
+            outcomes = self._drafter.prepare(sequences)
+        except Exception as error:
+            # Nobody waits for these, either.
+            _log_failure(error)
+            self.tally.num_round_failures += 1
+            self._preparing.clear()
+            return
+        for key, sequence, paths in zip(keys, sequences, outcomes, strict=True):
+            since_s = self._preparing[key] or began_s
+            if paths is None:
+                self._preparing[key] = since_s
+                continue
+            del self._preparing[key]
+            if paths:
+                self.tally.num_prepared += 1
+                token_ids, parents = merge([path.token_ids for path in paths])
+                tree = Drafted(paths[-1].source, token_ids)
+                spent_s = self._clock() - since_s
+                self._report_proposal(
+                    *(key, sequence, sequence.committed_len, tree, since_s, spent_s), run_ahead=True, parents=parents
+                )
 
     def _run_ahead(self) -> None:
         keys = list(self._ahead)
@@ -161,6 +193,8 @@ class DraftWorker:
         self.tally.num_declined += not drafted.token_ids
         if drafted.token_ids and len(drafted.token_ids) < sequence.reach:
             self._ahead.add(key)
+        if drafted.token_ids and sequence.wants_alternatives:
+            self._preparing[key] = None
 
     def _report_proposal(
         self,
@@ -172,6 +206,7 @@ class DraftWorker:
         compute_s: float,
         *,
         run_ahead: bool = False,
+        parents: Sequence[int] = (),
     ) -> None:
         opening = sequence.opening
         self._report.proposals.append(
@@ -180,9 +215,11 @@ class DraftWorker:
                 since_s=since_s,
                 compute_s=compute_s,
                 run_ahead=run_ahead,
+                parents=tuple(parents),
             )
         )
-        self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
+        if not parents:
+            self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 
     def _start(self, event: events.Opened) -> None:
         key = event.key
@@ -219,7 +256,7 @@ class DraftWorker:
         if sequence is None:
             return
         grown = event.max_draft_tokens > sequence.max_draft_tokens
-        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens)
+        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens, event.num_alternatives)
         if not event.max_draft_tokens:
             self._rest(event.key)
         elif grown:
@@ -230,11 +267,15 @@ class DraftWorker:
             return
         # A sequence that already waits keeps its place, or one that commits often would never catch up.
         self._due[key] = since_s
-        self._ahead.discard(key)
+        self._stop_guessing(key)
 
     def _rest(self, key: SequenceKey) -> None:
         self._due.pop(key, None)
+        self._stop_guessing(key)
+
+    def _stop_guessing(self, key: SequenceKey) -> None:
         self._ahead.discard(key)
+        self._preparing.pop(key, None)
 
     def _find(self, key: SequenceKey) -> DraftSequence | None:
         found = self._open.get(key)

@@ -9,6 +9,7 @@ from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.outcomes import merge
 from outrider.drafters.sequence import CommitMismatch, Drafted, DraftSequence, Opening
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "NgramDrafter",
     "Opening",
     "load_drafter",
+    "merge",
 ]

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from outrider.drafters.config import DrafterKind
 from outrider.drafters.interface import Drafter
+from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.sequence import Drafted, DraftSequence
@@ -52,8 +53,15 @@ class CombinedDrafter(Drafter):
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         return self._model.extend(sequences)
 
+    def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
+        return self._model.branch(sequences)
+
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
+        for number, (sequence, found) in enumerate(zip(sequences, outcomes, strict=True)):
+            # What the target already holds goes first: it is being judged by now.
+            if found is not None and sequence.guess.source == MODEL and not found.begins_with(sequence.guess):
+                outcomes[number] = None
         unmatched = [number for number, found in enumerate(outcomes) if found is None]
         drafted = self._model.propose([sequences[number] for number in unmatched])
         for number, outcome in zip(unmatched, drafted, strict=True):

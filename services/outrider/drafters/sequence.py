@@ -28,6 +28,8 @@ class Opening:
     """Most tokens of one proposal; 0 pauses the sequence."""
     run_ahead_tokens: int = 0
     """Tokens that may be guessed beyond a proposal, before anything is heard of it."""
+    num_alternatives: int = 0
+    """Other outcomes for which a continuation may be prepared meanwhile."""
     max_new_tokens: int | None = None
     """Output tokens after which the target ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -41,6 +43,8 @@ class Opening:
             raise InvalidField("speculation.max_draft_tokens", "must not be negative")
         if self.run_ahead_tokens < 0:
             raise InvalidField("speculation.run_ahead_tokens", "must not be negative")
+        if self.num_alternatives < 0:
+            raise InvalidField("speculation.num_alternatives", "must not be negative")
 
 
 @dataclass(slots=True)
@@ -55,6 +59,13 @@ class Drafted:
     q: list[DraftDistribution] = field(default_factory=list)
     """Ratio mode: what each token was sampled from. Empty otherwise."""
 
+    def goes_on_after(self, tokens: list[int]) -> bool:
+        """Whether it begins with `tokens` and has more."""
+        return len(self.token_ids) > len(tokens) and self.token_ids[: len(tokens)] == tokens
+
+    def begins_with(self, other: Drafted) -> bool:
+        return self.token_ids[: len(other.token_ids)] == other.token_ids
+
     def part(self, start: int, stop: int | None = None) -> Drafted:
         """The tokens from `start` to `stop` with all that belongs to them."""
         cut = slice(start, stop)
@@ -68,16 +79,20 @@ class DraftSequence:
     opening: Opening
     max_draft_tokens: int
     run_ahead_tokens: int
+    num_alternatives: int
     tokens: list[int]
     """Prompt and committed output: the truth. Only `commit` extends it."""
     guess: Drafted = field(default_factory=Drafted)
     """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
+    alternatives: tuple[Drafted, ...] = ()
+    """Other guesses for the same positions, each for an outcome that leaves the first. The target holds them too."""
     epoch: int = 0
     """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
 
     @classmethod
     def start(cls, opening: Opening) -> DraftSequence:
-        return cls(opening, opening.max_draft_tokens, opening.run_ahead_tokens, [*opening.prompt, *opening.committed])
+        tokens = [*opening.prompt, *opening.committed]
+        return cls(opening, opening.max_draft_tokens, opening.run_ahead_tokens, opening.num_alternatives, tokens)
 
     @property
     def committed_len(self) -> int:
@@ -93,6 +108,11 @@ class DraftSequence:
     def reach(self) -> int:
         """Most tokens worth guessing, those of the rounds after this one included."""
         return self._within_remaining(self.max_draft_tokens + self.run_ahead_tokens)
+
+    @property
+    def wants_alternatives(self) -> bool:
+        """Ratio mode judges what was drawn, and nothing is drawn for what may not come."""
+        return self.num_alternatives > 0 and self.opening.mode is not VerificationMode.RATIO
 
     def _within_remaining(self, count: int) -> int:
         if self.opening.max_new_tokens is None:
@@ -110,10 +130,21 @@ class DraftSequence:
         known = self.tokens[base_len : base_len + len(token_ids)]
         if list(token_ids[: len(known)]) != known:
             raise CommitMismatch(f"commit at {base_len} contradicts committed tokens")
-        fresh = token_ids[len(known) :]
-        self.tokens.extend(fresh)
-        if _agree(self.guess.token_ids, fresh):
-            self.guess = self.guess.part(len(fresh))
+        if fresh := list(token_ids[len(known) :]):
+            self.tokens.extend(fresh)
+            self._follow(fresh)
+
+    def _follow(self, fresh: list[int]) -> None:
+        count, guess = len(fresh), self.guess.token_ids
+        going_on = [other for other in self.alternatives if other.goes_on_after(fresh)]
+        if self.guess.goes_on_after(fresh):
+            self.guess, self.alternatives = self.guess.part(count), tuple(other.part(count) for other in going_on)
+        elif going_on:
+            # As the target does: it gives up the guess, and goes on with what it holds for this outcome.
+            self.epoch += 1
+            self.guess, self.alternatives = going_on[0].part(count), ()
+        elif _agree(guess, fresh):
+            self.guess, self.alternatives = self.guess.part(count), ()
         else:
             self.drop_guess()
 
@@ -123,13 +154,19 @@ class DraftSequence:
             return
         if not _agree(self.guess.token_ids, drafted.token_ids):
             self.epoch += 1
+            self.alternatives = ()
         self.guess = drafted
+
+    def hold(self, paths: Sequence[Drafted]) -> None:
+        """Takes what was prepared: first the guess, perhaps longer now, then those that leave it somewhere."""
+        self.adopt(paths[0])
+        self.alternatives = tuple(paths[1:])
 
     def drop_guess(self) -> None:
         """Gives the guess up, which the next proposal says by its epoch."""
         if self.guess.token_ids:
             self.epoch += 1
-        self.guess = Drafted()
+        self.guess, self.alternatives = Drafted(), ()
 
 
 def _agree(first: Sequence[int], second: Sequence[int]) -> bool:

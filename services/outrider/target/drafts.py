@@ -7,7 +7,7 @@ where they equal the truth, dropped where they do not fit, and never repaired.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
@@ -36,6 +36,8 @@ class OfferedDraft:
     """The router's number for this message, which the commit names again; 0 when it has none."""
     received_s: float = 0.0
     """Monotonic."""
+    parents: tuple[int, ...] = ()
+    """Of a tree: each token's parent, which comes before it, or -1. Empty for a chain."""
 
     @property
     def arrival(self) -> Arrival:
@@ -49,6 +51,33 @@ class OfferedDraft:
             raise InvalidField("q", f"ratio mode needs one per token, got {len(self.q)} for {len(self.token_ids)}")
         if self.params != params:
             raise InvalidField("sampling", "q was computed under a sampling that is not the sequence's")
+
+    def descend(self, node: int = -1) -> list[int]:
+        """The tokens of first children from `node` on; of a chain, all of it."""
+        if not self.parents:
+            return list(self.token_ids)
+        path = []
+        for child, parent in enumerate(self.parents):
+            # A parent comes before its children, so one pass finds them all.
+            if parent == node:
+                path.append(self.token_ids[child])
+                node = child
+        return path
+
+    def leave(self, tokens: Sequence[int]) -> list[int] | None:
+        """What follows `tokens` on a path that is not that of first children; empty where nothing does.
+
+        None while they stay on that path.
+        """
+        node, first = -1, True
+        for token in tokens:
+            children = [child for child, parent in enumerate(self.parents) if parent == node]
+            known = next((child for child in children if self.token_ids[child] == token), None)
+            if known is None:
+                return []
+            first = first and known == children[0]
+            node = known
+        return None if first else self.descend(node)
 
 
 @dataclass(slots=True)
@@ -66,6 +95,10 @@ class DraftBuffer:
     """Drafted tokens dropped since the last commit."""
     declined_len: int = -1
     """The committed length for which a draft said that it has nothing."""
+    held: OfferedDraft | None = None
+    """A tree whose guess is in the buffer, for when a commit leaves it."""
+    num_taken: int = 0
+    """Of such trees, how many knew what was committed. Since the last commit."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -81,6 +114,40 @@ class DraftBuffer:
         if draft.epoch > self.epoch:
             # The draft took its earlier guess back.
             self.cut(0)
+            self.held = None
+        if draft.parents:
+            self._hold(draft, committed, capacity)
+        else:
+            self._append(draft, committed, capacity)
+
+    def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
+        guess, num_dropped = replace(tree, token_ids=tuple(tree.descend()), parents=()), self.num_dropped
+        self._append(guess, committed, capacity)
+        # It was sent before, and counted then.
+        self.num_dropped = num_dropped
+        self.held = tree
+        self.take_held(committed, capacity)
+
+    def take_held(self, committed: Sequence[int], capacity: int) -> None:
+        """Where the buffer is empty because a commit left the guess, goes on with what was prepared for that commit.
+
+        Its epoch is the next: the draft, when it hears of the commit, takes the same turn.
+        """
+        tree = self.held
+        if tree is None or self.token_ids or len(committed) < tree.base_len:
+            return
+        path = tree.leave(committed[tree.base_len :])
+        if path is None:
+            return
+        self.held = None
+        if path:
+            self.epoch = tree.epoch + 1
+            self.token_ids = path
+            self.arrivals = [tree.arrival] * len(path)
+            self.num_taken += 1
+            self.cut(capacity)
+
+    def _append(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         ahead = max(0, draft.base_len - len(committed))
         known = [*committed[draft.base_len :], *self.token_ids[ahead:]]
         overlap = len(committed) + len(self.token_ids) - draft.base_len
@@ -116,6 +183,10 @@ class DraftBuffer:
         del self.token_ids[length:]
         del self.q[length:]
         del self.arrivals[length:]
+
+    def take_num_taken(self) -> int:
+        count, self.num_taken = self.num_taken, 0
+        return count
 
     def take_num_dropped(self) -> int:
         count, self.num_dropped = self.num_dropped, 0

@@ -57,6 +57,11 @@ class _TallyCollector(Collector):
             ("step_failures", "Sequences that ended by a fault in their step.", tally.num_step_failures),
             ("refused_drafts", "Malformed drafts.", tally.num_refused_drafts),
             ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", tally.num_dropped_tokens),
+            (
+                "alternatives_taken",
+                "Commits that left a guess for a path that a draft had prepared.",
+                tally.num_alternatives_taken,
+            ),
             ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
         ):
             family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])

@@ -81,6 +81,8 @@ class Tally:
     num_verified_tokens: int = 0
     num_accepted_tokens: int = 0
     num_dropped_tokens: int = 0
+    num_alternatives_taken: int = 0
+    """Commits that left a guess for a path that a draft had prepared."""
     num_refused_drafts: int = 0
     num_committed_tokens: int = 0
     num_finished: int = 0

@@ -92,7 +92,7 @@ class TargetSequence:
         """Buffers what is useful of a draft. Raises InvalidField when it could not be judged."""
         draft.check(self.opening.params, self.mode)
         if self.mode is not VerificationMode.RATIO:
-            draft = replace(draft, q=())
+            draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
         if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
             self.answered_s = draft.received_s
@@ -121,4 +121,5 @@ class TargetSequence:
         """Extends the truth."""
         self.drafts.advance(token_ids, num_drafted)
         self.tokens.extend(token_ids)
+        self.drafts.take_held(self.tokens, self.speculation.capacity)
         self.num_commits += 1

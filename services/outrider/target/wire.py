@@ -70,6 +70,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
 
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
     """Raises InvalidField."""
+    # How many alternatives a draft prepares is its own affair: what comes is held, whatever it is.
     speculation = Speculation(message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens)
     speculation.check(limits)
     return speculation
@@ -82,8 +83,13 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
         raise InvalidField("token_ids", f"must be at most {limits.max_draft_message}, got {count}")
     token_ids = tuple(message.token_ids)
     check_tokens("token_ids", token_ids, limits.vocab_size)
-    if message.parents and list(message.parents) != list(range(-1, count - 1)):
-        raise InvalidField("parents", "this worker verifies chains only")
+    parents = tuple(message.parents)
+    if parents and len(parents) != count:
+        raise InvalidField("parents", f"must be one per token, got {len(parents)} for {count}")
+    if any(not -1 <= parent < child for child, parent in enumerate(parents)):
+        raise InvalidField("parents", "a parent must come before its child")
+    if parents and message.q:
+        raise InvalidField("parents", "a tree is not judged by q")
     if message.q and len(message.q) != count:
         raise InvalidField("q", f"must be one per token, got {len(message.q)} for {count}")
     q = tuple(convert.distributions_from_proto(message.q))
@@ -95,6 +101,7 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
         epoch=message.epoch,
         base_len=message.base_len,
         token_ids=token_ids,
+        parents=parents,
         q=q,
         params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
         serial=message.serial,

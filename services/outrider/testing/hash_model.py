@@ -21,6 +21,7 @@ VOCAB_SIZE = 64
 _PERIOD = 5
 _GENERATOR = torch.Generator().manual_seed(1)
 # One token stands out in each row, so the greedy choice is known; the others leave sampling something to choose from.
+_DOUBT = 5.0
 LOGITS = 6.5 * torch.eye(VOCAB_SIZE) + torch.rand(VOCAB_SIZE, VOCAB_SIZE, generator=_GENERATOR)
 
 
@@ -75,7 +76,9 @@ class HashDecoder:
     choose: Callable[[Sequence[int]], int] = favourite
     before: Callable[[int], None] = lambda num_tokens: None
     """Called before each forward: takes time, or fails."""
-    _known: dict[tuple[int, ...], int] = field(default_factory=dict)
+    doubt: Callable[[Sequence[int]], int] | None = None
+    """What it likes second best, and well enough to prepare for."""
+    _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         tokens: list[int] = token_ids.tolist()
@@ -85,9 +88,13 @@ class HashDecoder:
                 batch.slots[slot] = (span.cached_len + offset) * VOCAB_SIZE + tokens[span.start + offset]
         wanted = rows.tolist()
         chosen = [self._after(batch, row) for row in wanted]
-        return LOGITS[chosen], torch.empty(0)
+        logits = LOGITS[[best for best, _ in chosen]]
+        if self.doubt is not None:
+            for row, (best, second) in enumerate(chosen):
+                logits[row, second] += _DOUBT if second != best else 0.0
+        return logits, torch.empty(0)
 
-    def _after(self, batch: _Batch, row: int) -> int:
+    def _after(self, batch: _Batch, row: int) -> tuple[int, int]:
         span = next(s for s in batch.spans if s.start <= row < s.start + s.num_tokens)
         length = span.cached_len + row - span.start + 1
         cells, size = batch.slots, span.block_size
@@ -98,8 +105,19 @@ class HashDecoder:
         key = tuple([cell - at * VOCAB_SIZE for at, cell in enumerate(seen[:length])])
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self.choose([token % (1 << 32) for token in key])
+            tokens = [token % (1 << 32) for token in key]
+            best = self.choose(tokens)
+            found = self._known[key] = best, best if self.doubt is None else self.doubt(tokens)
         return found
+
+
+class _Cells(list[int]):
+    """A cache of tokens."""
+
+    def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
+        for source, copy in zip(sources, copies, strict=True):
+            for offset in range(block_size):
+                self[copy * block_size + offset] = self[source * block_size + offset]
 
 
 class HashEngine(Engine):
@@ -108,7 +126,7 @@ class HashEngine(Engine):
     def __init__(self, decoder: HashDecoder, *, num_blocks: int, block_size: int, max_context_len: int) -> None:
         info = ModelInfo(VOCAB_SIZE, max_context_len, block_size, num_blocks, "none", "cpu", ())
         # -1 is no token at any position: what was never written must not be seen.
-        cache = cast(KVCache, [-1] * (num_blocks * block_size))
+        cache = cast(KVCache, _Cells([-1] * (num_blocks * block_size)))
         super().__init__(decoder, cache, info, EngineConfig(dtype="float32", block_size=block_size))
         self._attention = _Attention()
 

@@ -51,6 +51,12 @@ def test_honest_drafts_pass_even_when_late_or_empty(draft, to):
     rules().check(draft, to)
 
 
+def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
+    tree = drafted(token_ids=[7, 8, 9, 10, 11], parents=[-1, 0, -1, 2, 3])
+    assert rules().check(tree, GREEDY) == (5, 3)
+    assert rules().check(drafted(), GREEDY) == (5, 2)
+
+
 @pytest.mark.parametrize(
     ("field", "draft", "to"),
     [
@@ -62,6 +68,8 @@ def test_honest_drafts_pass_even_when_late_or_empty(draft, to):
         ("parents", drafted(parents=[-1]), GREEDY),
         ("parents", drafted(parents=[-1, 1]), GREEDY),
         ("parents", drafted(parents=[-2, 0]), GREEDY),
+        ("token_ids", drafted(token_ids=[7] * 4, parents=[-1, 0, 1, 2]), GREEDY),
+        ("token_ids", drafted(token_ids=[7] * 129, parents=[-1] * 129), GREEDY),
         ("parents", drafted(parents=[-1, 0], q=SURE, sampling=SAMPLING), RATIO),
         ("confidence", drafted(confidence=[0.5]), GREEDY),
         ("confidence", drafted(confidence=[0.5, float("nan")]), GREEDY),

@@ -107,3 +107,23 @@ def test_a_request_that_stopped_waiting_tries_again_later():
 
 def test_settings_are_sent_when_they_change_noticeably_not_every_round():
     assert len(played(opened(), 200, drafted=5, accepted=2)) < 12
+
+
+def asked_for(pace: Pace, turnaround_us: int) -> int:
+    """Alternatives asked for after eight rounds of a 20 ms step with answers that take so long."""
+    for i in range(8):
+        now_us = 1_000_000 + i * 100_000
+        pace.committed(100 + i, num_tokens=2, num_drafted=3, num_accepted=1, step_us=20_000, now_us=now_us)
+        pace.drafted(100 + i, now_us + turnaround_us)
+    return pace.sent.num_alternatives
+
+
+def test_a_draft_prepares_for_other_outcomes_where_its_answers_take_long():
+    pace = Pace(CONFIG, 5, insistent=True)
+    assert pace.opened(5).num_alternatives == 0
+    assert asked_for(pace, 8_000) == 0
+    assert asked_for(pace, 30_000) == CONFIG.num_alternatives
+    # Not back and forth at the edge.
+    assert asked_for(pace, 13_000) == CONFIG.num_alternatives
+    assert asked_for(pace, 8_000) == 0
+    assert asked_for(pace, 13_000) == 0

@@ -192,3 +192,74 @@ def test_ratio_mode_refuses_what_it_could_not_judge_exactly(draft: OfferedDraft,
 
 def test_other_modes_need_no_q() -> None:
     OfferedDraft(0, 4, (20,)).check(PARAMS, VerificationMode.COUPLED)
+
+
+def tree(base_len: int, token_ids: tuple[int, ...], parents: tuple[int, ...], epoch: int = 0) -> OfferedDraft:
+    return OfferedDraft(epoch, base_len, token_ids, parents=parents, serial=9, received_s=9.0)
+
+
+# 20 21 22 is the guess; if 30 follows 20, then 31 and 32; if 40 comes at once, then 41.
+TREE = tree(4, (20, 21, 22, 30, 31, 32, 40, 41), (-1, 0, 1, 0, 3, 4, -1, 6))
+
+
+def after(buffer: DraftBuffer, *token_ids: int, judged: int = 0, capacity: int = 8) -> list[int]:
+    """What is buffered once these tokens are committed."""
+    buffer.advance(token_ids, judged)
+    buffer.take_held([*TRUTH, *token_ids], capacity)
+    return buffer.token_ids
+
+
+def test_of_a_tree_the_path_of_first_children_is_the_guess() -> None:
+    assert held(TREE).token_ids == [20, 21, 22]
+    assert held(offered(4, 20, 21), TREE).token_ids == [20, 21, 22]
+    assert TREE.descend() == [20, 21, 22]
+
+
+def test_a_commit_that_leaves_the_guess_goes_on_with_what_the_tree_has_for_it() -> None:
+    buffer = held(offered(4, 20, 21), TREE)
+    assert after(buffer, 20, 30, judged=2) == [31, 32]
+    assert (buffer.epoch, buffer.take_num_taken(), buffer.take_num_taken()) == (1, 1, 0)
+    assert buffer.arrivals == [(9, 9.0)] * 2
+    assert after(held(TREE), 40, judged=3) == [41]
+
+
+def test_a_commit_that_the_tree_does_not_know_leaves_nothing() -> None:
+    buffer = held(TREE)
+    assert after(buffer, 20, 50, judged=3) == []
+    assert (buffer.held, buffer.num_taken, buffer.epoch) == (None, 0, 0)
+
+
+def test_a_tree_is_kept_while_the_guess_holds_and_serves_later_commits_too() -> None:
+    buffer = held(TREE)
+    assert after(buffer, 20) == [21, 22]
+    buffer.advance([30], 0)
+    buffer.take_held([*TRUTH, 20, 30], 8)
+    assert buffer.token_ids == [31, 32]
+
+
+def test_a_tree_that_comes_after_its_commit_still_serves() -> None:
+    buffer = DraftBuffer()
+    buffer.offer(TREE, [*TRUTH, 20, 30], 8)
+    assert (buffer.token_ids, buffer.epoch, buffer.num_dropped) == ([31, 32], 1, 0)
+
+
+def test_what_the_draft_says_next_of_the_path_that_was_taken_fits() -> None:
+    buffer = held(TREE)
+    after(buffer, 40, judged=3)
+    # It took the same turn, which raised its epoch, and repeats what stands before it goes on.
+    buffer.offer(OfferedDraft(1, 5, (41, 42)), [*TRUTH, 40], 8)
+    assert (buffer.token_ids, buffer.num_dropped) == ([41, 42], 0)
+    # What it said of the guess that failed comes too late.
+    buffer.offer(OfferedDraft(0, 7, (23,)), [*TRUTH, 40], 8)
+    assert (buffer.token_ids, buffer.num_dropped) == ([41, 42], 1)
+
+
+def test_a_newer_epoch_takes_the_tree_back() -> None:
+    buffer = held(TREE, offered(4, 60, epoch=1))
+    assert after(buffer, 20, 30, judged=1) == []
+
+
+def test_a_path_is_kept_as_far_as_there_is_room() -> None:
+    assert after(held(TREE), 20, 30, capacity=1) == [31]
+    buffer = held(TREE, capacity=0)
+    assert after(buffer, 20, 30, capacity=0) == []

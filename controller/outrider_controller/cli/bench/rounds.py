@@ -70,7 +70,8 @@ async def _rounds(prompts: list[str], max_tokens: int, json_file: Path | None) -
     config = StackConfig(pin=True, prefix_cache=False)
     async with AsyncExitStack() as exits:
         enter = exits.enter_async_context
-        stacks = [await enter(Stack(c, note)) for c in (config, replace(config, run_ahead_tokens=0))]
+        in_step = replace(config, run_ahead_tokens=0, num_alternatives=0)
+        stacks = [await enter(Stack(c, note)) for c in (config, in_step)]
         gateways = [await enter(Gateway(stack.gateway_grpc)) for stack in stacks]
         # Spawned: a fork would take over gRPC's threads half alive.
         pool = exits.enter_context(
