@@ -10,18 +10,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.drafters.branches import Branch, Branches, wanted_after
+from outrider.drafters.branches import Brancher
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
-from outrider.drafters.outcomes import likely_outcomes
 from outrider.drafters.rounds import Chain, plan_ingestion
 from outrider.drafters.sequence import Drafted, DraftSequence
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.speculation import likeliest, propose
+from outrider.speculation import propose
 
 SOURCE = "model"
-# Tokens looked at in each position for what the target may say there.
-_RANKED = 4
 
 
 @dataclass(slots=True)
@@ -72,8 +69,7 @@ class ModelDrafter(Drafter):
         self._engine = engine
         self._config = config or ModelConfig()
         self._kv: dict[DraftSequence, EngineSequence] = {}
-        self._branches: dict[DraftSequence, Branches] = {}
-        """What is being prepared. Their KV is forked from the sequence's, which is not rewound meanwhile."""
+        self._brancher = Brancher(engine, self._config, self._kv, SOURCE)
 
     @property
     def num_free_blocks(self) -> int:
@@ -88,7 +84,7 @@ class ModelDrafter(Drafter):
 
     def follow(self, sequence: DraftSequence, known_len: int) -> None:
         """Cuts the KV back to what the truth and the standing guess have in common with it."""
-        self._give_up_branches(sequence)
+        self._brancher.give_up(sequence)
         kv = self._kv.get(sequence)
         if kv is None or kv.cached_len <= known_len:
             return
@@ -96,7 +92,7 @@ class ModelDrafter(Drafter):
         self._engine.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
 
     def pause(self, sequence: DraftSequence) -> None:
-        self._give_up_branches(sequence)
+        self._brancher.give_up(sequence)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._engine.close(kv)
@@ -106,7 +102,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         for sequence in sequences:
-            self._give_up_branches(sequence)
+            self._brancher.give_up(sequence)
         chains = [self._chain(sequence) for sequence in sequences]
         runs = self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended])
         self._first_forward(runs)
@@ -125,98 +121,7 @@ class ModelDrafter(Drafter):
         return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
     def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
-        """One forward for all of them: of a guess whole, or of a token of each branch."""
-        beginning = [s for s in sequences if s not in self._branches and self._may_branch(s)]
-        rows = [self._guess_row(sequence) for sequence in beginning]
-        growing = [b for s in sequences if (prepared := self._branches.get(s)) for b in prepared.unfinished]
-        openings = [s.opening for s in sequences if (prepared := self._branches.get(s)) for _ in prepared.unfinished]
-        if not rows and not growing:
-            return [self._finished(sequence) for sequence in sequences]
-        logits = self._engine.forward([*rows, *(branch.row() for branch in growing)])
-        first = sum(row.num_logits for row in rows)
-        if growing:
-            proposals = propose(
-                logits[first:],
-                [opening.params for opening in openings],
-                [opening.mode for opening in openings],
-                [branch.kv.cached_len for branch in growing],
-                token_map=self._engine.token_map,
-            )
-            for branch, proposal in zip(growing, proposals, strict=True):
-                branch.chain.add(proposal)
-        at = 0
-        for sequence, row in zip(beginning, rows, strict=True):
-            self._begin_branches(sequence, logits[at : at + row.num_logits])
-            at += row.num_logits
-        return [self._finished(sequence) for sequence in sequences]
-
-    def _may_branch(self, sequence: DraftSequence) -> bool:
-        """Whether it stands ready: caught up with, and with room for what a step of the target may say."""
-        kv, guess = self._kv.get(sequence), sequence.guess.token_ids
-        if not sequence.wants_alternatives or kv is None or not guess:
-            return False
-        most = sequence.committed_len + len(guess) + sequence.max_draft_tokens + 1
-        lag = sequence.committed_len + len(guess) - kv.cached_len
-        needed = self._engine.blocks_needed(kv, max(0, lag)) + 2 * sequence.num_alternatives
-        return (
-            most <= self.info.max_context_len
-            and lag <= self._config.ready_lag + sequence.max_draft_tokens
-            and needed <= self._engine.num_free_blocks
-        )
-
-    def _guess_row(self, sequence: DraftSequence) -> Row:
-        """All that the target's step may accept, with logits for each position where it may end."""
-        kv, judged = self._kv[sequence], sequence.guess.token_ids[: sequence.max_draft_tokens]
-        self._engine.rewind(kv, sequence.committed_len - 1)
-        tokens = [*sequence.tokens[kv.cached_len :], *judged]
-        return Row(kv, tokens, len(judged) + 1)
-
-    def _begin_branches(self, sequence: DraftSequence, logits: Tensor) -> None:
-        """`logits` [positions judged + 1, width]."""
-        opening, length, guess = sequence.opening, sequence.committed_len, sequence.guess
-        positions = range(length, length + len(logits))
-        token_map = self._engine.token_map
-        ranked = likeliest(logits, opening.params, opening.mode, positions, _RANKED, token_map)
-        outcomes = [
-            outcome
-            for outcome in likely_outcomes(
-                guess.token_ids, ranked, sequence.num_alternatives, own=guess.source == SOURCE
-            )
-            if outcome.token_id not in opening.stop_token_ids and wanted_after(sequence, outcome)
-        ]
-        forks = self._engine.fork(self._kv[sequence], [length + outcome.num_accepted for outcome in outcomes])
-        self._branches[sequence] = Branches(
-            guess,
-            [
-                Branch(
-                    outcome,
-                    kv,
-                    Chain(
-                        Drafted(SOURCE),
-                        wanted_after(sequence, outcome),
-                        self._config.min_confidence,
-                        opening.stop_token_ids,
-                    ),
-                )
-                for outcome, kv in zip(outcomes, forks, strict=True)
-            ],
-        )
-
-    def _finished(self, sequence: DraftSequence) -> tuple[Drafted, ...] | None:
-        prepared = self._branches.get(sequence)
-        if prepared is None:
-            return ()
-        if prepared.unfinished:
-            return None
-        self._give_up_branches(sequence)
-        paths = prepared.paths()
-        return paths if len(paths) > 1 or len(paths[0].token_ids) > len(sequence.guess.token_ids) else ()
-
-    def _give_up_branches(self, sequence: DraftSequence) -> None:
-        prepared = self._branches.pop(sequence, None)
-        if prepared is not None:
-            for branch in prepared.growing:
-                self._engine.close(branch.kv)
+        return self._brancher.branch(sequences)
 
     def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
         standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
@@ -231,10 +136,13 @@ class ModelDrafter(Drafter):
         """The runs of those whose whole round fits into the free KV blocks."""
         runs = [_Run(sequence, self._kv_of(sequence, chain), chain) for sequence, chain in growing]
         admitted: list[_Run] = []
+        # The last token of a chain is never run.
+        needs = [self._engine.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]
+        if sum(needs) > self._engine.num_free_blocks:
+            # What others have prepared for what may not come is worth less.
+            self._brancher.give_up_all()
         free = self._engine.num_free_blocks
-        for run in runs:
-            # The last token of a chain is never run.
-            needed = self._engine.blocks_needed(run.kv, run.lag + run.chain.wanted - len(run.chain) - 1)
+        for run, needed in zip(runs, needs, strict=True):
             if needed <= free:
                 free -= needed
                 admitted.append(run)

@@ -143,3 +143,17 @@ def test_sequences_are_prepared_for_together(drafter: ModelDrafter, greedy: Gree
         outcomes = drafter.prepare(waiting) if waiting else []
         found.update({s: paths for s, paths in zip(waiting, outcomes, strict=True) if paths is not None})
     assert [p.token_ids for p in found[both[0]]] == [p.token_ids for p in expected]
+
+
+def test_what_is_prepared_for_one_makes_room_for_what_another_is_to_say_now(
+    make_engine: MakeEngine, greedy: Greedy, greedy_continuation: Continue
+) -> None:
+    engine = make_engine(num_blocks=6)
+    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0))
+    first, second = drafter.open(greedy(PROMPT, **ASKED)), drafter.open(greedy(PROMPT * 3))
+    drafter.draft([first])
+    assert drafter.prepare([first]) == [None]
+    assert engine.num_free_blocks < 3, "the test is about a pool that branches have filled"
+    drafted = drafter.draft([second])[0]
+    assert drafted is not None and drafted.token_ids == greedy_continuation(PROMPT * 3, 4)
+    assert drafter.prepare([first]) is not None
