@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType
 from outrider.engine import Engine, EngineConfig, Row, resolve
 from outrider.engine.checkpoints import eos_token_ids
-from outrider.testing.tiny_gguf import write_gguf
+from outrider.testing.llama_gguf import write_gguf
 from transformers import AutoTokenizer
 
 PROMPT = [40, 41, 42, 43, 90, 91]

@@ -1,15 +1,19 @@
-"""The tiny checkpoint as a GGUF file, as llama.cpp's converter would write it."""
+"""A Llama's checkpoint as a GGUF file, as llama.cpp's converter would write it.
+
+A tokenizer is written with it only if it is the tiny checkpoint's.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 # The last one-byte token: 0xAD or its like, which begins no character.
 _RARE_BYTE = 258
@@ -27,15 +31,30 @@ _LAYER = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> Path:
-    """Writes a Llama's checkpoint directory into `file` and returns it. Matrices are quantized, norms are float32."""
+def write_gguf(
+    checkpoint: Path,
+    file: Path,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+    *,
+    tokenizer: bool = True,
+) -> Path:
+    """Writes a Llama's checkpoint directory into `file` and returns it. Matrices are quantized, norms are float32.
+
+    Without a tokenizer it is for llama.cpp alone, which then takes token ids. Raises ValueError for another kind of
+    model.
+    """
     config = json.loads((checkpoint / "config.json").read_text())
+    if (kind := (config["model_type"], config["rope_parameters"]["rope_type"])) != ("llama", "default"):
+        raise ValueError(f"{checkpoint}: {kind[0]} with rope {kind[1]}, not a plain Llama")
     writer = GGUFWriter(file, "llama")
     _write_settings(writer, config)
-    _write_tokenizer(writer, checkpoint, config)
+    if tokenizer:
+        _write_tokenizer(writer, checkpoint, config)
+    else:
+        writer.add_tokenizer_model("none")
     for path in sorted(checkpoint.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
-            values = _permuted(name, tensor.astype(np.float32), config)
+            values = permuted(name, tensor.float().numpy(), config)
             if values.ndim == 2:
                 writer.add_tensor(_gguf_name(name), gguf.quantize(values, quantization), raw_dtype=quantization)
             else:
@@ -47,23 +66,20 @@ def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType 
     return file
 
 
-def _write_settings(writer: GGUFWriter, config: dict[str, object]) -> None:
-    def number(name: str) -> int:
-        return int(str(config[name]))
-
-    writer.add_block_count(number("num_hidden_layers"))
-    writer.add_context_length(number("max_position_embeddings"))
-    writer.add_embedding_length(number("hidden_size"))
-    writer.add_feed_forward_length(number("intermediate_size"))
-    writer.add_head_count(number("num_attention_heads"))
-    writer.add_head_count_kv(number("num_key_value_heads"))
-    writer.add_rope_dimension_count(number("head_dim"))
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(float(str(config["rms_norm_eps"])))
-    writer.add_vocab_size(number("vocab_size"))
+def _write_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
 
 
-def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, object]) -> None:
+def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any]) -> None:
     vocab = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
     tokens = sorted(vocab, key=lambda token: int(vocab[token]))
     # transformers takes a vocabulary without merges for one with scores. One merge then, of a byte no text has.
@@ -74,8 +90,8 @@ def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, obj
     # 1 is an ordinary token, 3 a control token.
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
     writer.add_token_merges([f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"])
-    writer.add_bos_token_id(int(str(config["bos_token_id"])))
-    writer.add_eos_token_id(int(str(config["eos_token_id"])))
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
 
 
 def _gguf_name(name: str) -> str:
@@ -86,12 +102,12 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER[rest.removesuffix('.weight')]}.weight"
 
 
-def _permuted(name: str, values: NDArray[np.float32], config: dict[str, object]) -> NDArray[np.float32]:
+def permuted(name: str, values: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
     """llama.cpp rotates neighbours, Hugging Face halves: rows of queries and keys change places."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     for part, count in heads.items():
         if part in name:
             rows, columns = values.shape
-            halves = values.reshape(int(str(config[count])), 2, -1, columns)
+            halves = values.reshape(config[count], 2, -1, columns)
             return halves.swapaxes(1, 2).reshape(rows, columns)
     return values
