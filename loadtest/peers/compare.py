@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import figures
+import gguf_export
 import install
 from outrider.engine import resolve
 from plan import Measure, plan
@@ -71,9 +72,11 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         subjects: list[Subject] = []
         for name in names:
-            install.python_of(install.PEERS[name])
+            peer = install.PEERS[name]
+            install.python_of(peer)
+            weights = gguf_export.export(model, install.ENVIRONMENTS) if peer.reads_gguf else model
             with alone(options.lock):
-                subjects.append(Subject(name, install.PEERS[name], model, [options.core]))
+                subjects.append(Subject(name, peer, weights, [options.core]))
             stack.callback(subjects[-1].close)
         for measure in plan(weight_bytes):
             with alone(options.lock):

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,6 +32,10 @@ class Peer:
     """Set for its process. "{cores}" stands for the cores it is measured on."""
     preload: tuple[str, ...] = ()
     """Globs of libraries that its manual says to preload: in its environment, then in the system."""
+    build: dict[str, str] = field(default_factory=dict)
+    """Set while it is installed, for what is compiled here."""
+    reads_gguf: bool = False
+    """Its model is a file, in the form that `gguf_export` writes."""
 
 
 _VLLM_VARIABLES = {
@@ -52,6 +56,14 @@ PEERS = {
     "transformers": Peer("peer_transformers.py"),
     "vllm": _EAGER_VLLM,
     "vllm-compiled": replace(_EAGER_VLLM, arguments=("compiled",)),
+    # Compiled for this machine's own instructions, as llama.cpp is by default; without what it has for images.
+    "llamacpp": Peer(
+        "peer_llamacpp.py",
+        "llama-cpp-python==0.3.36",
+        environment="llamacpp",
+        build={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},
+        reads_gguf=True,
+    ),
 }
 """For single steps, on one core."""
 
@@ -99,7 +111,7 @@ def python_of(peer: Peer) -> Path:
     python = directory / "bin/python"
     if not ready.exists():
         print(f"installing {peer.package} in {directory}", file=sys.stderr)
-        _install(directory, python, peer.package)
+        _install(directory, python, peer.package, peer.build)
         ready.touch()
     return python
 
@@ -113,24 +125,36 @@ def libraries(peer: Peer) -> list[Path]:
 
 def needed(requirements: Sequence[str]) -> list[str]:
     """Without extras, and without torch and its relatives: torch is there, and text needs no relative of it."""
-    return [line for line in requirements if not re.search(r";.*\bextra\s*==", line) and not line.startswith("torch")]
+    return [line for line in _without_extras(requirements) if not line.startswith("torch")]
 
 
-def _install(directory: Path, python: Path, package: str) -> None:
+def torch_for(requirements: Sequence[str]) -> list[str]:
+    """Ours, if it is asked for."""
+    return [_TORCH] if any(line.startswith("torch") for line in _without_extras(requirements)) else []
+
+
+def _without_extras(requirements: Sequence[str]) -> list[str]:
+    return [line for line in requirements if not re.search(r";.*\bextra\s*==", line)]
+
+
+def _install(directory: Path, python: Path, package: str, build: Mapping[str, str]) -> None:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-    # torch first and by itself: a package that asks for "torch" would bring gigabytes of CUDA.
-    _pip(python, _TORCH)
-    _pip(python, "--no-deps", package)
+    _pip(python, "--no-deps", package, build=build)
     name = package.partition("==")[0]
     listing = f"import importlib.metadata as m; print(*m.requires({name!r}), sep='\\n')"
     said = subprocess.run([str(python), "-c", listing], check=True, capture_output=True, text=True).stdout
-    _pip(python, *needed(said.splitlines()), _TORCH)
+    requirements = said.splitlines()
+    # torch first and by itself: a package that asks for "torch" would bring gigabytes of CUDA.
+    torch = torch_for(requirements)
+    if torch:
+        _pip(python, *torch)
+    _pip(python, *needed(requirements), *torch)
 
 
-def _pip(python: Path, *arguments: str) -> None:
+def _pip(python: Path, *arguments: str, build: Mapping[str, str] | None = None) -> None:
     base = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*base, *arguments], check=True, stdout=sys.stderr)
+    subprocess.run([*base, *arguments], check=True, stdout=sys.stderr, env={**os.environ, **(build or {})})
 
 
 if __name__ == "__main__":

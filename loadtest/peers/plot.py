@@ -23,6 +23,7 @@ _NAMES = {
     "transformers": "transformers",
     "vllm": "vLLM, eager",
     "vllm-compiled": "vLLM, compiled",
+    "llamacpp": "llama.cpp",
     "ours-off": "Outrider, plain",
     "assisted": "transformers, assisted",
     "vllm-ngram": "vLLM, n-grams",
