@@ -74,7 +74,7 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             peer = install.PEERS[name]
             install.python_of(peer)
-            weights = gguf_export.export(model, install.ENVIRONMENTS) if peer.reads_gguf else model
+            weights = gguf_export.export(model, peer.gguf, install.ENVIRONMENTS) if peer.gguf else model
             with alone(options.lock):
                 subjects.append(Subject(name, peer, weights, [options.core]))
             stack.callback(subjects[-1].close)

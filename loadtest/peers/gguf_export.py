@@ -1,6 +1,6 @@
-"""A Llama as a GGUF file in bfloat16, as llama.cpp reads it: `python loadtest/peers/gguf_export.py MODEL DIRECTORY`.
+"""A Llama as a GGUF file, as llama.cpp reads it: `python loadtest/peers/gguf_export.py MODEL BF16 DIRECTORY`.
 
-The weights are the checkpoint's, bit by bit. There is no tokenizer in it: peers are asked in token ids.
+In BF16 the weights are the checkpoint's, bit by bit. Whoever reads it is asked in token ids.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from outrider.engine import resolve
 from outrider.testing.llama_gguf import write_gguf
 
 
-def export(checkpoint: Path, directory: Path) -> Path:
-    """Writes the file, complete or not at all. One that is newer than the checkpoint is used again."""
-    file = directory / f"{checkpoint.name}-bf16.gguf"
+def export(checkpoint: Path, kind: str, directory: Path) -> Path:
+    """Writes the file, complete or not at all, its matrices of this kind. One newer than the checkpoint is kept."""
+    file = directory / f"{checkpoint.name}-{kind}.gguf"
     if file.exists() and file.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
         return file
     directory.mkdir(parents=True, exist_ok=True)
-    scratch = write_gguf(checkpoint, file.with_suffix(".part"), GGMLQuantizationType.BF16, tokenizer=False)
+    scratch = write_gguf(checkpoint, file.with_suffix(".part"), GGMLQuantizationType[kind])
     return scratch.rename(file)
 
 
 if __name__ == "__main__":
-    print(export(resolve(sys.argv[1]), Path(sys.argv[2])))
+    print(export(resolve(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

@@ -34,8 +34,8 @@ class Peer:
     """Globs of libraries that its manual says to preload: in its environment, then in the system."""
     build: dict[str, str] = field(default_factory=dict)
     """Set while it is installed, for what is compiled here."""
-    reads_gguf: bool = False
-    """Its model is a file, in the form that `gguf_export` writes."""
+    gguf: str = ""
+    """The kind of file that `gguf_export` writes its model as; none for the checkpoint itself."""
 
 
 _VLLM_VARIABLES = {
@@ -62,8 +62,9 @@ PEERS = {
         "llama-cpp-python==0.3.36",
         environment="llamacpp",
         build={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},
-        reads_gguf=True,
+        gguf="BF16",
     ),
+    "openvino": Peer("peer_openvino.py", "openvino-genai==2026.4.1.0", environment="openvino", gguf="F16"),
 }
 """For single steps, on one core."""
 

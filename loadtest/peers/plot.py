@@ -24,6 +24,7 @@ _NAMES = {
     "vllm": "vLLM, eager",
     "vllm-compiled": "vLLM, compiled",
     "llamacpp": "llama.cpp",
+    "openvino": "OpenVINO GenAI",
     "ours-off": "Outrider, plain",
     "assisted": "transformers, assisted",
     "vllm-ngram": "vLLM, n-grams",

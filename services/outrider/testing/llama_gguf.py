@@ -1,6 +1,7 @@
 """A Llama's checkpoint as a GGUF file, as llama.cpp's converter would write it.
 
-A tokenizer is written with it only if it is the tiny checkpoint's.
+Its tokenizer has every token and merge, but not the rule by which text is cut first: text is not for it, unless it is
+the tiny one's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -31,27 +32,18 @@ _LAYER = {
 }
 
 
-def write_gguf(
-    checkpoint: Path,
-    file: Path,
-    quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
-    *,
-    tokenizer: bool = True,
-) -> Path:
+def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> Path:
     """Writes a Llama's checkpoint directory into `file` and returns it. Matrices are quantized, norms are float32.
 
-    Without a tokenizer it is for llama.cpp alone, which then takes token ids. Raises ValueError for another kind of
-    model.
+    Raises ValueError for another kind of model.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     if (kind := (config["model_type"], config["rope_parameters"]["rope_type"])) != ("llama", "default"):
         raise ValueError(f"{checkpoint}: {kind[0]} with rope {kind[1]}, not a plain Llama")
     writer = GGUFWriter(file, "llama")
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{quantization.name}"])
     _write_settings(writer, config)
-    if tokenizer:
-        _write_tokenizer(writer, checkpoint, config)
-    else:
-        writer.add_tokenizer_model("none")
+    _write_tokenizer(writer, checkpoint, config)
     for path in sorted(checkpoint.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             values = permuted(name, tensor.float().numpy(), config)
@@ -80,16 +72,19 @@ def _write_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any]) -> None:
-    vocab = json.loads((checkpoint / "tokenizer.json").read_text())["model"]["vocab"]
-    tokens = sorted(vocab, key=lambda token: int(vocab[token]))
-    # transformers takes a vocabulary without merges for one with scores. One merge then, of a byte no text has.
-    tokens[-1] = 2 * tokens[_RARE_BYTE]
+    model = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    if not merges:
+        # transformers takes a vocabulary without merges for one with scores. One merge then, of a byte no text has.
+        tokens[-1] = 2 * tokens[_RARE_BYTE]
+        merges = [f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     # 1 is an ordinary token, 3 a control token.
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
-    writer.add_token_merges([f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"])
+    writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
 

@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 from outrider.testing.llama_gguf import permuted, write_gguf
-from outrider.testing.tiny import tiny_checkpoint
+from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from peer_llamacpp import LlamaCpp
 from safetensors.torch import load_file
 from torch import Tensor
@@ -59,12 +59,12 @@ def test_permuted_weights_rotated_by_neighbours_attend_as_transformers_does() ->
 def in_bfloat16(tmp_path: Path) -> Path:
     tiny = tiny_checkpoint(tmp_path / "plain")
     AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).save_pretrained(tmp_path / "tiny")
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny"
 
 
-def test_the_file_holds_the_checkpoints_own_bits_and_no_tokenizer(in_bfloat16: Path, tmp_path: Path) -> None:
-    reader = GGUFReader(gguf_export.export(in_bfloat16, tmp_path / "made"))
-    assert reader.fields["tokenizer.ggml.model"].contents() == "none"
+def test_the_file_holds_the_checkpoints_own_bits(in_bfloat16: Path, tmp_path: Path) -> None:
+    reader = GGUFReader(gguf_export.export(in_bfloat16, "BF16", tmp_path / "made"))
     config = AutoConfig.from_pretrained(in_bfloat16)
     assert reader.fields["llama.rope.freq_base"].contents() == config.rope_parameters["rope_theta"]
     weights = load_file(in_bfloat16 / "model.safetensors")
@@ -77,17 +77,17 @@ def test_the_file_holds_the_checkpoints_own_bits_and_no_tokenizer(in_bfloat16: P
 
 
 def test_the_file_is_made_once(in_bfloat16: Path, tmp_path: Path) -> None:
-    first = gguf_export.export(in_bfloat16, tmp_path / "made")
+    first = gguf_export.export(in_bfloat16, "BF16", tmp_path / "made")
     made = first.stat()
-    assert gguf_export.export(in_bfloat16, tmp_path / "made").stat() == made
-    assert [path.name for path in first.parent.iterdir()] == ["tiny-bf16.gguf"]
+    assert gguf_export.export(in_bfloat16, "BF16", tmp_path / "made").stat() == made
+    assert [path.name for path in first.parent.iterdir()] == ["tiny-BF16.gguf"]
 
 
 def test_a_rope_that_the_file_would_not_say_is_refused(in_bfloat16: Path, tmp_path: Path) -> None:
     config = in_bfloat16 / "config.json"
     config.write_text(config.read_text().replace('"rope_type": "default"', '"rope_type": "linear"'))
     with pytest.raises(ValueError, match="linear"):
-        write_gguf(in_bfloat16, tmp_path / "x.gguf", tokenizer=False)
+        write_gguf(in_bfloat16, tmp_path / "x.gguf")
 
 
 class FakeLibrary:
