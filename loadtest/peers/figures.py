@@ -45,19 +45,20 @@ class Verdict:
         return self.value <= self.goal.bound if self.goal.at_most else self.value >= self.goal.bound
 
 
+def _against(peer: str, called: str) -> tuple[Goal, ...]:
+    return (
+        Goal(f"step, batch 1: ours / {called}", "decode 1", "ours", peer, 0.95, True),
+        Goal(f"tokens/s, batch 16: ours / {called}", "decode 16", peer, "ours", 1.0, False),
+        Goal(f"tokens/s, batch 32: ours / {called}", "decode 32", peer, "ours", 1.0, False),
+        Goal(f"speed of prefill: ours / {called}", "prefill 1000", peer, "ours", 1.0, False),
+    )
+
+
 GOALS = (
-    Goal("step, batch 1: ours / vLLM", "decode 1", "ours", "vllm", 0.95, True),
-    Goal("tokens/s, batch 16: ours / vLLM", "decode 16", "vllm", "ours", 1.0, False),
-    Goal("tokens/s, batch 32: ours / vLLM", "decode 32", "vllm", "ours", 1.0, False),
-    Goal("speed of prefill, 1,000 tokens: ours / vLLM", "prefill 1000", "vllm", "ours", 1.0, False),
-    Goal("step, batch 1: ours / compiled vLLM", "decode 1", "ours", "vllm-compiled", 0.95, True),
-    Goal("tokens/s, batch 16: ours / compiled vLLM", "decode 16", "vllm-compiled", "ours", 1.0, False),
-    Goal("tokens/s, batch 32: ours / compiled vLLM", "decode 32", "vllm-compiled", "ours", 1.0, False),
-    Goal("speed of prefill: ours / compiled vLLM", "prefill 1000", "vllm-compiled", "ours", 1.0, False),
-    Goal("step, batch 1: ours / llama.cpp", "decode 1", "ours", "llamacpp", 0.95, True),
-    Goal("tokens/s, batch 16: ours / llama.cpp", "decode 16", "llamacpp", "ours", 1.0, False),
-    Goal("tokens/s, batch 32: ours / llama.cpp", "decode 32", "llamacpp", "ours", 1.0, False),
-    Goal("speed of prefill: ours / llama.cpp", "prefill 1000", "llamacpp", "ours", 1.0, False),
+    *_against("vllm", "vLLM"),
+    *_against("vllm-compiled", "compiled vLLM"),
+    *_against("llamacpp", "llama.cpp"),
+    *_against("openvino", "OpenVINO"),
     Goal("speed, batch 1: ours / transformers", "decode 1", "transformers", "ours", 1.9, False),
     Goal("step / (weight bytes / read bandwidth)", "limit", "step", "read", 1.7, True),
     Goal("verify 5 positions / decode 1", "verify 5", "many", "one", 1.15, True),

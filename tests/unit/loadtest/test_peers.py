@@ -45,6 +45,10 @@ def test_every_goal_names_a_measure_of_the_plan() -> None:
     assert {g.measure for g in figures.GOALS} <= {measure.name for measure in plan(1)}
 
 
+def test_every_peer_has_goals_to_be_held_against() -> None:
+    assert set(install.PEERS) - {"ours"} <= {name for g in figures.GOALS for name in (g.above, g.below)}
+
+
 def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
     clean, disturbed = {"ours": 0.99, "peer": 0.98}, {"ours": 1.0, "peer": 0.5}
     assert figures.undisturbed([clean, disturbed, clean]) == [0, 2]
