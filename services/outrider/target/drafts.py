@@ -140,12 +140,11 @@ class DraftBuffer:
         if path is None:
             return
         self.held = None
-        if path:
+        if path := path[:capacity]:
             self.epoch = tree.epoch + 1
             self.token_ids = path
             self.arrivals = [tree.arrival] * len(path)
             self.num_taken += 1
-            self.cut(capacity)
 
     def _append(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         ahead = max(0, draft.base_len - len(committed))

@@ -263,3 +263,4 @@ def test_a_path_is_kept_as_far_as_there_is_room() -> None:
     assert after(held(TREE), 20, 30, capacity=1) == [31]
     buffer = held(TREE, capacity=0)
     assert after(buffer, 20, 30, capacity=0) == []
+    assert (buffer.num_dropped, buffer.num_taken) == (0, 0)
