@@ -18,9 +18,9 @@ _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
 _PRIOR_STEPS_AGAIN = (1 - _KEEP) * _PRIOR_STEPS
+_PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 # A draft that prepares for other outcomes goes on until its answers come in this part of what made it begin.
 _NEAR = 0.8
-_PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
         ("parents", drafted(parents=[-1, 1]), GREEDY),
         ("parents", drafted(parents=[-2, 0]), GREEDY),
         ("token_ids", drafted(token_ids=[7] * 4, parents=[-1, 0, 1, 2]), GREEDY),
-        ("token_ids", drafted(token_ids=[7] * 129, parents=[-1] * 129), GREEDY),
+        ("token_ids", drafted(token_ids=[7] * 257, parents=[-1] * 257), GREEDY),
         ("parents", drafted(parents=[-1, 0], q=SURE, sampling=SAMPLING), RATIO),
         ("confidence", drafted(confidence=[0.5]), GREEDY),
         ("confidence", drafted(confidence=[0.5, float("nan")]), GREEDY),
