@@ -46,10 +46,11 @@ def draft_token_limit(config: PolicyConfig, *, wanted: bool, requested: int | No
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
     """Longest wait that the expected gain pays for: one step's time per token expected to be accepted.
 
-    Unknown durations are 0: then only the cap holds. A draft that takes longer than its gain is not waited for.
+    A draft that takes longer than its gain is not waited for, and none while a duration is unknown, which is 0: what
+    comes of that may be long, and a plain round tells both.
     """
-    if step_us <= 0:
-        return cap_us
+    if step_us <= 0 or turnaround_us <= 0:
+        return 0
     worth_us = min(float(cap_us), accepted_per_step * step_us)
     return int(worth_us) if turnaround_us <= worth_us else 0
 
@@ -69,8 +70,10 @@ class Pace:
     sent: Setting = PLAIN
     """The setting in force."""
     worth: Worth = field(default_factory=Worth)
+    standing: Standing = field(default_factory=Standing)
+    """Of the draft: what other requests have seen of it."""
     turnaround_us: int = 0
-    """From a commit to the draft that answers it; 0 while unknown.
+    """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
     The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
     up to twice its time. Judged by that it would never be waited for again.
@@ -91,9 +94,12 @@ class Pace:
         `standing` is the draft's; without it, the draft is the one there was.
         """
         self.limit = limit
+        if standing is not None:
+            self.standing = standing
         self._forget_draft()
+        self.step_us = self.step_us or self.standing.step_us
         if not self.insistent:
-            self.worth.begin(standing or self.worth.standing)
+            self.worth.begin(self.standing)
         self.sent = self._wanted()
         return self.sent
 
@@ -114,9 +120,12 @@ class Pace:
         now_us: int,
     ) -> Setting | None:
         """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably."""
-        if not self.insistent and self._asked:
-            self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
-        self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
+        # The first commit after an opening: its step read a prompt, or the end of one.
+        if self._asked:
+            if not self.insistent:
+                self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
+            self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
+            self.standing.step_us = self.step_us
         self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
         self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
@@ -143,18 +152,18 @@ class Pace:
         self.speaking, self.unanswered = False, 0
         self._asked.clear()
         self._turnarounds_us.clear()
-        self.turnaround_us = 0
+        self.turnaround_us = self.standing.turnaround_us
 
-    def drafted(self, base_len: int, now_us: int) -> Setting | None:
-        """The draft spoke of the positions from `base_len` on."""
+    def drafted(self, base_len: int, now_us: int, *, run_ahead: bool = False) -> Setting | None:
+        """The draft spoke of the positions from `base_len` on; `run_ahead`: unasked, so that it answers nothing."""
         if self.worth.resting:
             # Said before it heard that it may rest.
             return None
         before_us, was_speaking = self.turnaround_us, self.speaking
         for committed_len, asked_us in reversed(self._asked):
-            if committed_len == base_len:
+            if committed_len == base_len and not run_ahead:
                 self._turnarounds_us.append(now_us - asked_us)
-                self.turnaround_us = min(self._turnarounds_us)
+                self.turnaround_us = self.standing.turnaround_us = min(self._turnarounds_us)
                 break
         self.speaking, self.unanswered = True, 0
         if was_speaking and self.turnaround_us == before_us:

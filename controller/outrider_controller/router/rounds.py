@@ -462,7 +462,7 @@ class Rounds:
         else:
             course.session.metrics.num_dropped_draft_tokens += num_tokens
             self._notices.dropped(course.session.request.model, num_tokens)
-        setting = course.pace.drafted(base_len, now_us)
+        setting = course.pace.drafted(base_len, now_us, run_ahead=draft.run_ahead)
         if setting is not None:
             self._tell(course, setting)
 

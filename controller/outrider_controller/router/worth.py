@@ -45,6 +45,10 @@ class Standing:
     """How long it rests when it fails the next time."""
     left: int = 0
     """Tokens to be committed plainly, by whichever requests, before one of them tries it again."""
+    step_us: float = 0.0
+    """Of the target's steps beside it, as a request saw them last; 0 while unknown."""
+    turnaround_us: int = 0
+    """From a commit to the draft that answers it, likewise."""
 
     @property
     def doubtful(self) -> bool:

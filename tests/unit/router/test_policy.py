@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
+from outrider_controller.router.worth import Standing
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
 
@@ -24,15 +25,56 @@ def test_the_clients_bound_stands_and_off_means_none():
 def test_a_wait_is_worth_the_steps_it_saves_and_no_more():
     worth = worthwhile_wait_us(cap_us=50_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=10_000)
     assert worth == 30_000
-    assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=0) == 10_000
+    assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=500) == 10_000
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=0.2, step_us=20_000, turnaround_us=10_000) == 0
-    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=0, turnaround_us=99) == 50_000
 
 
-def test_a_draft_is_not_waited_for_until_it_has_spoken():
+def test_nothing_is_waited_for_while_it_is_unknown_how_long_that_would_be():
+    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=0, turnaround_us=99) == 0
+    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=20_000, turnaround_us=0) == 0
+
+
+def committed(pace: Pace, length: int, now_us: int, step_us: int = 20_000) -> Setting | None:
+    return pace.committed(length, num_tokens=1, num_drafted=0, num_accepted=0, step_us=step_us, now_us=now_us)
+
+
+def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
     pace = opened()
     assert pace.opened(5).max_wait_us == 0
-    assert pace.drafted(3, now_us=0).max_wait_us == 50_000
+    assert pace.drafted(9, now_us=0) is None
+    committed(pace, 10, 0)
+    committed(pace, 11, 20_000)
+    assert pace.drafted(11, now_us=22_000).max_wait_us == 20_000
+
+
+def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
+    pace = opened()
+    committed(pace, 10, 0, step_us=400_000)
+    assert pace.step_us == 0
+    committed(pace, 11, 20_000)
+    assert pace.step_us == 20_000
+
+
+def test_a_guess_said_unasked_answers_nothing():
+    pace = opened()
+    committed(pace, 10, 0)
+    committed(pace, 11, 20_000)
+    pace.drafted(11, now_us=20_001, run_ahead=True)
+    assert pace.turnaround_us == 0
+    pace.drafted(11, now_us=70_000)
+    assert pace.turnaround_us == 50_000
+
+
+def test_what_one_request_saw_of_a_draft_the_next_one_knows():
+    standing = Standing()
+    first, second = Pace(CONFIG, 5), Pace(CONFIG, 5)
+    first.opened(5, standing)
+    committed(first, 10, 0)
+    committed(first, 11, 20_000)
+    first.drafted(11, now_us=50_000)
+    second.opened(5, standing)
+    assert second.drafted(9, now_us=0) is None, "answers take 30 ms, a step 20"
+    assert (second.turnaround_us, second.step_us) == (30_000, 20_000)
 
 
 def silent(pace: Pace, rounds: int) -> list[Setting | None]:
@@ -45,7 +87,8 @@ def silent(pace: Pace, rounds: int) -> list[Setting | None]:
 
 def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
     pace = opened()
-    pace.drafted(10, now_us=0)
+    silent(pace, 2)
+    assert pace.drafted(11, now_us=11 * 20_000 + 500).max_wait_us > 0
     settings = silent(pace, 5)
     assert settings[2].max_wait_us == 0 and settings[2].max_draft_tokens == 5
     assert settings[3:] == [None, None]
