@@ -160,12 +160,12 @@ class Stack:
         process = await self._launch(spec or old.spec)
         await process.ready(self.config.start_timeout_s)
 
-    async def replace_drafts(self, kind: str, model: str, fault: str = "") -> None:
+    async def replace_drafts(self, kind: str, model: str, change: str = "") -> None:
         """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
         for number in range(self.config.drafts):
             old = self.processes[f"draft-{number}"]
             port = int(old.spec.address.rpartition(":")[2])
-            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model, fault))
+            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model, change))
         await self.assembled()
 
     async def set_round_trip(self, added_ms: float) -> None:

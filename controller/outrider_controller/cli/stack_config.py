@@ -46,6 +46,8 @@ class StackConfig:
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
+    prepare_from_steps: float = 0.75
+    """Where its answers take so many of the target's steps. More than elsewhere: both share one machine's memory."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -142,13 +144,13 @@ class Planner:
         flags = (*name, *worker, "--tensor-parallel", str(ranks))
         return self._spec(f"target-{number}", "outrider.target", flags, port, self.cores.targets[number])
 
-    def draft(self, number: int, port: int, kind: str, model: str, fault: str = "") -> ProcessSpec:
-        """Also called for a draft that takes another's place. `fault`: one of outrider.testing.bad_draft."""
+    def draft(self, number: int, port: int, kind: str, model: str, change: str = "") -> ProcessSpec:
+        """Also called for a draft that takes another's place. `change`: one of outrider.testing.changed_draft."""
         # Only its vocabulary is read for n-grams, and the target's directory is at hand.
         path = str(self._target_path) if model == self._config.target_model else model
         name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
         worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization, self.cores.threads)
-        module, first = ("outrider.testing.bad_draft", (fault,)) if fault else ("outrider.draft", ())
+        module, first = ("outrider.testing.changed_draft", (change,)) if change else ("outrider.draft", ())
         return self._spec(f"draft-{number}", module, (*first, *name, *worker), port, self.cores.drafts[number])
 
     def _proxy(self, control_port: int) -> ProcessSpec:
@@ -174,6 +176,7 @@ class Planner:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
+        flags += ["--prepare-from-steps", str(self._config.prepare_from_steps)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

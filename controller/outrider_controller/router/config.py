@@ -23,9 +23,9 @@ class PolicyConfig:
     """Tokens a draft may guess beyond what it has sent, while that is being judged."""
     num_alternatives: int = 5
     """Outcomes of the step under way for which a draft may prepare what follows, where its answers take long."""
-    prepare_from_steps: float = 0.75
-    """How long, in steps of the target. What it prepares is there when the step ends; but where both share a memory,
-    as on one machine, the step takes longer for it."""
+    prepare_from_steps: float = 0.25
+    """How long, in steps of the target. What it prepares is there when the step ends, and costs the target nothing but
+    where both share a memory: on one machine the step takes longer for it, and this should be higher."""
     silent_commits: int = 2
     """Commits a draft may leave unanswered before the target stops waiting for it."""
 

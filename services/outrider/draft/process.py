@@ -34,16 +34,17 @@ PROTOCOL_VERSION = 1
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 
-async def run(config: DraftConfig, change: Callable[[Drafter], Drafter] = lambda drafter: drafter) -> None:
-    """Serves until a stop signal, then drains. `change` has the drafter before anyone else.
+def load(config: DraftConfig, path: Path) -> Drafter:
+    """The drafter that `config` asks for, from the checkpoint at `path`."""
+    return load_drafter(config.kind, path, engine=config.engine, model=config.drafting, ngram=config.ngrams)
 
-    Raises CheckpointError or OSError when it cannot start.
-    """
+
+async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] = load) -> None:
+    """Serves until a stop signal, then drains. Raises CheckpointError or OSError when it cannot start."""
     prepare_cpu(config)
     # Loading blocks for seconds; the event loop has nothing to do meanwhile.
     path = resolve(config.model, lambda line: log.info("%s", line))
-    drafter = load_drafter(config.kind, path, engine=config.engine, model=config.drafting, ngram=config.ngrams)
-    drafter = change(drafter)
+    drafter = load(config, path)
     info = describe(config, path, drafter)
     async with serve(config, drafter, info, signals=STOP_SIGNALS) as (life, servicer):
         log.info("%s serves %s (%s) at %s", info.worker_id, info.model, info.draft_kind, life.address)

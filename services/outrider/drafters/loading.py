@@ -28,7 +28,14 @@ def load_drafter(
     """Loads what the kind needs from `path`; n-grams alone read no weights. Raises CheckpointError."""
     if kind is DrafterKind.NGRAM:
         return NgramDrafter(*_vocabulary_and_context(path), ngram or NgramConfig())
-    drafter = ModelDrafter(Engine.load(path, engine or EngineConfig()), model or ModelConfig())
+    return drafter_on(Engine.load(path, engine or EngineConfig()), kind, model=model, ngram=ngram)
+
+
+def drafter_on(
+    engine: Engine, kind: DrafterKind, *, model: ModelConfig | None = None, ngram: NgramConfig | None = None
+) -> Drafter:
+    """Of a kind that has a model, with the one on `engine`."""
+    drafter = ModelDrafter(engine, model or ModelConfig())
     if kind is DrafterKind.MODEL:
         return drafter
     # The tokens an n-gram quotes are the target's own, so it needs nothing of the model but its limits.

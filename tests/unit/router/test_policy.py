@@ -6,7 +6,7 @@ from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
 from outrider_controller.router.worth import Standing
 
-CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
+CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3, prepare_from_steps=0.75)
 
 
 def opened() -> Pace:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_OVER_ONE_PROCESS = 1.05
 _LEAST_OVER_IN_STEP = 1.15
+# What a draft runs ahead to depends on when it hears what: once is not enough for all that it may be asked.
+_REHEARSALS = 3
 _ARMS = {
     "apart": "apart, ahead",
     "in step": "apart, in step",
@@ -61,8 +63,16 @@ class Decoded:
     metavar="MS",
     help="Round trip between router and workers, on top of this machine's.",
 )
+@click.option(
+    "--recalled",
+    is_flag=True,
+    help="Drafts apart compute each thing once, before, and recall it in the time that takes alone: as on a machine"
+    " of its own, what a draft reads does not slow the target.",
+)
 @json_file_option
-def rounds(prompts_file: Path, num_prompts: int, max_tokens: int, added_ms: float, json_file: Path | None) -> int:
+def rounds(
+    prompts_file: Path, num_prompts: int, max_tokens: int, added_ms: float, recalled: bool, json_file: Path | None
+) -> int:
     """What does a round take apart, in step, and in one process?
 
     Greedy, one stream, the shipped draft, every prompt three ways, one right after the other. Apart, ahead: as we ship
@@ -72,17 +82,21 @@ def rounds(prompts_file: Path, num_prompts: int, max_tokens: int, added_ms: floa
     1.05 times as long as the last for a round, and must be 1.15 times as fast as the second. From the first token on.
     """
     prompts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
-    return run_async(_rounds(prompts, max_tokens, added_ms, json_file))
+    return run_async(_rounds(prompts, max_tokens, added_ms, recalled, json_file))
 
 
-async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, json_file: Path | None) -> int:
+async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, recalled: bool, json_file: Path | None) -> int:
     config = StackConfig(pin=True, prefix_cache=False, delayed=added_ms > 0)
+    if recalled:
+        config = replace(config, prepare_from_steps=PolicyConfig().prepare_from_steps)
     async with AsyncExitStack() as exits:
         enter = exits.enter_async_context
         in_step = replace(config, run_ahead_tokens=0, num_alternatives=0)
         stacks = [await enter(Stack(c, note)) for c in (config, in_step)]
         for stack in stacks if added_ms else ():
             await stack.set_round_trip(added_ms)
+        for stack in stacks if recalled else ():
+            await stack.replace_drafts(config.draft_kind, config.draft, "recalls")
         gateways = [await enter(Gateway(stack.gateway_grpc)) for stack in stacks]
         # Spawned: a fork would take over gRPC's threads half alive.
         pool = exits.enter_context(
@@ -105,12 +119,14 @@ async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, json_fil
             for arm in _ARMS:
                 await ask(arm, prompts[0], 16)
             for number, prompt in enumerate(prompts):
+                for arm in ("apart", "in step") * (_REHEARSALS if recalled else 0):
+                    await ask(arm, prompt, max_tokens)
                 for arm in list(_ARMS) if number % 2 else reversed(_ARMS):
                     found[arm].append(await ask(arm, prompt, max_tokens))
                 report(number + 1, "")
     result = summary(found)
     click.echo(_table(result))
-    body = {**result, "added_ms": added_ms, "max_tokens": max_tokens, "hardware": hardware()}
+    body = {**result, "added_ms": added_ms, "recalled": recalled, "max_tokens": max_tokens, "hardware": hardware()}
     write_json(json_file, "bench-rounds", body)
     return ExitCode.OK if result["holds"] else ExitCode.ERROR
 

@@ -36,8 +36,8 @@ def test_a_delayed_stack_advertises_the_proxy_also_for_a_draft_that_takes_anothe
         advertised = worker.argv[worker.argv.index("--advertise") + 1]
         assert f"{advertised.rpartition(':')[2]}={worker.address}" in proxy.argv
     port = int(plan.drafts[0].address.rpartition(":")[2])
-    other = planner.draft(0, port, "ngram", "m", fault="wrong")
-    assert "--advertise" in other.argv and "outrider.testing.bad_draft" in other.argv
+    other = planner.draft(0, port, "ngram", "m", change="wrong")
+    assert "--advertise" in other.argv and "outrider.testing.changed_draft" in other.argv
 
 
 def test_a_stack_without_delay_has_no_proxy():

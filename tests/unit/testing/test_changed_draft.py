@@ -1,18 +1,18 @@
-"""A bad draft is bad in the way it says, and in nothing else."""
+"""A changed draft is changed in the way it says, and in nothing else."""
 
 from __future__ import annotations
 
 from outrider.drafters import Drafted, NgramDrafter, Opening
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.testing import bad_draft
-from outrider.testing.bad_draft import FAULTS, stalling
+from outrider.testing import changed_draft
+from outrider.testing.changed_draft import BadDrafter, stalling, wrong
 
 TEXT = [20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
 OPENING = Opening(TEXT, max_draft_tokens=4, params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
 
 
 def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:
-    good, bad = NgramDrafter(384, 512), FAULTS["wrong"](NgramDrafter(384, 512))
+    good, bad = NgramDrafter(384, 512), BadDrafter(NgramDrafter(384, 512), wrong(384))
     (meant,), (said,) = good.draft([good.open(OPENING)]), bad.draft([bad.open(OPENING)])
     assert meant is not None and said is not None
     assert len(said.token_ids) == len(meant.token_ids) > 0
@@ -22,7 +22,7 @@ def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:
 
 def test_a_stalling_draft_says_the_same_only_late(monkeypatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(bad_draft.time, "sleep", slept.append)
+    monkeypatch.setattr(changed_draft.time, "sleep", slept.append)
     drafted = Drafted("ngram", [1, 2])
     assert all(stalling(drafted) is drafted for _ in range(400))
-    assert 20 < len(slept) < 90 and set(slept) == {bad_draft.STALL_S}
+    assert 20 < len(slept) < 90 and set(slept) == {changed_draft.STALL_S}

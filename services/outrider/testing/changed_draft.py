@@ -1,7 +1,8 @@
-"""A real draft worker made bad: python -m outrider.testing.bad_draft FAULT OPTIONS, with the options of outrider.draft.
+"""A real draft worker, changed: python -m outrider.testing.changed_draft CHANGE OPTIONS, with those of outrider.draft.
 
-It costs what a good one costs and speaks the protocol as well. `wrong` proposes the neighbour of every token it means;
-`stalls` holds every eighth round, drawn at random, for 200 ms.
+It speaks the protocol like any other. `wrong` proposes the neighbour of every token it means; `stalls` holds every
+eighth round, drawn at random, for 200 ms; both cost what a good one costs. `recalls` says what a good one says, and as
+soon, but computes each thing only once: see outrider.testing.recall.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from outrider.draft.config import parse_arguments
-from outrider.draft.process import run
-from outrider.drafters import Drafted, Drafter, DraftSequence
+from outrider.draft.config import DraftConfig, parse_arguments
+from outrider.draft.process import load, run
+from outrider.drafters import Drafted, Drafter, DrafterKind, DraftSequence
+from outrider.drafters.loading import drafter_on
+from outrider.engine import Engine
 from outrider.telemetry.logging import configure_logging
+from outrider.testing.recall import RecallingEngine
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8
@@ -69,20 +74,32 @@ def stalling(drafted: Drafted) -> Drafted:
     return drafted
 
 
-FAULTS: dict[str, Callable[[Drafter], Drafter]] = {
-    "wrong": lambda drafter: BadDrafter(drafter, wrong(drafter.info.vocab_size)),
-    "stalls": lambda drafter: BadDrafter(drafter, stalling),
-}
+def recalling(config: DraftConfig, path: Path) -> Drafter:
+    """Each thing is computed once. Not for n-grams, which compute nothing."""
+    engine = RecallingEngine(Engine.load(path, config.engine))
+    return drafter_on(engine, DrafterKind(config.kind), model=config.drafting, ngram=config.ngrams)
+
+
+def _wrong(config: DraftConfig, path: Path) -> Drafter:
+    drafter = load(config, path)
+    return BadDrafter(drafter, wrong(drafter.info.vocab_size))
+
+
+def _stalls(config: DraftConfig, path: Path) -> Drafter:
+    return BadDrafter(load(config, path), stalling)
+
+
+CHANGES: dict[str, Callable[[DraftConfig, Path], Drafter]] = {"wrong": _wrong, "stalls": _stalls, "recalls": recalling}
 
 
 def main() -> int:
-    if len(sys.argv) < 2 or sys.argv[1] not in FAULTS:
-        print(f"the first argument must be one of {', '.join(FAULTS)}", file=sys.stderr)
+    if len(sys.argv) < 2 or sys.argv[1] not in CHANGES:
+        print(f"the first argument must be one of {', '.join(CHANGES)}", file=sys.stderr)
         return 2
     config = parse_arguments(sys.argv[2:])
     configure_logging("draft", config.log_format)
     sys.setswitchinterval(0.0005)
-    asyncio.run(run(config, FAULTS[sys.argv[1]]))
+    asyncio.run(run(config, CHANGES[sys.argv[1]]))
     return 0
 
 
