@@ -21,6 +21,9 @@ class Candidate:
     """Ratio mode: one per drafted token."""
     parents: Sequence[int] = ()
     """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
+    bonus: bool = True
+    """Whether a token of the target's own follows where all are accepted. Ratio mode may do without: then the last
+    drafted token, which came too late to be run, is judged where that would have been sampled."""
 
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
@@ -31,6 +34,8 @@ class Candidate:
             for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):
                 if not q.count_of(token_id):
                     raise InvalidField(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
+        if not self.bonus and (self.mode is not VerificationMode.RATIO or not self.draft):
+            raise InvalidField("bonus", "done without in ratio mode only, with a draft")
         if self.parents and len(self.parents) != len(self.draft):
             raise InvalidField("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
         for node, parent in enumerate(self.parents):
@@ -39,7 +44,8 @@ class Candidate:
 
     @property
     def num_rows(self) -> int:
-        return len(self.draft) + 1
+        """Of logits: one after the committed tokens and one after each drafted token that was run."""
+        return len(self.draft) + self.bonus
 
     def children(self, node: int) -> list[int]:
         """Indices of the tokens drafted after `node`; -1 is the root."""
@@ -50,7 +56,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target says: the accepted drafts and one token of its own."""
+    """What the target says: the accepted drafts and one token of its own, if the candidate has it."""
 
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0

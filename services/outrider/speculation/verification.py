@@ -89,7 +89,10 @@ def _judge_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int]
             return verdict
         verdict.token_ids.append(token_id)
         verdict.num_accepted += 1
-        verdict.path.append(index + 1)
+        if index + 1 < candidate.num_rows:
+            verdict.path.append(index + 1)
+    if not candidate.bonus:
+        return verdict
     bonus = _distribution(candidate, logits[-1], favourites[-1])
     position = candidate.base_len + len(candidate.draft)
     verdict.token_ids.append(bonus.draw(uniform(seed, position, Purpose.BONUS)))

@@ -120,6 +120,12 @@ class DraftBuffer:
         else:
             self._append(draft, committed, capacity)
 
+    def continued_by(self, draft: OfferedDraft, committed_len: int) -> bool:
+        """Whether it says what follows on what is held, and takes nothing back."""
+        if not draft.token_ids or draft.parents or draft.base_len != committed_len + len(self.token_ids):
+            return False
+        return draft.epoch == self.epoch or not self.token_ids
+
     def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         guess, num_dropped = replace(tree, token_ids=tuple(tree.descend()), parents=()), self.num_dropped
         self._append(guess, committed, capacity)

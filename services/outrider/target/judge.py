@@ -5,10 +5,10 @@ A fault is narrowed down by halves until it lies with one row, so that it ends o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row
-from outrider.speculation import Candidate, Verdict, verify
+from outrider.speculation import Candidate, Verdict, VerificationMode, verify
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
 
@@ -16,14 +16,15 @@ Judgement = Verdict | Exception | None
 """None: a chunk of prefill, which decides nothing."""
 
 
-def judge(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
+def judge(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None] = lambda: None) -> list[Judgement]:
     """One judgement per row. A row that failed has its KV as it was before; the others are not affected.
 
+    `listen` is called between the model's run and the judging: what drafts say then is heard, where it is of use.
     Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
-        return _run(engine, rows)
+        return _run(engine, rows, listen)
     except OutOfBlocks:
         raise
     except Exception as error:
@@ -32,11 +33,14 @@ def judge(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
         if len(rows) == 1:
             return [error]
         middle = len(rows) // 2
-        return judge(engine, rows[:middle]) + judge(engine, rows[middle:])
+        return judge(engine, rows[:middle], listen) + judge(engine, rows[middle:], listen)
 
 
-def _run(engine: Engine, rows: Sequence[PlannedRow]) -> list[Judgement]:
+def _run(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None]) -> list[Judgement]:
     logits = engine.forward([_engine_row(row) for row in rows])
+    listen()
+    for row in rows:
+        row.late = row.decides and _judges_one_more(row)
     deciding = [row for row in rows if row.decides]
     verdicts = iter(verify(logits, [_candidate(row) for row in deciding]) if deciding else ())
     return [next(verdicts) if row.decides else None for row in rows]
@@ -49,14 +53,23 @@ def _engine_row(row: PlannedRow) -> Row:
     return Row(kv_of(row.sequence), tokens, num_logits=row.num_drafted + 1 if row.decides else 0)
 
 
-def _candidate(row: PlannedRow) -> Candidate:
+def _judges_one_more(row: PlannedRow) -> bool:
+    """Whether the buffer goes on after what was run. In the other modes the target's own token shows if it is right."""
     sequence, count = row.sequence, row.num_drafted
+    if sequence.mode is not VerificationMode.RATIO:
+        return False
+    return count < min(len(sequence.drafts), sequence.speculation.max_draft_tokens)
+
+
+def _candidate(row: PlannedRow) -> Candidate:
+    sequence, count = row.sequence, row.num_judged
     return Candidate(
         params=sequence.opening.params,
         mode=sequence.mode,
         base_len=sequence.committed_len,
         draft=sequence.drafts.token_ids[:count],
         q=sequence.drafts.q[:count],
+        bonus=not row.late,
     )
 
 

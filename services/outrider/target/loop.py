@@ -58,6 +58,7 @@ class StepLoop:
         self._inbox: deque[Event] = deque()
         self._wake = threading.Condition()
         self._stopped = False
+        worker.take_late = self._take
         self._thread = threading.Thread(target=self._run, name="outrider-step", daemon=True)
 
     def start(self) -> None:
@@ -97,6 +98,13 @@ class StepLoop:
             events = list(self._inbox)
             self._inbox.clear()
             return events
+
+    def _take(self, wanted: Callable[[Event], bool]) -> list[Event]:
+        with self._wake:
+            taken = [event for event in self._inbox if wanted(event)]
+            for event in taken:
+                self._inbox.remove(event)
+            return taken
 
     def turn(self, events: Iterable[Event]) -> float | None:
         """Applies events, runs one step, hands out the report. Returns when it is due again, as TargetWorker.step does.

@@ -38,11 +38,17 @@ class PlannedRow:
     num_tokens: int
     """Of the sequence's pending tokens."""
     num_drafted: int = 0
+    late: bool = False
+    """Whether a draft that came during the step is judged as well, for the position after all of them."""
     decides: bool = field(init=False)
     """Whether the row ends in a verdict: all that was pending is run. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
         self.decides = self.num_tokens == self.sequence.pending
+
+    @property
+    def num_judged(self) -> int:
+        return self.num_drafted + self.late
 
 
 @dataclass(slots=True)

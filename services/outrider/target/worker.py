@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from outrider.engine import Engine, OutOfBlocks
 from outrider.rpc.errors import Overloaded, Unavailable
-from outrider.speculation import InvalidField, Verdict
+from outrider.speculation import InvalidField, Verdict, VerificationMode
 from outrider.target import events
 from outrider.target.commit import Finish, conclude
 from outrider.target.events import Event
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+TakeLate = Callable[[Callable[[Event], bool]], Iterable[Event]]
+"""What has come in during the step and is wanted before its end; the rest comes after it."""
 
 
 class TargetWorker:
@@ -41,6 +43,7 @@ class TargetWorker:
         self._sequences: dict[SequenceKey, TargetSequence] = {}
         self._serials = itertools.count()
         self._report = Report()
+        self.take_late: TakeLate = lambda wanted: ()
 
     @property
     def load(self) -> Load:
@@ -93,7 +96,7 @@ class TargetWorker:
         if not planned.rows:
             return planned.wake_at_s
         try:
-            judgements = judge(self._engine, planned.rows)
+            judgements = judge(self._engine, planned.rows, lambda: self._hear_drafts(planned.rows))
         except OutOfBlocks as error:
             # The plan and the pool disagree. Giving up the newest sequence's KV is always safe.
             log.error("planned a step that does not fit: %s", error)
@@ -131,9 +134,23 @@ class TargetWorker:
                 self._engine.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
+    def _hear_drafts(self, rows: Sequence[PlannedRow]) -> None:
+        """Drafts that came during the step and go on where those being judged end."""
+        # In the other modes a commit leaves the buffer as it is where the target says the same.
+        keys = {row.sequence.key for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO}
+
+        def wanted(event: Event) -> bool:
+            if not isinstance(event, events.Offered) or event.key not in keys:
+                return False
+            sequence = self._sequences[event.key]
+            return sequence.drafts.continued_by(event.draft, sequence.committed_len)
+
+        for event in self.take_late(wanted) if keys else ():
+            self.apply(event)
+
     def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:
         for row, judgement in zip(rows, judgements, strict=True):
-            row.sequence.start_step(started_s, row.num_drafted)
+            row.sequence.start_step(started_s, row.num_judged)
             try:
                 self._settle(row, judgement)
             except Exception as error:
@@ -154,7 +171,7 @@ class TargetWorker:
         sequence = row.sequence
         if isinstance(judgement, Exception):
             raise judgement
-        finish = Finish.NONE if judgement is None else self._commit(sequence, judgement, row.num_drafted)
+        finish = Finish.NONE if judgement is None else self._commit(sequence, judgement, row.num_judged)
         self._engine.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)

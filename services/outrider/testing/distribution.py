@@ -75,13 +75,17 @@ def run_experiment(
     draws: int = 200_000,
     fault: Fault = Fault.NONE,
     speculate: bool = True,
+    late: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DistributionResult:
-    """Emits `draws` tokens and compares them with what the target alone would emit."""
+    """Emits `draws` tokens and compares them with what the target alone would emit.
+
+    `late`: in ratio mode every other round judges a draft for its last position, as where one came during the step.
+    """
     model = _Models.make()
     counts = np.zeros((VOCAB, VOCAB))
     verified = accepted = 0
-    text = _Text(model, mode, fault, speculate)
+    text = _Text(model, mode, fault, speculate, late)
     with _planted(fault):
         done = 0
         while done < draws:
@@ -131,18 +135,22 @@ class _Text:
     mode: VerificationMode
     fault: Fault
     speculate: bool
+    late: bool
     last: int = 0
     length: int = 0
+    num_rounds: int = 0
 
     def round(self) -> Verdict:
         proposals = self._draft() if self.speculate else []
         draft = [p.token_id for p in proposals]
         q = [p.q for p in proposals if p.q is not None]
-        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q)
+        self.num_rounds += 1
+        bonus = not (self.late and self.num_rounds % 2)
+        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q, bonus=bonus)
         if self.fault is Fault.Q_TRUNCATED:
             # Behind the back of the check at birth, which would refuse it.
             candidate.q = [_truncated(distribution) for distribution in q]
-        [verdict] = verify(self.model.target[[self.last, *draft]], [candidate])
+        [verdict] = verify(self.model.target[[self.last, *draft][: candidate.num_rows]], [candidate])
         self.last = verdict.token_ids[-1]
         self.length += len(verdict.token_ids)
         return verdict

@@ -18,6 +18,11 @@ def test_two_hundred_thousand_speculated_draws_follow_the_target() -> None:
     assert 0.3 < result.accepted < 0.9  # both the accepting and the recovering branch were exercised
 
 
+def test_draws_judged_for_the_last_position_follow_the_target() -> None:
+    result = run_experiment(draws=60_000, late=True)
+    assert result.passed, result
+
+
 def test_coupled_draws_follow_the_target() -> None:
     result = run_experiment(VerificationMode.COUPLED, draws=30_000)
     assert result.passed, result

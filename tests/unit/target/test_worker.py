@@ -5,7 +5,7 @@ Plain text is the same worker's without any draft.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,8 @@ from outrider.rpc.errors import Overloaded, Unavailable
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
-from outrider.target.events import DraftRefused, DrainExpired, DrainStarted, Offered, Opened
+from outrider.target.events import DraftRefused, DrainExpired, DrainStarted, Event, Offered, Opened
+from outrider.target.loop import StepLoop
 from outrider.target.opening import Opening, Speculation
 from torch import Tensor
 
@@ -74,6 +75,61 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
     assert bench.worker.tally.num_draft_tokens > 0
     assert not bench.refused
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
+
+
+def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=3)
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], params=params, mode=VerificationMode.RATIO))
+    bench.step()
+
+    def offered(token: int, base_len: int) -> Offered:
+        q = (DraftDistribution((token,), (65536,)),)
+        return Offered(key(0), OfferedDraft(0, base_len, (token,), q, params, received_s=bench.now_s))
+
+    def take_late(wanted: Callable[[Event], bool]) -> list[Event]:
+        length = len(bench.tokens[key(0)]) + 1
+        came = [offered(9, length + 3), offered(8, length), offered(5, length)]
+        return [event for event in came if wanted(event)][:1]
+
+    bench.worker.take_late = take_late
+    judged = []
+    for _ in range(12):
+        bench.apply(offered(7, len(bench.tokens[key(0)])))
+        bench.step()
+        judged.append(bench.told[key(0)].commits[-1].outcome)
+    assert all(outcome.num_drafted == 2 for outcome in judged), "one was there, and one came"
+    assert all(outcome.num_verified == 1 + outcome.num_accepted - (outcome.num_accepted == 2) for outcome in judged)
+    assert all(len(outcome.token_ids) == min(2, outcome.num_accepted + 1) for outcome in judged)
+    bench.run()
+    assert len(bench.told[key(0)].text) == 24 and not bench.refused
+    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+
+
+@pytest.mark.parametrize("mode", [VerificationMode.COUPLED, VerificationMode.RATIO])
+def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: Path, mode: VerificationMode) -> None:
+    params, bench = SamplingParams(temperature=0.8, seed=3), Bench(tiny)
+    one_ahead = Speculation(max_draft_tokens=1, run_ahead_tokens=3)
+    bench.open(0, opening(PROMPTS[0], params=params, mode=mode, speculation=one_ahead))
+    bench.step()
+    q = (DraftDistribution((7,), (65536,)), DraftDistribution((8,), (65536,)))
+    for _ in range(6):
+        bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q, params)))
+        bench.step()
+        assert bench.told[key(0)].commits[-1].outcome.num_drafted <= 1
+
+
+def test_the_loop_hands_out_during_a_step_what_is_wanted_then_and_keeps_the_rest(tiny: Path) -> None:
+    worker, heard = Bench(tiny).worker, []
+    loop = StepLoop(worker, lambda report: None)
+    first, second, third = (Offered(key(i), OfferedDraft(0, 9, (i,))) for i in range(3))
+    loop.post([first, second, third])
+    assert worker.take_late(lambda event: event is second) == [second]
+    assert worker.take_late(lambda event: event is second) == []
+    worker.apply = heard.append  # type: ignore[method-assign]
+    loop.start()
+    loop.stop()
+    assert heard in ([], [first, third]), "stopped before its first step, or after it"
 
 
 def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:

@@ -19,10 +19,12 @@ from outrider_controller.cli.progress import progress
 if TYPE_CHECKING:
     from outrider.testing.distribution import DistributionResult
 
+_LATE = "ratio, late drafts"
 # What is run: verification mode, whether it speculates, planted fault (a name of testing.distribution.Fault).
 _RUNS = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
+    (_LATE, True, "NONE"),
     ("coupled", True, "NONE"),
     ("ratio", True, "NOISE_REUSED"),
     ("ratio", True, "Q_TRUNCATED"),
@@ -73,7 +75,8 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
     from outrider.testing.distribution import Fault, run_experiment
 
     torch.set_num_threads(1)
-    return run_experiment(VerificationMode(mode), draws=draws, fault=Fault[fault], speculate=speculates)
+    kind = VerificationMode("ratio" if mode == _LATE else mode)
+    return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
 
 
 def _table(results: list[DistributionResult]) -> str:
