@@ -21,6 +21,8 @@ from outrider_controller.simulation.witness import Texts, Witness
 Note = Callable[[str], None]
 WAIT_FOR_TARGET_S = 4.0
 _DRAIN_FLUSH_S = 0.2
+# Steps of a worker that one fault may have fail.
+_MOST_FAILURES = 4
 
 
 class World:
@@ -85,7 +87,9 @@ class World:
     async def faults_over(self) -> None:
         """Returns once all that was to befall has, it is over, and every place is filled again."""
         await asyncio.gather(*self._troubles)
-        await asyncio.sleep(max(0.0, *(p.troubled_until_s - self.now_s for p in self.places.values())))
+        # Who died while it was cut off is not known to be dead before that ends.
+        troubled = (*self.gone, *self.places.values())
+        await asyncio.sleep(max(0.0, *(process.troubled_until_s - self.now_s for process in troubled)))
         for process in self.places.values():
             if isinstance(process, Worker):
                 process.machine.failures_due = 0
@@ -150,7 +154,7 @@ class World:
             case Kind.STALL if isinstance(process, Worker):
                 process.stall(now_s + fault.for_s)
             case Kind.FAIL if isinstance(process, Worker):
-                process.machine.failures_due += self.rng.choice((1, 2, 4))
+                process.machine.failures_due += self.rng.choice((1, 2, _MOST_FAILURES))
             case Kind.DRAIN if isinstance(process, Worker):
                 process.start_drain()
                 await asyncio.sleep(fault.for_s)
@@ -190,6 +194,9 @@ def _close_within_s(schedule: Schedule) -> float | None:
     if any(fault.kind in (Kind.CUT_OFF, Kind.STALL) for fault in schedule.faults):
         return None
     longest_step_s = max(plan.step_s + plan.token_s * plan.max_batch_tokens for plan in schedule.targets)
+    # What fails is run again in two halves.
+    failures = sum(_MOST_FAILURES for f in schedule.faults if f.kind is Kind.FAIL and f.role is Role.TARGET)
+    longest_step_s *= 1 + 2 * failures
     return 3 * schedule.delay_s[1] + 3 * longest_step_s
 
 
