@@ -9,7 +9,8 @@ from typing import Any
 
 from outrider.training.openings import LONG, SHORT, choose
 
-_LONG_SHARE = 0.25
+# Answers to long prompts copy from them, and are what a small draft guesses worst.
+_LONG_SHARE = 0.4
 _SYSTEM_SHARE = 0.9
 _SECOND_TURN_SHARE = 0.35
 # Mostly greedy: that is how a draft is used most, and greedy text differs from sampled text.

@@ -126,7 +126,7 @@ LONG = (
         (180, 640),
         _led(
             "|Context: |Passage: |Read the passage and answer the question.\\n\\n|"
-            "Use the following documents to answer.\\n\\n"
+            "Use the following documents to answer.\\n\\n|Document 1: |Title: "
         ),
         "\\nWhat is the|\\nWho was the|\\nWhen did the|\\nWhere is the|\\nWho|\\nHow many|\\nWhat|\\nWhy did|"
         "\\nWhere did|\\nWho plays|\\nWhat year was",
