@@ -70,8 +70,6 @@ class Pace:
     sent: Setting = PLAIN
     """The setting in force."""
     worth: Worth = field(default_factory=Worth)
-    standing: Standing = field(default_factory=Standing)
-    """Of the draft: what other requests have seen of it."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
@@ -94,12 +92,13 @@ class Pace:
         `standing` is the draft's; without it, the draft is the one there was.
         """
         self.limit = limit
-        if standing is not None:
-            self.standing = standing
+        known = self.worth.standing if standing is None else standing
+        if self.insistent:
+            self.worth.standing = known
+        else:
+            self.worth.begin(known)
         self._forget_draft()
-        self.step_us = self.step_us or self.standing.step_us
-        if not self.insistent:
-            self.worth.begin(self.standing)
+        self.step_us = self.step_us or known.step_us
         self.sent = self._wanted()
         return self.sent
 
@@ -125,7 +124,7 @@ class Pace:
             if not self.insistent:
                 self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
             self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
-            self.standing.step_us = self.step_us
+            self.worth.standing.step_us = self.step_us
         self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
         self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
@@ -152,7 +151,7 @@ class Pace:
         self.speaking, self.unanswered = False, 0
         self._asked.clear()
         self._turnarounds_us.clear()
-        self.turnaround_us = self.standing.turnaround_us
+        self.turnaround_us = self.worth.standing.turnaround_us
 
     def drafted(self, base_len: int, now_us: int, *, run_ahead: bool = False) -> Setting | None:
         """The draft spoke of the positions from `base_len` on; `run_ahead`: unasked, so that it answers nothing."""
@@ -163,7 +162,7 @@ class Pace:
         for committed_len, asked_us in reversed(self._asked):
             if committed_len == base_len and not run_ahead:
                 self._turnarounds_us.append(now_us - asked_us)
-                self.turnaround_us = self.standing.turnaround_us = min(self._turnarounds_us)
+                self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
                 break
         self.speaking, self.unanswered = True, 0
         if was_speaking and self.turnaround_us == before_us:
