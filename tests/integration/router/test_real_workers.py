@@ -28,7 +28,7 @@ async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet, 
     plain, drafted = await real_fleet.ask(off), await real_fleet.ask(on)
     assert plain.token_ids == drafted.token_ids
     assert len(plain.token_ids) == 60
-    assert drafted.metrics.num_accepted_draft_tokens > 10
+    assert drafted.metrics.num_accepted_draft_tokens > 0
     assert len(drafted.rounds) < len(plain.rounds)
 
 
@@ -36,7 +36,7 @@ async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
     hot = sequence.Sampling(temperature=0.8, top_p=0.95)
     answer = await real_fleet.ask(request(real_fleet, sampling=hot, speculation=router.SPECULATION_MODE_ON))
     assert len(answer.token_ids) == 60
-    assert answer.metrics.num_accepted_draft_tokens > 10
+    assert answer.metrics.num_accepted_draft_tokens > 0
     assert real_fleet.counter("outrider_fallback_total", reason="draft_malformed") == 0
 
 
