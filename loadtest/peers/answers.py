@@ -1,8 +1,9 @@
 """Ours and peers that speculate too, answering the same prompts: `python loadtest/peers/answers.py --prompts FILE`.
 
 One stream of greedy answers, in bfloat16. Ours is the whole stack: gateway, router, target on one core, draft on the
-other. A peer is one process with a thread on each of the same cores. They take turns prompt by prompt; whoever is not
-asked is idle. Knows processes; what is made of the answers is in `answer_figures`.
+other, where the target reads prompts too. A peer is one process with a thread on each of the same cores. They take
+turns prompt by prompt; whoever is not asked is idle. Knows processes; what is made of the answers is in
+`answer_figures`.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     asking = questions(spread(read_prompts(options.prompts), options.num_prompts), model)
     limits = Limits(options.max_tokens, not options.stop_at_eos)
     failures: dict[str, str] = {}
-    config = StackConfig(target_model=_MODEL, pin=True, prefix_cache=False)
+    config = StackConfig(target_model=_MODEL, pin=True, borrow_cores=True, prefix_cache=False)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         with ExitStack() as exits:
             peers = await _start_peers(options.peers, _peers(draft, options), model, options.cores, failures)

@@ -16,6 +16,10 @@ class Cores:
     threads: int
     """Of one worker's engine."""
 
+    def beside(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """The drafts' cores that are not among these."""
+        return tuple(sorted({core for one in self.drafts for core in one} - set(own)))
+
 
 def shared(available: Sequence[int], targets: int, drafts: int) -> Cores:
     """No pinning; each worker computes with its share of the cores."""

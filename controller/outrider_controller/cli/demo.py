@@ -25,7 +25,7 @@ _PROMPT = "Write a Python function that returns the n-th Fibonacci number, then 
 
 @click.command("demo")
 @click.argument("prompt", nargs=-1)
-@stack_options(pin=True)
+@stack_options(pin=True, borrow_cores=True)
 @click.option(
     "--max-tokens", type=click.IntRange(2), default=128, show_default=True, metavar="N", help="Of each answer."
 )

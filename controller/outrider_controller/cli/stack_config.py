@@ -39,6 +39,8 @@ class StackConfig:
     draft_quantization: str = "none"
     pin: bool = False
     """One core to each worker."""
+    borrow_cores: bool = False
+    """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
     prefix_cache: bool = True
     delayed: bool = False
     """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
@@ -110,6 +112,7 @@ class Planner:
         self._config = config
         self._target_path = target_path
         self._metadata_url = metadata_url
+        self._num_cores = len(available)
         assign = pinned if config.pin else shared
         self.cores: Cores = assign(available, config.targets, config.drafts)
         self._proxied: dict[int, int] = {}
@@ -142,7 +145,13 @@ class Planner:
         threads = max(1, self.cores.threads // ranks)
         worker = self._worker(port, self._config.dtype, self._config.target_quantization, threads)
         flags = (*name, *worker, "--tensor-parallel", str(ranks))
-        return self._spec(f"target-{number}", "outrider.target", flags, port, self.cores.targets[number])
+        own = self.cores.targets[number]
+        if not self._config.borrow_cores or ranks > 1:
+            return self._spec(f"target-{number}", "outrider.target", flags, port, own)
+        borrowed = self.cores.beside(own)
+        flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
+        flags += ("--cpu-cores", ",".join(map(str, own)))
+        return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))
 
     def draft(self, number: int, port: int, kind: str, model: str, change: str = "") -> ProcessSpec:
         """Also called for a draft that takes another's place. `change`: one of outrider.testing.changed_draft."""

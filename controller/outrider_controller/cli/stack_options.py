@@ -21,8 +21,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def stack_options(*, pin: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options and hands the command one `config: StackConfig` made of them. `pin` is the default of --pin."""
+def stack_options(*, pin: bool, borrow_cores: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds the options and hands the command one `config: StackConfig` made of them.
+
+    `pin` and `borrow_cores` are the defaults of the options of these names.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -34,7 +37,7 @@ def stack_options(*, pin: bool) -> Callable[[Callable[..., Any]], Callable[..., 
                 raise click.UsageError(str(error)) from None
             return command(config=config, **given)
 
-        for option in reversed(_options(pin)):
+        for option in reversed(_options(pin, borrow_cores)):
             run = option(run)
         return run
 
@@ -54,6 +57,7 @@ _FIELDS = (
     "target_quantization",
     "draft_quantization",
     "pin",
+    "borrow_cores",
     "run_ahead_tokens",
     "num_alternatives",
     "prepare_from_steps",
@@ -64,7 +68,7 @@ _FIELDS = (
 )
 
 
-def _options(pin: bool) -> list[Callable[[F], F]]:
+def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
     option, number = click.option, click.IntRange
     quantization = click.Choice(QUANTIZATIONS)
     path = click.Path(file_okay=False, path_type=Path)
@@ -85,6 +89,12 @@ def _options(pin: bool) -> list[Callable[[F], F]]:
             "--pin/--no-pin",
             default=pin,
             help="One CPU core to each worker; all else beside the drafts if no core is left.",
+            **shown,
+        ),
+        option(
+            "--borrow-cores/--no-borrow-cores",
+            default=borrow_cores,
+            help="Targets read prompts on the drafts' cores too, unlike on machines of their own.",
             **shown,
         ),
         option(

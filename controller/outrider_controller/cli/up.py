@@ -22,7 +22,7 @@ _RESTARTS, _WINDOW_S = 5, 60.0
 
 
 @click.command("up")
-@stack_options(pin=False)
+@stack_options(pin=False, borrow_cores=True)
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="OpenAI API; 0: any.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
 @click.option("--control-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="Control; 0: any.")

@@ -83,7 +83,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shard
     """The first that can run the model, or the one that is asked for."""
     wanted = config.execution
     if may_run_natively(config) and can_run_natively(model, config.block_size):
-        return NativeLlama(model, context), NativeAttention()
+        return NativeLlama(model, context, config.prefill_threads), NativeAttention()
     if config.quantization != "none" and wanted == "auto":
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"

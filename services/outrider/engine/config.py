@@ -42,6 +42,8 @@ class EngineConfig:
     """Replay recorded steps on a GPU; needs triton's attention."""
     graph_rows: int = 64
     """Most sequences of a recorded step."""
+    prefill_threads: int = 0
+    """Threads of native steps of 64 tokens and more; fewer than torch's have no effect."""
     graph_least_tokens: int = 16
     """Recorded steps are multiples of this many tokens: see buckets.py for why one is not better."""
 
@@ -59,6 +61,8 @@ class EngineConfig:
         for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
+        if self.prefill_threads < 0:
+            raise ValueError("prefill_threads: must not be negative")
         for name in ("num_blocks", "kv_cache_bytes", "max_context_len"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -33,13 +33,13 @@ class TargetConfig:
     max_draft_tokens: int = 32
     """Most drafted tokens judged in one step of one sequence."""
     threads: int = 0
-    """Threads of one engine step on CPU; 0 leaves it to torch."""
+    """Threads of one engine step on CPU; 0 leaves it to torch. Long steps may have more: engine.prefill_threads."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     step_timeout_s: float = 30.0
     """With tensor_parallel above 1: how long a step, or one process's silence, may last before all start again."""
     cpu_cores: tuple[int, ...] = ()
-    """Cores the process may run on; empty means all."""
+    """Cores the process may run on; empty means all. What only helps with prompts keeps to the others, if there are."""
     metrics_listen: str = ""
     """HOST:PORT of the Prometheus endpoint; empty means none."""
     drain_timeout_s: float = 30.0
@@ -100,6 +100,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
                 prefix_cache=not options.no_prefix_cache,
                 attention=options.attention,
                 cuda_graphs=not options.no_cuda_graphs,
+                prefill_threads=options.prefill_threads,
             ),
             model_name=options.model_name,
             advertise=options.advertise,
@@ -146,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--attention", default="auto", choices=ATTENTIONS, help="triton runs on CUDA; auto takes it there")
     add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
+    add("--prefill-threads", type=int, default=0, metavar="N", help="CPU threads that read a prompt, if more")
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
     add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running sequences")

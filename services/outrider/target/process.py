@@ -18,6 +18,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
+from outrider.engine.native import start_helpers
 from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -44,10 +45,14 @@ _FLUSH_S = 2.0
 
 def limit_cpu(config: TargetConfig) -> None:
     """Before the model is loaded: threads started later inherit it."""
-    if config.cpu_cores:
-        os.sched_setaffinity(0, config.cpu_cores)
     if config.threads:
         torch.set_num_threads(config.threads)
+    if not config.cpu_cores:
+        return
+    if others := os.sched_getaffinity(0) - set(config.cpu_cores):
+        os.sched_setaffinity(0, others)
+        start_helpers(config.engine.prefill_threads - torch.get_num_threads())
+    os.sched_setaffinity(0, config.cpu_cores)
 
 
 async def run(config: TargetConfig, group: Group | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,6 +179,26 @@ def test_threads_do_not_show(tmp_path: Path, quantization: str) -> None:
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(one, three)
+
+
+@needs_kernels
+def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path) -> None:
+    path, prompts = checkpoint(tmp_path), [tokens(40 + 60 * i) for i in range(4)]
+    alone = load(path, prefix_cache=False)
+    want = [alone.forward([Row(alone.open([]), p, len(p))]) for p in prompts]
+    engines = [load(path, prefix_cache=False, prefill_threads=3) for _ in prompts]
+
+    def steps(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
+        sequence, got = engine.open([]), []
+        for _ in range(30):
+            got.append(engine.forward([Row(sequence, prompt, len(prompt))]))
+            engine.rewind(sequence, 0)
+        return got
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        got = list(threads.map(steps, engines, prompts))
+    for mine, right in zip(got, want, strict=True):
+        assert all(torch.equal(one, right) for one in mine)
 
 
 @needs_kernels

@@ -32,6 +32,7 @@ _FLAGS = [
     "-mfma",
     "-shared",
     "-fPIC",
+    "-pthread",
 ]
 _TIMEOUT_S = 120
 
@@ -47,8 +48,18 @@ def load_library() -> ctypes.CDLL | None:
     if not library.outrider_supported():
         logger.info("no native kernels, torch's are used instead: the CPU has no AVX512-BF16 and VNNI")
         return None
-    library.outrider_forward.restype = None
+    library.outrider_forward.restype = library.outrider_start_helpers.restype = None
+    library.outrider_start_helpers.argtypes = [ctypes.c_int64]
     return library
+
+
+def start_helpers(count: int) -> None:
+    """Threads that take part in steps of more than one, on the cores that the calling thread may use now.
+
+    Without this call they are started by the first such step. Nothing happens where there are no native kernels.
+    """
+    if library := load_library():
+        library.outrider_start_helpers(count)
 
 
 def _compiled() -> Path:
@@ -72,11 +83,8 @@ def _compile(compiler: str, path: Path) -> None:
     """Several processes may do it at the same time: each writes a file of its own, and the last rename stays."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
-        # Without OpenMP the kernels run on one thread.
-        for threads in (["-fopenmp"], []):
-            command = [compiler, *_FLAGS, *threads, str(_SOURCE), "-o", str(output), "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-            if done.returncode == 0:
-                os.replace(output, path)
-                return
-    raise OSError(f"{compiler} cannot compile {_SOURCE.name}: {done.stderr.strip()[:500]}")
+        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(output), "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        if done.returncode != 0:
+            raise OSError(f"{compiler} cannot compile {_SOURCE.name}: {done.stderr.strip()[:500]}")
+        os.replace(output, path)

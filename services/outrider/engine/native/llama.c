@@ -14,19 +14,21 @@
 //   keys     [kv_heads][tiles][head_dim / 2][16][2], a tile being 16 positions
 //   values   [kv_heads][tiles][8][head_dim][2]
 
+#define _GNU_SOURCE
 #include <immintrin.h>
 #include <math.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define PANEL 64  // outputs computed together
 #define STRIP 6   // rows computed together: 6 x 4 accumulators, 4 weights and an input fill the registers
 #define TILE 16   // positions in a tile of the cache
 #define SPAN 64   // positions attended together
 #define MAX_HEAD_DIM 256
+#define PART 16   // tokens that a thread takes at a time, in what is done token by token
 // How far ahead of its use a panel is asked for. Hardware prefetching alone gave two thirds of the bandwidth.
 #define AHEAD (16 * PANEL * 2)
 
@@ -112,6 +114,121 @@ static inline vec exponential(vec x) {
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.9314718e-1f));
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.f));
     return _mm512_scalef_ps(p, n);
+}
+
+// ---- Threads
+//
+// A step hands out its work in pieces: whoever is free takes the next one. Nobody is waited for but those at work on a
+// piece, so a thread whose core is taken by another process costs what it would have done, not the step. (With OpenMP
+// every loop waits for every thread: beside a draft at work on the same core, a second one gained nothing.)
+
+typedef void Work(const void *context, int64_t piece, int thread);
+
+typedef struct {
+    Work *_Atomic work;
+    const void *_Atomic context;
+    _Atomic int64_t pieces;
+    _Atomic int threads;  // those with a lower number may take part
+} Job;
+
+static struct {
+    pthread_mutex_t busy, lock;  // busy: held for a step
+    pthread_cond_t begun;
+    int started;          // threads besides the callers'
+    _Atomic int helpers;  // that take part in the step under way; 0 between steps
+    // Of this job and the one before: whoever still looks at that one finds its number in `next` gone.
+    Job job[2];
+    _Atomic uint64_t next;  // the job's number in the upper half, the next piece of it in the lower
+    _Atomic int64_t done;   // pieces of the job that others have done
+} pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .begun = PTHREAD_COND_INITIALIZER};
+
+// Takes a piece and does it; 0 when there was none.
+static int help(int thread) {
+    uint64_t next = atomic_load_explicit(&pool.next, memory_order_acquire);
+    Job *job = &pool.job[next >> 32 & 1];
+    Work *const work = atomic_load_explicit(&job->work, memory_order_relaxed);
+    const void *const context = atomic_load_explicit(&job->context, memory_order_relaxed);
+    const int64_t piece = (uint32_t)next;
+    if (thread >= atomic_load_explicit(&job->threads, memory_order_relaxed)) return 0;
+    if (piece >= atomic_load_explicit(&job->pieces, memory_order_relaxed)) return 0;
+    if (!atomic_compare_exchange_strong(&pool.next, &next, next + 1)) return 1;
+    work(context, piece, thread);
+    atomic_fetch_add_explicit(&pool.done, 1, memory_order_release);
+    return 1;
+}
+
+static void *helper(void *argument) {
+    const int thread = (int)(intptr_t)argument;
+    for (;;) {
+        pthread_mutex_lock(&pool.lock);
+        while (atomic_load(&pool.helpers) < thread) pthread_cond_wait(&pool.begun, &pool.lock);
+        pthread_mutex_unlock(&pool.lock);
+        for (int idle = 0; atomic_load_explicit(&pool.helpers, memory_order_relaxed) >= thread;) {
+            if (help(thread)) {
+                idle = 0;
+            } else if (++idle % 256 == 0) {
+                sched_yield();
+            } else {
+                _mm_pause();
+            }
+        }
+    }
+    return 0;
+}
+
+// With the lock held: brings the helpers up to `wanted`, on the cores that the calling thread may use.
+static void start(int64_t wanted) {
+    while (pool.started < wanted) {
+        pthread_t thread;
+        if (pthread_create(&thread, 0, helper, (void *)(intptr_t)(pool.started + 1))) return;
+        pthread_detach(thread);
+        pool.started++;
+    }
+}
+
+// Before the first step, by who wants them elsewhere than the steps' own thread.
+void outrider_start_helpers(int64_t wanted) {
+    pthread_mutex_lock(&pool.lock);
+    start(wanted);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+// Returns how many threads the step may use: one while another step has the helpers.
+static int begin(int64_t threads) {
+    if (threads <= 1 || pthread_mutex_trylock(&pool.busy)) return 1;
+    pthread_mutex_lock(&pool.lock);
+    start(threads - 1);
+    // None could be started: then `share` does all itself, as it does where they come too late.
+    if (threads > pool.started + 1) threads = pool.started + 1;
+    atomic_store(&pool.helpers, (int)threads - 1);
+    pthread_cond_broadcast(&pool.begun);
+    pthread_mutex_unlock(&pool.lock);
+    if (threads == 1) pthread_mutex_unlock(&pool.busy);
+    return (int)threads;
+}
+
+static void end(int threads) {
+    if (threads <= 1) return;
+    atomic_store(&pool.helpers, 0);
+    pthread_mutex_unlock(&pool.busy);
+}
+
+// Does all pieces, and returns when all are done.
+static void share(Work *work, const void *context, int64_t pieces, int threads) {
+    if (threads <= 1 || pieces <= 1) {
+        for (int64_t piece = 0; piece < pieces; piece++) work(context, piece, 0);
+        return;
+    }
+    const uint64_t number = (atomic_load(&pool.next) >> 32) + 1;
+    Job *job = &pool.job[number & 1];
+    atomic_store_explicit(&job->work, work, memory_order_relaxed);
+    atomic_store_explicit(&job->context, context, memory_order_relaxed);
+    atomic_store_explicit(&job->pieces, pieces, memory_order_relaxed);
+    atomic_store_explicit(&job->threads, threads, memory_order_relaxed);
+    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool.next, number << 32, memory_order_release);
+    while (help(0)) continue;
+    while (atomic_load_explicit(&pool.done, memory_order_acquire) < pieces) _mm_pause();
 }
 
 // ---- Linear layers
@@ -250,14 +367,6 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
         default: call(6); \
     }
 
-static int thread_number(void) {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
 enum { WIDE, EIGHT, ROUNDED };  // weights in bfloat16; in int8; in int8 with inputs rounded too
 
 static void linear_rows(const Linear *l, const void *weights, int how, int64_t panel, int64_t first, int64_t end) {
@@ -277,35 +386,53 @@ static void linear_rows(const Linear *l, const void *weights, int how, int64_t p
     }
 }
 
+typedef struct {
+    const Linear *linear;
+    bf16 *panels;    // for each thread
+    uint8_t *codes;  // as in Linear, to be written
+    float *units;
+} Product;
+
+static void round_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Product *p = context;
+    const Linear *l = p->linear;
+    for (int64_t r = piece * PART; r < l->rows && r < (piece + 1) * PART; r++)
+        round_row(l->in + r * l->inputs, l->inputs, p->codes + r * l->inputs, p->units + r);
+}
+
+// A panel stays in the second-level cache while all rows of a chunk pass over it.
+#define CHUNK (16 * STRIP)
+
+static void linear_piece(const void *context, int64_t piece, int thread) {
+    const Product *p = context;
+    const Linear *l = p->linear;
+    const int64_t chunks = (l->rows + CHUNK - 1) / CHUNK, panel = piece / chunks, size = PANEL * l->inputs;
+    const int64_t first = piece % chunks * CHUNK, end = first + CHUNK < l->rows ? first + CHUNK : l->rows;
+    if (!l->weights.scales) {
+        linear_rows(l, (const bf16 *)l->weights.values + panel * size, WIDE, panel, first, end);
+        return;
+    }
+    const int8_t *slim = (const int8_t *)l->weights.values + panel * size;
+    if (l->weights.sums || end - first <= 2 * STRIP) {
+        linear_rows(l, slim, l->weights.sums ? ROUNDED : EIGHT, panel, first, end);
+        return;
+    }
+    // Once for all strips. What is summed, and in which order, is the same.
+    bf16 *wide = p->panels + thread * size;
+    for (int64_t i = 0; i < size; i += 32) _mm512_storeu_si512(wide + i, (__m512i)widened(slim + i));
+    linear_rows(l, wide, WIDE, panel, first, end);
+}
+
 static void linear(Linear *l, const Buffers *b, int threads) {
+    const Product product = {l, b->panels, b->codes, b->units};
     if (l->weights.sums) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int64_t r = 0; r < l->rows; r++)
-            round_row(l->in + r * l->inputs, l->inputs, b->codes + r * l->inputs, b->units + r);
+        share(round_part, &product, (l->rows + PART - 1) / PART, threads);
         l->codes = b->codes;
         l->units = b->units;
     }
-    // A panel stays in the second-level cache while all rows pass over it; threads share the rows when there are many.
-    const int64_t all = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL, size = PANEL * l->inputs;
-    const int64_t chunk = 16 * STRIP, chunks = (l->rows + chunk - 1) / chunk;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t panel = 0; panel < all; panel++)
-        for (int64_t part = 0; part < chunks; part++) {
-            const int64_t first = part * chunk, end = first + chunk < l->rows ? first + chunk : l->rows;
-            if (!l->weights.scales) {
-                linear_rows(l, (const bf16 *)l->weights.values + panel * size, WIDE, panel, first, end);
-                continue;
-            }
-            const int8_t *slim = (const int8_t *)l->weights.values + panel * size;
-            if (l->weights.sums || end - first <= 2 * STRIP) {
-                linear_rows(l, slim, l->weights.sums ? ROUNDED : EIGHT, panel, first, end);
-                continue;
-            }
-            // Once for all strips. What is summed, and in which order, is the same.
-            bf16 *wide = b->panels + thread_number() * size;
-            for (int64_t i = 0; i < size; i += 32) _mm512_storeu_si512(wide + i, (__m512i)widened(slim + i));
-            linear_rows(l, wide, WIDE, panel, first, end);
-        }
+    const int64_t panels = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL;
+    share(linear_piece, &product, panels * ((l->rows + CHUNK - 1) / CHUNK), threads);
 }
 
 // ---- Norms and rotation
@@ -445,11 +572,11 @@ attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t k
             _mm512_storeu_ps(q->out[r] + 16 * z, _mm512_div_ps(q->sum[r][z], _mm512_set1_ps(q->total[r])));
 }
 
-// All queries of a row that look at one key head. In and out: [tokens][heads * head_dim].
+// A row's queries that look at one key head, of the tokens from `begin` to `end`. In and out: [tokens][heads * head_dim].
 static void attend_row(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
-                       const bf16 *query, float *out, int64_t stride) {
-    const int64_t share = m->heads / m->kv_heads, count = row->num_tokens * share;
-    for (int64_t first = 0; first < count; first += STRIP) {
+                       int64_t begin, int64_t end, const bf16 *query, float *out, int64_t stride) {
+    const int64_t share = m->heads / m->kv_heads, count = end * share;
+    for (int64_t first = begin * share; first < count; first += STRIP) {
         Queries q;
         const int64_t rows = count - first < STRIP ? count - first : STRIP;
         for (int64_t r = 0; r < rows; r++) {
@@ -471,49 +598,105 @@ int outrider_supported(void) {
            __builtin_cpu_supports("avx512vnni");
 }
 
-static void attention(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
-    const int64_t joined = (m->heads + 2 * m->kv_heads) * m->head_dim, out = m->heads * m->head_dim;
-    const int threads = (int)s->threads;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < s->tokens; t++)
-        rms_norm(b->x + t * m->width, layer->attention_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->qkv, b->wide, s->tokens, m->width, joined, joined, STORE}, b, threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < s->tokens; t++) {
-        const Row *row = s->row + s->row_of[t];
-        const int64_t tile = s->tiles[row->first_tile + s->positions[t] / TILE];
-        place(m, layer, b->wide + t * joined, s->positions[t], tile, b->narrow + t * out);
-    }
-    // The queries were read: their place in `wide` takes the answers.
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < s->rows; r++)
-        for (int64_t h = 0; h < m->kv_heads; h++)
-            attend_row(m, layer, s, s->row + r, h, b->narrow, b->wide, joined);
-    for (int64_t t = 0; t < s->tokens; t++)
-        for (int64_t i = 0; i < out; i += 16) store(b->narrow + t * out + i, _mm512_loadu_ps(b->wide + t * joined + i));
-    linear(&(Linear){b->narrow, layer->output, b->x, s->tokens, out, m->width, m->width, ADD}, b, threads);
+typedef struct {
+    const Model *m;
+    const Layer *layer;
+    const Step *s;
+    const Buffers *b;
+    const bf16 *norm;
+    int64_t parts;  // of the row with most tokens
+    int threads;
+} Pass;
+
+static int64_t joined(const Model *m) { return (m->heads + 2 * m->kv_heads) * m->head_dim; }
+
+// The tokens of a part.
+#define EACH_TOKEN(t, pass, piece) \
+    for (int64_t t = (piece) * PART; t < (pass)->s->tokens && t < ((piece) + 1) * PART; t++)
+
+static void norm_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    EACH_TOKEN(t, p, piece)
+        rms_norm(p->b->x + t * m->width, p->norm, m->width, (float)m->norm_eps, p->b->narrow + t * m->width);
 }
 
-static void mlp(const Model *m, const Layer *layer, const Step *s, const Buffers *b) {
-    const int threads = (int)s->threads;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < s->tokens; t++)
-        rms_norm(b->x + t * m->width, layer->mlp_norm, m->width, (float)m->norm_eps, b->narrow + t * m->width);
-    linear(&(Linear){b->narrow, layer->gate_up, b->inner, s->tokens, m->width, m->inner, m->inner, GATE}, b, threads);
-    linear(&(Linear){b->inner, layer->down, b->x, s->tokens, m->inner, m->width, m->width, ADD}, b, threads);
+static void place_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    const Step *s = p->s;
+    EACH_TOKEN(t, p, piece) {
+        const int64_t tile = s->tiles[s->row[s->row_of[t]].first_tile + s->positions[t] / TILE];
+        bf16 *query = p->b->narrow + t * m->heads * m->head_dim;
+        place(m, p->layer, p->b->wide + t * joined(m), s->positions[t], tile, query);
+    }
+}
+
+static void attend_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    const Row *row = p->s->row + piece / p->parts / m->kv_heads;
+    const int64_t head = piece / p->parts % m->kv_heads, begin = piece % p->parts * PART;
+    if (begin >= row->num_tokens) return;
+    const int64_t end = begin + PART < row->num_tokens ? begin + PART : row->num_tokens;
+    // The queries were read: their place in `wide` takes the answers.
+    attend_row(m, p->layer, p->s, row, head, begin, end, p->b->narrow, p->b->wide, joined(m));
+}
+
+static void narrow_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const int64_t out = p->m->heads * p->m->head_dim;
+    EACH_TOKEN(t, p, piece)
+        for (int64_t i = 0; i < out; i += 16)
+            store(p->b->narrow + t * out + i, _mm512_loadu_ps(p->b->wide + t * joined(p->m) + i));
+}
+
+static void share_tokens(Work *work, const Pass *p) { share(work, p, (p->s->tokens + PART - 1) / PART, p->threads); }
+
+static void attention(const Pass *pass) {
+    const Model *m = pass->m;
+    const Buffers *b = pass->b;
+    const int64_t tokens = pass->s->tokens, out = m->heads * m->head_dim;
+    Pass p = *pass;
+    p.norm = p.layer->attention_norm;
+    share_tokens(norm_part, &p);
+    linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE}, b, p.threads);
+    share_tokens(place_part, &p);
+    share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
+    share_tokens(narrow_part, &p);
+    linear(&(Linear){b->narrow, p.layer->output, b->x, tokens, out, m->width, m->width, ADD}, b, p.threads);
+}
+
+static void mlp(const Pass *pass) {
+    const Model *m = pass->m;
+    const Buffers *b = pass->b;
+    const int64_t tokens = pass->s->tokens;
+    Pass p = *pass;
+    p.norm = p.layer->mlp_norm;
+    share_tokens(norm_part, &p);
+    linear(&(Linear){b->narrow, p.layer->gate_up, b->inner, tokens, m->width, m->inner, m->inner, GATE}, b, p.threads);
+    linear(&(Linear){b->inner, p.layer->down, b->x, tokens, m->inner, m->width, m->width, ADD}, b, p.threads);
 }
 
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
+    int64_t most = 0;
+    for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
+    Pass pass = {.m = m, .s = s, .b = b, .parts = (most + PART - 1) / PART, .threads = begin(s->threads)};
     for (int64_t t = 0; t < s->tokens; t++)
         for (int64_t i = 0; i < m->width; i += 16)
             _mm512_storeu_ps(b->x + t * m->width + i, load(m->embedding + s->token_ids[t] * m->width + i));
     for (int64_t n = 0; n < m->layers; n++) {
-        attention(m, m->layer + n, s, b);
-        mlp(m, m->layer + n, s, b);
+        pass.layer = m->layer + n;
+        attention(&pass);
+        mlp(&pass);
     }
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
     const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
-    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b,
-           (int)s->threads);
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b, pass.threads);
+    end(pass.threads);
 }

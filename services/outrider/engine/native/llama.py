@@ -24,6 +24,8 @@ from outrider.engine.quantization import Int8Linear
 _PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
 _LINE = 64
 """Bytes."""
+_LONG_STEP_TOKENS = 64
+"""From here on a step computes for longer than it reads weights, and gains from every core."""
 
 _Pointer = ctypes.c_void_p
 
@@ -160,11 +162,13 @@ def _tiles(span: RowSpan) -> Sequence[int]:
 class NativeLlama:
     """Takes over the model's weights, packed for llama.c."""
 
-    def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, max_context_len: int, prefill_threads: int = 0) -> None:
+        """`prefill_threads`: of long steps, where they may have more than others."""
         library = load_library()
         if library is None:
             raise RuntimeError("no native kernels on this machine")
         self._forward = library.outrider_forward
+        self._prefill_threads = prefill_threads
         config = model.config
         self._config = config
         self._embedding = model.get_input_embeddings().weight.detach().contiguous()
@@ -196,6 +200,8 @@ class NativeLlama:
         if batch.cache is not self._bound():
             self._bind(batch.cache)
         tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
+        if tokens >= _LONG_STEP_TOKENS:
+            threads = max(threads, self._prefill_threads)
         logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
         hidden = torch.empty(wanted, self._width, dtype=torch.bfloat16)
         most = max(self._width, self._inner, self._queries)

@@ -1,0 +1,47 @@
+"""What a stack's processes are told."""
+
+from pathlib import Path
+
+import pytest
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ProcessSpec
+from outrider_controller.cli.stack_config import Planner, StackConfig
+
+
+def target(config: StackConfig, cores: list[int]) -> ProcessSpec:
+    return Planner(config, Path("/m"), "redis://x", cores).plan(Ports()).targets[0]
+
+
+def flag(spec: ProcessSpec, name: str) -> str | None:
+    return spec.argv[spec.argv.index(name) + 1] if name in spec.argv else None
+
+
+def test_each_worker_keeps_to_its_core():
+    spec = target(StackConfig(pin=True), [0, 1])
+    assert spec.cores == (0,)
+    assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("1", None)
+
+
+@pytest.mark.parametrize("drafts, cores, borrowed", [(1, [4, 5], (5,)), (2, [0, 1, 2], (1, 2)), (0, [0, 1], ())])
+def test_a_target_may_borrow_the_drafts_cores_for_prompts(drafts, cores, borrowed):
+    spec = target(StackConfig(pin=True, borrow_cores=True, drafts=drafts), cores)
+    assert spec.cores == (cores[0], *borrowed)
+    # It decodes on its own, all the same.
+    assert flag(spec, "--cpu-cores") == str(cores[0]) and flag(spec, "--threads") == "1"
+    assert flag(spec, "--prefill-threads") == str(1 + len(borrowed))
+
+
+def test_with_one_core_for_all_there_is_none_to_borrow():
+    spec = target(StackConfig(pin=True, borrow_cores=True), [3])
+    assert (spec.cores, flag(spec, "--prefill-threads")) == ((3,), "1")
+
+
+def test_without_pinning_prompts_are_read_with_all_cores():
+    spec = target(StackConfig(borrow_cores=True), [0, 1, 2, 3])
+    assert (spec.cores, flag(spec, "--cpu-cores")) == ((), "")
+    assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("2", "4")
+
+
+def test_the_processes_of_one_target_borrow_nothing():
+    spec = target(StackConfig(borrow_cores=True, tensor_parallel=2), [0, 1])
+    assert flag(spec, "--prefill-threads") is None
