@@ -1,8 +1,9 @@
 """Whether a draft pays, told by time: what a round brought against what plain decoding brings meanwhile. Pure.
 
 Counted in plain rounds: a round that committed three tokens and took as long as two plain ones saved one. While a draft
-costs more than it saves it rests, and the target decodes plainly. Then it is tried again, after twice as many tokens
-each time that it fails: as a request starts, when it reads the prompt while the target does, or late in a long one.
+costs one request more than it saves it rests there, and the target decodes plainly. Where it costs a tenant's requests
+more than it saves them, all of it rests. Then it is tried again, after twice as many tokens each time that it fails: as
+a request starts, when it reads the prompt while the target does, or late in a long one.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class Worth:
             return
         saving = self.saving
         if saving < 0:
-            standing.failed()
+            # A text that the draft cannot guess says little of the next one.
+            if standing.saving < 0 or self._mostly_late:
+                standing.failed()
             self._enter(resting=True)
         elif not standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
             self._enter(resting=True)

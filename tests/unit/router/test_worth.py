@@ -91,6 +91,15 @@ def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
     assert play(paying, requests=40).ratio > 0.93 * always.ratio
 
 
+def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft():
+    standing = Standing()
+    play(accepting(0.7, 42_000), standing=standing)
+    for _ in range(20):
+        assert play(accepting(0.1, 45_000), requests=1, length=128, standing=standing).ratio > 0.8
+        assert not begun(standing).resting
+        assert play(accepting(0.7, 42_000), requests=1, length=128, standing=standing).ratio > 1.3
+
+
 def test_a_draft_that_becomes_good_is_found_out():
     standing = Standing()
     play(accepting(0.0, 45_000), requests=30, standing=standing)
@@ -111,7 +120,7 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
     assert worth.standing.plain_share == pytest.approx(0.75)
     for _ in range(30):
         worth.round(num_tokens=1, num_drafted=1, round_us=40_000, step_us=40_000, spoken=True)
-    assert worth.resting and worth.standing.doubtful
+    assert worth.resting
 
 
 def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
