@@ -1,6 +1,6 @@
 """How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
 
-Waiting for a draft is a bet. It is worth at most the steps it saves, and nothing when the draft is slower than that.
+Waiting for a draft is a bet on the steps it saves, and worth nothing when the draft takes much longer than those.
 Whether a draft is of use at all is for `worth` to say.
 """
 
@@ -19,6 +19,9 @@ _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
 _PRIOR_STEPS_AGAIN = (1 - _KEEP) * _PRIOR_STEPS
 _PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
+# What is not waited for comes a little late every time, and works for nothing: where gain and wait are about even, that
+# is worse than either. Whether a draft pays that is waited for is measured, by `worth`.
+_PATIENCE = 1.5
 # A draft that prepares for other outcomes goes on until its answers come in this part of what made it begin.
 _NEAR = 0.8
 
@@ -44,14 +47,14 @@ def draft_token_limit(config: PolicyConfig, *, wanted: bool, requested: int | No
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
-    """Longest wait that the expected gain pays for: one step's time per token expected to be accepted.
+    """Longest wait that the expected gain pays for: one step's time per token expected to be accepted, and half more.
 
-    A draft that takes longer than its gain is not waited for, and none while a duration is unknown, which is 0: what
-    comes of that may be long, and a plain round tells both.
+    A draft that takes longer is not waited for, and none while a duration is unknown, which is 0: what comes of that
+    may be long, and a plain round tells both.
     """
     if step_us <= 0 or turnaround_us <= 0:
         return 0
-    worth_us = min(float(cap_us), accepted_per_step * step_us)
+    worth_us = min(float(cap_us), _PATIENCE * accepted_per_step * step_us)
     return int(worth_us) if turnaround_us <= worth_us else 0
 
 

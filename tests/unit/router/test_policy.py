@@ -22,9 +22,9 @@ def test_the_clients_bound_stands_and_off_means_none():
     assert draft_token_limit(CONFIG, wanted=False, requested=7) == 0
 
 
-def test_a_wait_is_worth_the_steps_it_saves_and_no_more():
+def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them():
     worth = worthwhile_wait_us(cap_us=50_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=10_000)
-    assert worth == 30_000
+    assert worth == 45_000
     assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=500) == 10_000
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=0.2, step_us=20_000, turnaround_us=10_000) == 0
 
@@ -44,7 +44,7 @@ def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
     assert pace.drafted(9, now_us=0) is None
     committed(pace, 10, 0)
     committed(pace, 11, 20_000)
-    assert pace.drafted(11, now_us=22_000).max_wait_us == 20_000
+    assert pace.drafted(11, now_us=22_000).max_wait_us == 30_000
 
 
 def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
@@ -71,10 +71,10 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     first.opened(5, standing)
     committed(first, 10, 0)
     committed(first, 11, 20_000)
-    first.drafted(11, now_us=50_000)
+    first.drafted(11, now_us=55_000)
     second.opened(5, standing)
-    assert second.drafted(9, now_us=0) is None, "answers take 30 ms, a step 20"
-    assert (second.turnaround_us, second.step_us) == (30_000, 20_000)
+    assert second.drafted(9, now_us=0) is None, "answers take 35 ms, a step 20"
+    assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
 
 
 def silent(pace: Pace, rounds: int) -> list[Setting | None]:
@@ -138,7 +138,7 @@ def test_a_busy_draft_is_judged_by_its_best_answers():
     pace = opened()
     silent(pace, 2)
     pace.drafted(10, now_us=10 * 20_000 + 90_000)
-    assert pace.drafted(11, now_us=11 * 20_000 + 15_000).max_wait_us == 20_000
+    assert pace.drafted(11, now_us=11 * 20_000 + 15_000).max_wait_us == 30_000
     assert pace.turnaround_us == 15_000
 
 
