@@ -205,7 +205,8 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eve
         call.cancel()
         cancelled_s = time.monotonic()
         await eventually(lambda: not target.live and not draft.live)
-        assert time.monotonic() - cancelled_s < 0.5
+        # Not after the 40 s that the answer would take.
+        assert time.monotonic() - cancelled_s < 3
     assert {c.reason for c in target.closes} == {c.reason for c in draft.closes} == {sequence.CLOSE_REASON_CANCELLED}
     await eventually(lambda: running.rounds.num_sessions == 0)
 

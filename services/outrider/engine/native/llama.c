@@ -139,7 +139,7 @@ static struct {
     // Of this job and the one before: whoever still looks at that one finds its number in `next` gone.
     Job job[2];
     _Atomic uint64_t next;  // the job's number in the upper half, the next piece of it in the lower
-    _Atomic int64_t done;   // pieces of the job that others have done
+    _Atomic int64_t done;   // pieces of the job
 } pool = {.busy = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .begun = PTHREAD_COND_INITIALIZER};
 
 // Takes a piece and does it; 0 when there was none.
@@ -157,6 +157,15 @@ static int help(int thread) {
     return 1;
 }
 
+// Between two looks. Now and then the core is offered to others: there may be more threads than cores.
+static void rest(int idle) {
+    if (idle % 256) {
+        _mm_pause();
+    } else {
+        sched_yield();
+    }
+}
+
 static void *helper(void *argument) {
     const int thread = (int)(intptr_t)argument;
     for (;;) {
@@ -166,10 +175,8 @@ static void *helper(void *argument) {
         for (int idle = 0; atomic_load_explicit(&pool.helpers, memory_order_relaxed) >= thread;) {
             if (help(thread)) {
                 idle = 0;
-            } else if (++idle % 256 == 0) {
-                sched_yield();
             } else {
-                _mm_pause();
+                rest(++idle);
             }
         }
     }
@@ -228,7 +235,7 @@ static void share(Work *work, const void *context, int64_t pieces, int threads) 
     atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
     atomic_store_explicit(&pool.next, number << 32, memory_order_release);
     while (help(0)) continue;
-    while (atomic_load_explicit(&pool.done, memory_order_acquire) < pieces) _mm_pause();
+    for (int idle = 0; atomic_load_explicit(&pool.done, memory_order_acquire) < pieces;) rest(++idle);
 }
 
 // ---- Linear layers
