@@ -45,14 +45,17 @@ _FLUSH_S = 2.0
 
 def limit_cpu(config: TargetConfig) -> None:
     """Before the model is loaded: threads started later inherit it."""
+    allowed = os.sched_getaffinity(0)
+    own = set(config.cpu_cores) or allowed
+    os.sched_setaffinity(0, own)
     if config.threads:
         torch.set_num_threads(config.threads)
-    if not config.cpu_cores:
-        return
-    if others := os.sched_getaffinity(0) - set(config.cpu_cores):
+    if (others := allowed - own) and config.engine.prefill_threads > torch.get_num_threads():
+        # In this order: every step has the first ones.
+        start_helpers(torch.get_num_threads() - 1)
         os.sched_setaffinity(0, others)
-        start_helpers(config.engine.prefill_threads - torch.get_num_threads())
-    os.sched_setaffinity(0, config.cpu_cores)
+        start_helpers(config.engine.prefill_threads - 1)
+        os.sched_setaffinity(0, own)
 
 
 async def run(config: TargetConfig, group: Group | None = None) -> None:

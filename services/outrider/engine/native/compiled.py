@@ -54,9 +54,10 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def start_helpers(count: int) -> None:
-    """Threads that take part in steps of more than one, on the cores that the calling thread may use now.
+    """Sees to it that there are so many besides a step's own thread; new ones keep to the cores of the calling thread.
 
-    Without this call they are started by the first such step. Nothing happens where there are no native kernels.
+    A step of so many threads has the first ones. Without this call they are started by the first step that wants them.
+    Nothing happens where there are no native kernels.
     """
     if library := load_library():
         library.outrider_start_helpers(count)
