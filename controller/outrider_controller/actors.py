@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import ray
 import ray.exceptions
 from outrider.metadata import MetadataStore
+from outrider.realtime import go_first
 from outrider.rpc.server import ServerLife
 from outrider.telemetry.logging import configure_logging
 
@@ -58,6 +59,7 @@ class Router:
 
     async def __init__(self, config: RouterConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
         configure_logging("router", log_format)
+        go_first(config.realtime_priority)
         self._config = config
         self._stack = AsyncExitStack()
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))

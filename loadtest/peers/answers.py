@@ -209,7 +209,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     asking = questions(spread(read_prompts(options.prompts), options.num_prompts), model)
     limits = Limits(options.max_tokens, not options.stop_at_eos)
     failures: dict[str, str] = {}
-    config = StackConfig(target_model=_MODEL, pin=True, borrow_cores=True, prefix_cache=False)
+    config = StackConfig(target_model=_MODEL, pin=True, borrow_cores=True, realtime=True, prefix_cache=False)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         with ExitStack() as exits:
             peers = await _start_peers(options.peers, _peers(draft, options), model, options.cores, failures)

@@ -17,6 +17,8 @@ DRAFT_KINDS = ("combined", "model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 _HOST = "127.0.0.1"
+# Forwarding is short, and what it forwards is waited for: a router goes before a draft that runs ahead.
+_DRAFT_PRIORITY, _ROUTER_PRIORITY = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class StackConfig:
     """One core to each worker."""
     borrow_cores: bool = False
     """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
+    realtime: bool = False
+    """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
     prefix_cache: bool = True
     delayed: bool = False
     """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
@@ -159,6 +163,8 @@ class Planner:
         path = str(self._target_path) if model == self._config.target_model else model
         name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
         worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization, self.cores.threads)
+        if self._config.realtime:
+            worker += ("--realtime-priority", str(_DRAFT_PRIORITY))
         module, first = ("outrider.testing.changed_draft", (change,)) if change else ("outrider.draft", ())
         return self._spec(f"draft-{number}", module, (*first, *name, *worker), port, self.cores.drafts[number])
 
@@ -186,6 +192,8 @@ class Planner:
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
         flags += ["--prepare-from-steps", str(self._config.prepare_from_steps)]
+        if self._config.realtime:
+            flags += ["--realtime-priority", str(_ROUTER_PRIORITY)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 def stack_options(*, pin: bool, borrow_cores: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the options and hands the command one `config: StackConfig` made of them.
 
-    `pin` and `borrow_cores` are the defaults of the options of these names.
+    `pin` and `borrow_cores` are the defaults of the options of these names; `--realtime` goes with `--pin`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +58,7 @@ _FIELDS = (
     "draft_quantization",
     "pin",
     "borrow_cores",
+    "realtime",
     "run_ahead_tokens",
     "num_alternatives",
     "prepare_from_steps",
@@ -95,6 +96,12 @@ def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
             "--borrow-cores/--no-borrow-cores",
             default=borrow_cores,
             help="Targets read prompts on the drafts' cores too, unlike on machines of their own.",
+            **shown,
+        ),
+        option(
+            "--realtime/--no-realtime",
+            default=pin,
+            help="Drafts and routers go before all else on their cores, where the system permits.",
             **shown,
         ),
         option(

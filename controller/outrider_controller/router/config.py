@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.realtime import MAX_PRIORITY
+
 
 def _positive(owner: str, **values: float) -> None:
     for name, value in values.items():
@@ -141,6 +143,8 @@ class RouterConfig:
     """Secret from which tenants' cache salts are derived. Routers that share workers must share it."""
     refresh_s: float = 0.5
     """How often the leases are read."""
+    realtime_priority: int = 0
+    """Before others on its cores, where the system permits; 0 is like all others."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
@@ -148,4 +152,6 @@ class RouterConfig:
     traces: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.realtime_priority <= MAX_PRIORITY:
+            raise ValueError(f"router.realtime_priority: must be in 0..{MAX_PRIORITY}")
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)

@@ -45,3 +45,15 @@ def test_without_pinning_prompts_are_read_with_all_cores():
 def test_the_processes_of_one_target_borrow_nothing():
     spec = target(StackConfig(borrow_cores=True, tensor_parallel=2), [0, 1])
     assert flag(spec, "--prefill-threads") is None
+
+
+def test_what_passes_drafts_on_goes_before_what_drafts_and_both_before_all_else():
+    planned = Planner(StackConfig(pin=True, realtime=True), Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    found = [flag(spec, "--realtime-priority") for spec in (planned.controller, *planned.drafts)]
+    assert found == ["2", "1"]
+    assert [flag(spec, "--realtime-priority") for spec in (*planned.targets, planned.gateway)] == [None, None]
+
+
+def test_nobody_goes_first_unasked():
+    planned = Planner(StackConfig(pin=True), Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    assert all(flag(spec, "--realtime-priority") is None for tier in planned.tiers for spec in tier)
