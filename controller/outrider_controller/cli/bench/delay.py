@@ -57,7 +57,7 @@ def delay(
 
 async def _delay(prompts: list[str], max_tokens: int, added_ms: tuple[float, ...], json_file: Path | None) -> int:
     rows: list[dict[str, Any]] = []
-    config = StackConfig(pin=True, prefix_cache=False, delayed=True)
+    config = StackConfig(pin=True, realtime=True, prefix_cache=False, delayed=True)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         for added in added_ms:
             await stack.set_round_trip(added)

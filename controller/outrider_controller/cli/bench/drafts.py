@@ -52,7 +52,7 @@ def drafts(
 
 async def _drafts(prompts: list[str], max_tokens: int, faults: tuple[str, ...], json_file: Path | None) -> int:
     rows: list[dict[str, Any]] = []
-    config = StackConfig(pin=True, prefix_cache=False)
+    config = StackConfig(pin=True, realtime=True, prefix_cache=False)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         for fault in faults:
             await stack.replace_drafts(config.draft_kind, config.draft, "" if fault == "dies" else fault)

@@ -86,7 +86,7 @@ def rounds(
 
 
 async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, recalled: bool, json_file: Path | None) -> int:
-    config = StackConfig(pin=True, prefix_cache=False, delayed=added_ms > 0)
+    config = StackConfig(pin=True, realtime=True, prefix_cache=False, delayed=added_ms > 0)
     if recalled:
         config = replace(config, prepare_from_steps=PolicyConfig().prepare_from_steps)
     async with AsyncExitStack() as exits:
