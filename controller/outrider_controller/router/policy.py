@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.lengths import Lengths
 from outrider_controller.router.worth import Standing, Worth
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
@@ -73,6 +74,7 @@ class Pace:
     sent: Setting = PLAIN
     """The setting in force."""
     worth: Worth = field(default_factory=Worth)
+    lengths: Lengths = field(default_factory=Lengths)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
@@ -80,6 +82,8 @@ class Pace:
     up to twice its time. Judged by that it would never be waited for again.
     """
     _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    _longest: int = 0
+    """Of `limit`, what is worth asking for."""
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
@@ -94,7 +98,7 @@ class Pace:
 
         `standing` is the draft's; without it, the draft is the one there was.
         """
-        self.limit = limit
+        self.limit, self._longest = limit, self.lengths.limit(limit)
         known = self.worth.standing if standing is None else standing
         if self.insistent:
             self.worth.standing = known
@@ -107,7 +111,7 @@ class Pace:
 
     def lost(self) -> Setting:
         """The draft is gone: decode plainly."""
-        self.limit, self.speaking = 0, False
+        self.limit, self._longest, self.speaking = 0, 0, False
         self.sent = PLAIN
         return self.sent
 
@@ -120,14 +124,23 @@ class Pace:
         num_accepted: int,
         step_us: int,
         now_us: int,
+        num_verified: int = 0,
+        source: str = "",
     ) -> Setting | None:
-        """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably."""
+        """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably.
+
+        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from.
+        """
         # The first commit after an opening: its step read a prompt, or the end of one.
         if self._asked:
             if not self.insistent:
                 self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
             self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
             self.worth.standing.step_us = self.step_us
+        if num_verified:
+            # No more than was asked for, whatever a target says that it has judged.
+            self.lengths.judged(source, num_verified=min(num_verified, self.limit), num_accepted=num_accepted)
+            self._longest = self.lengths.limit(self.limit)
         self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
         self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
@@ -175,7 +188,7 @@ class Pace:
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:
             return PLAIN
-        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens, self._alternatives())
+        return Setting(self._longest, self._wait_us(), self.config.run_ahead_tokens, self._alternatives())
 
     def _alternatives(self) -> int:
         least_us = self.config.prepare_from_steps * self.step_us * (_NEAR if self.sent.num_alternatives else 1)
@@ -196,7 +209,7 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit, sent = 0 if self.worth.resting else self.limit, self.sent
+        limit, sent = 0 if self.worth.resting else self._longest, self.sent
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
             # Waits that differ by less than a quarter, neither of them 0, are not worth a message.

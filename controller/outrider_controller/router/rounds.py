@@ -393,6 +393,8 @@ class Rounds:
             num_tokens=len(done.token_ids),
             num_drafted=done.num_drafted,
             num_accepted=done.num_accepted,
+            num_verified=done.num_verified,
+            source=done.source,
             step_us=done.verify_us,
             now_us=now_us,
         )

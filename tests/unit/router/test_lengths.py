@@ -1,0 +1,72 @@
+"""Which positions of a draft are asked for, after what became of them."""
+
+from __future__ import annotations
+
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.lengths import Lengths
+from outrider_controller.router.policy import Pace
+
+
+def after(*drafts: tuple[str, int, int]) -> Lengths:
+    lengths = Lengths()
+    for source, num_verified, num_accepted in drafts:
+        lengths.judged(source, num_verified=num_verified, num_accepted=num_accepted)
+    return lengths
+
+
+def test_all_that_is_allowed_is_asked_for_while_nothing_speaks_against_it():
+    assert Lengths().limit(5) == 5
+    # A draft that is right one time in three at every position, and a few that were all wrong.
+    assert after(*[("model", 1, 0), ("model", 2, 1), ("model", 3, 3)] * 20).limit(5) == 5
+    assert after(*[("model", 1, 0)] * 10).limit(5) == 5
+
+
+def test_a_position_at_which_nothing_is_accepted_is_not_asked_for():
+    assert after(*[("model", 3, 2)] * 40).limit(5) == 2
+    assert after(*[("model", 2, 1)] * 40).limit(5) == 1
+
+
+def test_one_position_is_always_asked_for_whether_any_pays_is_not_said_here():
+    assert after(*[("model", 1, 0)] * 200).limit(5) == 1
+
+
+def test_guesses_that_fail_do_not_cut_off_quotations():
+    mixed = [("model", 2, 1), ("ngram", 5, 5)] * 40
+    assert after(*mixed).limit(5) == 5
+    assert after(*(draft for draft in mixed if draft[0] == "model")).limit(5) == 1
+
+
+def test_what_is_not_asked_for_is_tried_again_later():
+    lengths = after(*[("model", 3, 2)] * 40)
+    tried = []
+    for _ in range(60):
+        most = lengths.limit(5)
+        tried.append(most)
+        lengths.judged("model", num_verified=min(most, 3), num_accepted=2)
+    # Once found wrong again, soon given up again.
+    assert tried[0] == 2 and 1 <= sum(most > 2 for most in tried) <= 20
+
+
+def test_names_that_a_draft_makes_up_are_bounded():
+    lengths = after(*((f"made up {number}", 1, 0) for number in range(1000)))
+    assert len(lengths._sources) <= 8
+
+
+def test_the_setting_that_is_sent_follows_and_is_not_sent_without_a_change():
+    pace = Pace(PolicyConfig(max_draft_tokens=5), 5, insistent=True)
+    assert pace.opened(5).max_draft_tokens == 5
+    sent = []
+    for number in range(40):
+        setting = pace.committed(
+            10 + number,
+            num_tokens=2,
+            num_drafted=2,
+            # A target that claims more than was asked for is believed no further than that.
+            num_verified=10**9 if number == 0 else 2,
+            num_accepted=1,
+            source="model",
+            step_us=10_000,
+            now_us=20_000 * number,
+        )
+        sent += [setting.max_draft_tokens] if setting is not None else []
+    assert sent == [1]
