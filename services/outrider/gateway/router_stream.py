@@ -69,10 +69,8 @@ class _Connection:
         self._rounds: dict[int, _Rounds] = {}
         self._pending: deque[router_pb2.RouteManyRequest] = deque()
         self._filled = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._read(), name="read router"),
-            asyncio.create_task(self._write(), name="write router"),
-        ]
+        self._reader = asyncio.create_task(self._read(), name="read router")
+        self._writer = asyncio.create_task(self._write(), name="write router")
 
     def begin(self, request: router_pb2.RouteRequest, timeout_s: float) -> tuple[int, _Rounds]:
         call_id, rounds = next(self._ids), _Rounds()
@@ -88,9 +86,9 @@ class _Connection:
 
     async def close(self) -> None:
         self._call.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._reader.cancel()
+        self._writer.cancel()
+        await asyncio.gather(self._reader, self._writer, return_exceptions=True)
         self._break(make_error(grpc.StatusCode.CANCELLED, "the gateway closed the stream"))
 
     def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
@@ -127,5 +125,7 @@ class _Connection:
 
     def _break(self, error: OutriderError) -> None:
         self.broken = True
+        # It may be waiting for something to write, which will not come: another connection takes the place of this one.
+        self._writer.cancel()
         for rounds in self._rounds.values():
             rounds.put_nowait(error)

@@ -1,0 +1,68 @@
+"""The gateway's one stream to a router: what is left of it when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from outrider.gateway.router_stream import RouterStream
+from outrider.rpc.errors import OutriderError
+from outrider.rpc.v1 import router_pb2 as router
+
+
+class Call:
+    """A stream that says nothing until it ends."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.written: list[router.RouteManyRequest] = []
+
+    async def read(self) -> object:
+        await self.ended.wait()
+        return grpc.aio.EOF
+
+    async def write(self, message: router.RouteManyRequest) -> None:
+        self.written.append(message)
+
+    def cancel(self) -> None:
+        self.ended.set()
+
+
+class Stub:
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def RouteMany(self) -> Call:
+        self.calls.append(Call())
+        return self.calls[-1]
+
+
+async def broken_request(stream: RouterStream, stub: Stub) -> None:
+    """One that is under way when its connection ends."""
+
+    async def ask() -> None:
+        async for _ in stream.route(router.RouteRequest(), timeout_s=30):
+            raise AssertionError("nothing was said")
+
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0.01)
+    assert len(stub.calls[-1].written) == 1
+    stub.calls[-1].ended.set()
+    with pytest.raises(OutriderError, match="ended the stream"):
+        await asking
+
+
+def test_a_broken_connection_leaves_no_task_behind_and_the_next_request_gets_another() -> None:
+    async def scenario() -> set[str]:
+        stub = Stub()
+        stream = RouterStream(stub)  # type: ignore[arg-type]
+        for _ in range(3):
+            await broken_request(stream, stub)
+        await asyncio.sleep(0)
+        assert len(stub.calls) == 3
+        left = {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+        await stream.close()
+        return left
+
+    assert asyncio.run(scenario()) == set()
