@@ -115,9 +115,12 @@ class Channel:
     async def close(self, grace: float | None = None) -> None:
         if grace:
             ended = [asyncio.ensure_future(stream.ended.wait()) for stream in self._streams]
-            if ended:
-                _, running = await asyncio.wait(ended, timeout=grace)
-                for waiting in running:
+            try:
+                if ended:
+                    await asyncio.wait(ended, timeout=grace)
+            finally:
+                # Also when the close itself is cancelled: nobody would hold them any more.
+                for waiting in ended:
                     waiting.cancel()
         for stream in self._streams:
             stream.cancel()

@@ -56,8 +56,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
     def _keep(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.unhandled.append(f"{context['message']}: {error!r}" if error else context["message"])
+        culprit = context.get("exception") or context.get("task")
+        self.unhandled.append(f"{context['message']}: {culprit!r}" if culprit else context["message"])
 
 
 def run_virtually(main: Coroutine[Any, Any, T], loop: VirtualLoop) -> T:
