@@ -86,24 +86,7 @@ def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
         option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
         option("--target-quantization", type=quantization, default="none", help="Of the targets' weights.", **shown),
         option("--draft-quantization", type=quantization, default="none", help="Of the drafts' weights.", **shown),
-        option(
-            "--pin/--no-pin",
-            default=pin,
-            help="One CPU core to each worker; all else beside the drafts if no core is left.",
-            **shown,
-        ),
-        option(
-            "--borrow-cores/--no-borrow-cores",
-            default=borrow_cores,
-            help="Targets read prompts on the drafts' cores too, unlike on machines of their own.",
-            **shown,
-        ),
-        option(
-            "--realtime/--no-realtime",
-            default=pin,
-            help="Drafts and routers go before all else on their cores, where the system permits.",
-            **shown,
-        ),
+        *_placement(pin, borrow_cores),
         option(
             "--run-ahead-tokens",
             type=number(0),
@@ -138,6 +121,32 @@ def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
             default=300.0,
             metavar="S",
             help="Longest wait for a process to be ready.",
+            **shown,
+        ),
+    ]
+
+
+def _placement(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
+    """Which core a process runs on, and who goes first there."""
+    option = click.option
+    shown: dict[str, Any] = {"show_default": True}
+    return [
+        option(
+            "--pin/--no-pin",
+            default=pin,
+            help="One CPU core to each worker; all else beside the drafts if no core is left.",
+            **shown,
+        ),
+        option(
+            "--borrow-cores/--no-borrow-cores",
+            default=borrow_cores,
+            help="Targets read prompts on the drafts' cores too, unlike on machines of their own.",
+            **shown,
+        ),
+        option(
+            "--realtime/--no-realtime",
+            default=pin,
+            help="Drafts and routers go before all else on their cores, where the system permits.",
             **shown,
         ),
     ]
