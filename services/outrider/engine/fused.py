@@ -7,6 +7,7 @@ this shape run through transformers' own code (`decoder.py`), with the same resu
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,10 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
+
+# On a CPU with AMX oneDNN would multiply more than 32 rows on tiles, whose sums are not the bits of its vectors. It
+# reads this once, when it is first used.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # The batch size oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8

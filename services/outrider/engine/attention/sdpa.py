@@ -21,8 +21,8 @@ _FEW = 16
 _PART = 512
 # Key lengths are rounded up to this: the vector loop's remainder is rounded differently.
 _ALIGN = 16
-# Between one and two of oneDNN's blocks a sum is split in the middle, wherever that is; from two on after each block.
-_BLOCK = 192
+# So many keys are summed in one go. More of them are parted at places that depend on how many they are, and on the CPU.
+_AT_ONCE = 192
 # Queries are taken in parts of this many or a multiple of it; a part of fewer than four is summed in another order.
 _QUERY_PART, _FEWEST = 32, 4
 
@@ -56,9 +56,7 @@ def _padded(kv_len: int) -> int:
     """A length from `kv_len` up for which sums are split as for all such lengths. Masked keys add exact zeros."""
     whole, rest = divmod(kv_len, _PART)
     rest = -(-rest // _ALIGN) * _ALIGN
-    if _BLOCK < rest < 2 * _BLOCK:
-        rest = 2 * _BLOCK
-    return whole * _PART + rest
+    return whole * _PART + (rest if rest <= _AT_ONCE else _PART)
 
 
 def _missing(queries: int) -> int:
