@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,21 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 needs_kernels = pytest.mark.skipif(load_library() is None, reason="no compiler, or no AVX512-BF16")
+
+
+@pytest.fixture(autouse=True, params=["vectors", "tiles"])
+def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test by what all CPUs with AVX512-BF16 have, and by AMX where there is that."""
+    library = load_library()
+    if library is None:
+        if request.param == "tiles":
+            pytest.skip("no native kernels")
+        yield
+        return
+    if library.outrider_use_tiles(request.param == "tiles") != (request.param == "tiles"):
+        pytest.skip("no AMX")
+    yield
+    library.outrider_use_tiles(True)
 
 
 def checkpoint(directory: Path, **shape: int) -> Path:
@@ -135,9 +151,11 @@ def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path) -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path, quantization: str) -> None:
-    engine, prompt = load(checkpoint(tmp_path), quantization=quantization, prefix_cache=False), tokens(60)
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path, quantization: str, head_dim: int) -> None:
+    path, prompt = checkpoint(tmp_path, head_dim=head_dim), tokens(60)
+    engine = load(path, quantization=quantization, prefix_cache=False)
     whole = engine.forward([Row(engine.open([]), prompt, 60)]).clone()
     for size in (1, 5, 7, 11, 13):
         sequence = engine.open([])

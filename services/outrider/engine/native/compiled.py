@@ -29,6 +29,8 @@ _FLAGS = [
     "-mavx512vl",
     "-mavx512bf16",
     "-mavx512vnni",
+    "-mamx-tile",
+    "-mamx-bf16",
     "-mfma",
     "-shared",
     "-fPIC",
@@ -50,6 +52,7 @@ def load_library() -> ctypes.CDLL | None:
         return None
     library.outrider_forward.restype = library.outrider_start_helpers.restype = None
     library.outrider_start_helpers.argtypes = [ctypes.c_int64]
+    library.outrider_use_tiles(True)
     return library
 
 

@@ -1,4 +1,5 @@
-// One step of a bfloat16 Llama on a CPU with AVX512-BF16: ragged rows over a paged KV cache.
+// One step of a bfloat16 Llama on a CPU with AVX512-BF16, on its tiles (AMX) where it has any: ragged rows over a paged
+// KV cache.
 //
 // Written because a decode step is the reading of its weights: one loop over them, at the speed of memory, is half
 // the time of a call per matrix. Every sum runs in one order, whatever shares the step: a row's logits are the
@@ -22,6 +23,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define PANEL 64  // outputs computed together
 #define STRIP 6   // rows computed together: 6 x 4 accumulators, 4 weights and an input fill the registers
@@ -262,19 +265,21 @@ static inline vec gated(vec gate, vec up) {
 }
 
 static inline __attribute__((always_inline)) void
+finish_row(const Linear *l, vec sum[4], int64_t panel, int64_t row) {
+    if (l->kind == GATE) {
+        bf16 *out = (bf16 *)l->out + row * l->stride + panel * (PANEL / 2);
+        for (int z = 0; z < 2; z++) store(out + TILE * z, gated(sum[z], sum[z + 2]));
+        return;
+    }
+    float *out = (float *)l->out + row * l->stride + panel * PANEL;
+    for (int z = 0; z < 4 && panel * PANEL + 16 * z < l->outputs; z++)
+        _mm512_storeu_ps(out + 16 * z, l->kind == ADD ? _mm512_add_ps(_mm512_loadu_ps(out + 16 * z), sum[z]) : sum[z]);
+}
+
+static inline __attribute__((always_inline)) void
 finish_strip(const Linear *l, vec sum[STRIP][4], int64_t panel, int64_t first, int rows) {
 #pragma GCC unroll 6
-    for (int r = 0; r < rows; r++) {
-        if (l->kind == GATE) {
-            bf16 *out = (bf16 *)l->out + (first + r) * l->stride + panel * (PANEL / 2);
-            for (int z = 0; z < 2; z++) store(out + TILE * z, gated(sum[r][z], sum[r][z + 2]));
-            continue;
-        }
-        float *out = (float *)l->out + (first + r) * l->stride + panel * PANEL;
-        for (int z = 0; z < 4 && panel * PANEL + 16 * z < l->outputs; z++)
-            _mm512_storeu_ps(out + 16 * z,
-                             l->kind == ADD ? _mm512_add_ps(_mm512_loadu_ps(out + 16 * z), sum[r][z]) : sum[r][z]);
-    }
+    for (int r = 0; r < rows; r++) finish_row(l, sum[r], panel, first + r);
 }
 
 // For the intrinsic gcc copies every sum to another register and back, and with six rows through memory.
@@ -363,6 +368,119 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
     finish_strip(l, sum, panel, first, rows);
 }
 
+// ---- Tiles: the same products where the CPU has AMX, 16 rows x 32 inputs x 16 outputs in an instruction
+//
+// All of them or none: AMX adds even and odd inputs apart, so its sums are not vdpbf16ps's bits. Of its eight registers
+// four hold sums, one the inputs, and three take turns with the weights, which lie as it wants them: a pair of inputs
+// is a line of 16 outputs.
+
+#define TILED_ROWS 16
+#define TILED_INPUTS 32
+#define LINE 64  // bytes
+// Where tiles are multiplied it takes a block and a half.
+#define TILED_AHEAD (3 * TILED_INPUTS * PANEL / 2)
+
+static int tiled;  // whether they are used
+
+// Returns whether they are: with `wanted` wherever the CPU has them and the system grants them, for it has to keep
+// 8 kB more of each thread that was put aside. Not while a step runs, for it changes the bits of every sum.
+int outrider_use_tiles(int wanted) {
+    const int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
+    tiled = wanted && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+            syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    return tiled;
+}
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} TileShape;
+
+// 0 to 3 hold sums and 4 inputs, of `rows`; the others weights. While attending 6 holds weights of TILE positions, for
+// `rows`, and 7 their values.
+static void shape_tiles(int64_t rows, int attending) {
+    TileShape shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.bytes[i] = LINE;
+        shape.rows[i] = i < 5 ? (uint8_t)rows : TILED_INPUTS / 2;
+    }
+    if (attending) {
+        shape.bytes[6] = LINE / 2;
+        shape.rows[6] = (uint8_t)rows;
+        shape.rows[7] = TILE / 2;
+    }
+    _tile_loadconfig(&shape);
+}
+
+static inline __attribute__((always_inline)) void
+tiled_strip(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t rows) {
+    const bf16 *in = l->in + first * l->inputs;
+    _Alignas(LINE) bf16 block[TILED_INPUTS * PANEL];
+    _Alignas(LINE) float sum[TILED_ROWS][PANEL];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
+        const bf16 *w = (const bf16 *)weights + k * PANEL;
+        const char *next = (const char *)(w + TILED_AHEAD);
+        if (eight) {
+            w = block;
+            next = (const char *)weights + k * PANEL;
+            for (int64_t i = 0; i < TILED_INPUTS * PANEL; i += 32)
+                _mm512_store_si512(block + i, (__m512i)widened((const int8_t *)next + i));
+            next += TILED_AHEAD;
+        }
+        // A quarter of the block to come is asked for between two products: all at once would leave memory idle while
+        // tiles are multiplied.
+#define FETCH(quarter) \
+    for (int64_t i = 0; i < (eight ? 8 : 16); i++) \
+        _mm_prefetch(next + ((eight ? 8 : 16) * (quarter) + i) * LINE, _MM_HINT_T0)
+        _tile_loadd(4, in + k, l->inputs * sizeof *in);
+        FETCH(0);
+        _tile_loadd(5, w, 4 * LINE);
+        _tile_dpbf16ps(0, 4, 5);
+        FETCH(1);
+        _tile_loadd(6, w + 32, 4 * LINE);
+        _tile_dpbf16ps(1, 4, 6);
+        FETCH(2);
+        _tile_loadd(7, w + 64, 4 * LINE);
+        _tile_dpbf16ps(2, 4, 7);
+        FETCH(3);
+        _tile_loadd(5, w + 96, 4 * LINE);
+        _tile_dpbf16ps(3, 4, 5);
+#undef FETCH
+    }
+    _tile_stored(0, sum[0], sizeof *sum);
+    _tile_stored(1, sum[0] + 16, sizeof *sum);
+    _tile_stored(2, sum[0] + 32, sizeof *sum);
+    _tile_stored(3, sum[0] + 48, sizeof *sum);
+    for (int64_t r = 0; r < rows; r++) {
+        vec row[4];
+        for (int z = 0; z < 4; z++) {
+            row[z] = _mm512_load_ps(sum[r] + 16 * z);
+            if (l->weights.scales) row[z] = _mm512_mul_ps(row[z], _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z));
+        }
+        finish_row(l, row, panel, first + r);
+    }
+}
+
+static void tiled_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end) {
+    int64_t shaped = 0;
+    for (; first < end; first += TILED_ROWS) {
+        const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
+        if (rows != shaped) shape_tiles(shaped = rows, 0);
+        if (eight)
+            tiled_strip(l, weights, 1, panel, first, rows);
+        else
+            tiled_strip(l, weights, 0, panel, first, rows);
+    }
+    _tile_release();
+}
+
+// ---- A panel's rows, by either
+
 // A constant number of rows lets the compiler keep every sum in a register.
 #define WITH_ROWS(rows, call) \
     switch (rows) { \
@@ -377,6 +495,10 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
 enum { WIDE, EIGHT, ROUNDED };  // weights in bfloat16; in int8; in int8 with inputs rounded too
 
 static void linear_rows(const Linear *l, const void *weights, int how, int64_t panel, int64_t first, int64_t end) {
+    if (tiled && how != ROUNDED && l->inputs % TILED_INPUTS == 0) {
+        tiled_rows(l, weights, how == EIGHT, panel, first, end);
+        return;
+    }
     for (; first < end; first += STRIP) {
 #define AS_WIDE(n) linear_strip(l, weights, 0, panel, first, n)
 #define AS_EIGHT(n) linear_strip(l, weights, 1, panel, first, n)
@@ -485,17 +607,43 @@ static void place(const Model *m, const Layer *layer, float *qkv, int64_t positi
 
 // Queries that share a key head: token t's g-th head of the group is number t * share + g.
 typedef struct {
-    const bf16 *query[STRIP];
-    float *out[STRIP];
-    int64_t position[STRIP];
-    vec sum[STRIP][MAX_HEAD_DIM / 16];
-    float highest[STRIP], total[STRIP];
-    bf16 weight[STRIP][SPAN];
+    const bf16 *query[TILED_ROWS];
+    float *out[TILED_ROWS];
+    int64_t position[TILED_ROWS];
+    vec sum[TILED_ROWS][MAX_HEAD_DIM / 16];
+    float highest[TILED_ROWS], total[TILED_ROWS];
+    bf16 weight[TILED_ROWS][SPAN];
 } Queries;
 
 // Scores of SPAN positions → weights, and what was summed before brought to the same scale.
 static inline __attribute__((always_inline)) void
-weigh(Queries *q, const bf16 *const *keys, int64_t from, float scale, int64_t dim, int rows) {
+weigh(Queries *q, int r, vec score[4], int64_t from, float scale, int64_t dim) {
+    const int64_t visible = q->position[r] + 1 - from;
+    const uint64_t seen = visible >= SPAN ? ~0ull : visible <= 0 ? 0 : (1ull << visible) - 1;
+    vec high = _mm512_set1_ps(q->highest[r]);
+    for (int z = 0; z < 4; z++) {
+        score[z] = _mm512_mul_ps(score[z], _mm512_set1_ps(scale));
+        high = _mm512_mask_max_ps(high, (__mmask16)(seen >> 16 * z), high, score[z]);
+    }
+    const float highest = _mm512_reduce_max_ps(high);
+    vec total = _mm512_setzero_ps();
+    for (int z = 0; z < 4; z++) {
+        const vec w = _mm512_maskz_mov_ps((__mmask16)(seen >> 16 * z),
+                                          exponential(_mm512_sub_ps(score[z], _mm512_set1_ps(highest))));
+        total = _mm512_add_ps(total, w);
+        store(q->weight[r] + 16 * z, w);
+    }
+    if (highest != q->highest[r]) {
+        const float less = _mm512_cvtss_f32(exponential(_mm512_set1_ps(q->highest[r] - highest)));
+        q->total[r] *= less;
+        for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_mul_ps(q->sum[r][z], _mm512_set1_ps(less));
+        q->highest[r] = highest;
+    }
+    q->total[r] += _mm512_reduce_add_ps(total);
+}
+
+static inline __attribute__((always_inline)) void
+scores(Queries *q, const bf16 *const *keys, int64_t from, float scale, int64_t dim, int rows) {
     vec score[STRIP][4];
     for (int r = 0; r < rows; r++)
         for (int z = 0; z < 4; z++) score[r][z] = _mm512_setzero_ps();
@@ -507,30 +655,7 @@ weigh(Queries *q, const bf16 *const *keys, int64_t from, float scale, int64_t di
             for (int z = 0; z < 4; z++) score[r][z] = _mm512_dpbf16_ps(score[r][z], x, k[z]);
         }
     }
-    for (int r = 0; r < rows; r++) {
-        const int64_t visible = q->position[r] + 1 - from;
-        const uint64_t seen = visible >= SPAN ? ~0ull : visible <= 0 ? 0 : (1ull << visible) - 1;
-        vec high = _mm512_set1_ps(q->highest[r]);
-        for (int z = 0; z < 4; z++) {
-            score[r][z] = _mm512_mul_ps(score[r][z], _mm512_set1_ps(scale));
-            high = _mm512_mask_max_ps(high, (__mmask16)(seen >> 16 * z), high, score[r][z]);
-        }
-        const float highest = _mm512_reduce_max_ps(high);
-        vec total = _mm512_setzero_ps();
-        for (int z = 0; z < 4; z++) {
-            const vec w = _mm512_maskz_mov_ps((__mmask16)(seen >> 16 * z),
-                                              exponential(_mm512_sub_ps(score[r][z], _mm512_set1_ps(highest))));
-            total = _mm512_add_ps(total, w);
-            store(q->weight[r] + 16 * z, w);
-        }
-        if (highest != q->highest[r]) {
-            const float less = _mm512_cvtss_f32(exponential(_mm512_set1_ps(q->highest[r] - highest)));
-            q->total[r] *= less;
-            for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_mul_ps(q->sum[r][z], _mm512_set1_ps(less));
-            q->highest[r] = highest;
-        }
-        q->total[r] += _mm512_reduce_add_ps(total);
-    }
+    for (int r = 0; r < rows; r++) weigh(q, r, score[r], from, scale, dim);
 }
 
 // Adds SPAN positions' values, by their weights, for `parts` * 16 of the dimensions from `first` on.
@@ -552,15 +677,67 @@ gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int ro
         for (int z = 0; z < parts; z++) q->sum[r][first / 16 + z] = sum[r][z];
 }
 
+// The same on tiles. Queries lie one after the other. Sums of one SPAN are taken on tiles, those of all in float32.
+static inline void tiled_scores(Queries *q, const bf16 *query, const bf16 *const *keys, int64_t from, float scale,
+                               int64_t dim, int64_t rows) {
+    _Alignas(LINE) float found[TILED_ROWS][SPAN];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < dim; i += TILED_INPUTS) {
+        _tile_loadd(4, query + i, dim * sizeof *query);
+        _tile_loadd(5, keys[0] + i * TILE, LINE);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, keys[1] + i * TILE, LINE);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_loadd(5, keys[2] + i * TILE, LINE);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(5, keys[3] + i * TILE, LINE);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, found[0], sizeof *found);
+    _tile_stored(1, found[0] + 16, sizeof *found);
+    _tile_stored(2, found[0] + 32, sizeof *found);
+    _tile_stored(3, found[0] + 48, sizeof *found);
+    for (int r = 0; r < rows; r++) {
+        vec score[4];
+        for (int z = 0; z < 4; z++) score[z] = _mm512_load_ps(found[r] + 16 * z);
+        weigh(q, r, score, from, scale, dim);
+    }
+}
+
+static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int64_t rows) {
+    _Alignas(LINE) float found[TILED_ROWS][2 * TILE];
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int z = 0; z < SPAN / TILE; z++) {
+        const bf16 *value = values[z] + 2 * first;
+        _tile_loadd(6, q->weight[0] + TILE * z, sizeof *q->weight);
+        _tile_loadd(7, value, 4 * dim);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(7, value + 2 * TILE, 4 * dim);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    _tile_stored(0, found[0], sizeof *found);
+    _tile_stored(1, found[0] + TILE, sizeof *found);
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < 2; z++)
+            q->sum[r][first / 16 + z] = _mm512_add_ps(q->sum[r][first / 16 + z], _mm512_load_ps(found[r] + 16 * z));
+}
+
 static inline __attribute__((always_inline)) void
-attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows) {
+attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows, int on_tiles) {
     const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1, count = (end + TILE - 1) / TILE;
     const int64_t head = kv_head * m->tiles * TILE * dim;
+    _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
     for (int r = 0; r < rows; r++) {
         q->highest[r] = -INFINITY;
         q->total[r] = 0;
         for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_setzero_ps();
+        if (on_tiles) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
     }
+    if (on_tiles) shape_tiles(rows, 1);
     for (int64_t from = 0; from < end; from += SPAN) {
         const bf16 *keys[4], *values[4];
         for (int z = 0; z < 4; z++) {
@@ -569,11 +746,17 @@ attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t k
             keys[z] = layer->keys + head + tiles[tile] * TILE * dim;
             values[z] = layer->values + head + tiles[tile] * TILE * dim;
         }
-        weigh(q, keys, from, (float)m->scale, dim, rows);
+        if (on_tiles) {
+            tiled_scores(q, query, keys, from, (float)m->scale, dim, rows);
+            for (int64_t first = 0; first < dim; first += 2 * TILE) tiled_gather(q, values, first, dim, rows);
+            continue;
+        }
+        scores(q, keys, from, (float)m->scale, dim, rows);
         int64_t first = 0;
         for (; first + PANEL <= dim; first += PANEL) gather(q, values, first, dim, rows, 4);
         for (; first < dim; first += 16) gather(q, values, first, dim, rows, 1);
     }
+    if (on_tiles) _tile_release();
     for (int r = 0; r < rows; r++)
         for (int64_t z = 0; z < dim / 16; z++)
             _mm512_storeu_ps(q->out[r] + 16 * z, _mm512_div_ps(q->sum[r][z], _mm512_set1_ps(q->total[r])));
@@ -583,17 +766,21 @@ attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t k
 static void attend_row(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
                        int64_t begin, int64_t end, const bf16 *query, float *out, int64_t stride) {
     const int64_t share = m->heads / m->kv_heads, count = end * share;
-    for (int64_t first = begin * share; first < count; first += STRIP) {
+    const int on_tiles = tiled && m->head_dim % TILED_INPUTS == 0, most = on_tiles ? TILED_ROWS : STRIP;
+    for (int64_t first = begin * share; first < count; first += most) {
         Queries q;
-        const int64_t rows = count - first < STRIP ? count - first : STRIP;
+        const int64_t rows = count - first < most ? count - first : most;
         for (int64_t r = 0; r < rows; r++) {
             const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
             q.query[r] = query + (row->start + token) * m->heads * m->head_dim + head * m->head_dim;
             q.out[r] = out + (row->start + token) * stride + head * m->head_dim;
             q.position[r] = row->kv_len - row->num_tokens + token;
         }
-#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n)
-        WITH_ROWS(rows, CALL)
+#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n, 0)
+        if (on_tiles)
+            attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, (int)rows, 1);
+        else
+            WITH_ROWS(rows, CALL)
 #undef CALL
     }
 }
