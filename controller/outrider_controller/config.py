@@ -72,7 +72,6 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
         max_wait_us=round(options.max_wait_ms * 1000),
         run_ahead_tokens=options.run_ahead_tokens,
         num_alternatives=options.num_alternatives,
-        prepare_from_steps=options.prepare_from_steps,
     )
     routers = [
         RouterConfig(
@@ -119,21 +118,14 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=PolicyConfig().run_ahead_tokens,
         metavar="N",
-        help="tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
+        help="most tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
     )
     add(
         "--num-alternatives",
         type=int,
         default=PolicyConfig().num_alternatives,
         metavar="N",
-        help="other outcomes of a step for which a draft may prepare what follows",
-    )
-    add(
-        "--prepare-from-steps",
-        type=float,
-        default=PolicyConfig().prepare_from_steps,
-        metavar="X",
-        help="it does where its answers take so many of the target's steps; 0.75 where both share a machine's memory",
+        help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
     )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")

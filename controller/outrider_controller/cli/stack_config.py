@@ -52,8 +52,6 @@ class StackConfig:
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
-    prepare_from_steps: float = 0.75
-    """Where its answers take so many of the target's steps. More than elsewhere: both share one machine's memory."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -191,7 +189,6 @@ class Planner:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
-        flags += ["--prepare-from-steps", str(self._config.prepare_from_steps)]
         if self._config.realtime:
             flags += ["--realtime-priority", str(_ROUTER_PRIORITY)]
         for address in routers:

@@ -22,22 +22,21 @@ class PolicyConfig:
     max_wait_us: int = 50_000
     """Longest the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
-    """Tokens a draft may guess beyond what it has sent, while that is being judged."""
+    """Most tokens a draft may guess beyond what it has sent, while that is judged: fewer where it has less time."""
     num_alternatives: int = 5
-    """Outcomes of the step under way for which a draft may prepare what follows, where its answers take long."""
-    prepare_from_steps: float = 0.25
-    """How long, in steps of the target. What it prepares is there when the step ends, and costs the target nothing but
-    where both share a memory: on one machine the step takes longer for it, and this should be higher."""
+    """Outcomes of the step under way for which a draft may prepare what follows, where rounds are faster with that."""
+    rounds_per_turn: int = 8
+    """Rounds with and without such preparations take turns to show which are faster."""
     silent_commits: int = 2
     """Commits a draft may leave unanswered before the target stops waiting for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_draft_tokens <= 64:
             raise ValueError(f"policy.max_draft_tokens: must be in 0..64, got {self.max_draft_tokens}")
-        for name in ("max_wait_us", "run_ahead_tokens", "num_alternatives", "prepare_from_steps"):
+        for name in ("max_wait_us", "run_ahead_tokens", "num_alternatives"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy.{name}: must not be negative")
-        _positive("policy", silent_commits=self.silent_commits)
+        _positive("policy", silent_commits=self.silent_commits, rounds_per_turn=self.rounds_per_turn)
 
 
 @dataclass(frozen=True, slots=True)

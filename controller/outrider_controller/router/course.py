@@ -42,8 +42,8 @@ class DraftOpening:
     sequence_id: int
     link: DraftLink
     rules: DraftRules
-    told: tuple[int, int]
-    """The most it was last told to draft, 0 while it rests, and for how many other outcomes to prepare."""
+    told: tuple[int, int, int]
+    """What it was told last: the most to draft, 0 while it rests, how far ahead, for how many outcomes to prepare."""
 
 
 @dataclass(slots=True, eq=False)

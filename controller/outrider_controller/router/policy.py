@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from outrider_controller.router.ahead import Ahead
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.lengths import Lengths
 from outrider_controller.router.worth import Standing, Worth
@@ -23,8 +24,6 @@ _PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 # What is not waited for comes a little late every time, and works for nothing: where gain and wait are about even, that
 # is worse than either. Whether a draft pays that is waited for is measured, by `worth`.
 _PATIENCE = 1.5
-# A draft that prepares for other outcomes goes on until its answers come in this part of what made it begin.
-_NEAR = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,7 @@ class Pace:
     """The setting in force."""
     worth: Worth = field(default_factory=Worth)
     lengths: Lengths = field(default_factory=Lengths)
+    ahead: Ahead = field(init=False)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
@@ -88,6 +88,9 @@ class Pace:
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
     _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
+
+    def __post_init__(self) -> None:
+        self.ahead = Ahead(self.config)
 
     @property
     def accepted_per_step(self) -> float:
@@ -105,6 +108,7 @@ class Pace:
         else:
             self.worth.begin(known)
         self._forget_draft()
+        self.ahead.opened(known.preparing)
         self.step_us = self.step_us or known.step_us
         self.sent = self._wanted()
         return self.sent
@@ -133,8 +137,11 @@ class Pace:
         """
         # The first commit after an opening: its step read a prompt, or the end of one.
         if self._asked:
+            round_us = now_us - self._asked[-1][1]
+            if self._turnarounds_us and not self.worth.resting:
+                self.ahead.round(tokens=1 + (self.accepted_per_step if num_drafted else 0), us=round_us)
             if not self.insistent:
-                self._weigh(num_tokens, num_drafted, step_us, now_us - self._asked[-1][1])
+                self._weigh(num_tokens, num_drafted, step_us, round_us)
             self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
             self.worth.standing.step_us = self.step_us
         if num_verified:
@@ -169,11 +176,18 @@ class Pace:
         self._turnarounds_us.clear()
         self.turnaround_us = self.worth.standing.turnaround_us
 
-    def drafted(self, base_len: int, now_us: int, *, run_ahead: bool = False) -> Setting | None:
-        """The draft spoke of the positions from `base_len` on; `run_ahead`: unasked, so that it answers nothing."""
+    def drafted(
+        self, base_len: int, now_us: int, *, run_ahead: bool = False, num_tokens: int = 0, compute_us: int = 0
+    ) -> Setting | None:
+        """The draft spoke of the positions from `base_len` on; `run_ahead`: unasked, so that it answers nothing.
+
+        `compute_us`: what it says that its `num_tokens` took it.
+        """
         if self.worth.resting:
             # Said before it heard that it may rest.
             return None
+        if not run_ahead:
+            self.ahead.answered(num_tokens, compute_us)
         before_us, was_speaking = self.turnaround_us, self.speaking
         for committed_len, asked_us in reversed(self._asked):
             if committed_len == base_len and not run_ahead:
@@ -188,11 +202,8 @@ class Pace:
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:
             return PLAIN
-        return Setting(self._longest, self._wait_us(), self.config.run_ahead_tokens, self._alternatives())
-
-    def _alternatives(self) -> int:
-        least_us = self.config.prepare_from_steps * self.step_us * (_NEAR if self.sent.num_alternatives else 1)
-        return self.config.num_alternatives if 0 < self.turnaround_us >= least_us else 0
+        run_ahead = self.ahead.num_tokens(self.step_us, self.turnaround_us)
+        return Setting(self._longest, self._wait_us(), run_ahead, self.ahead.num_alternatives)
 
     def _wait_us(self) -> int:
         if self.limit == 0 or self.worth.resting or not self.speaking:
@@ -212,9 +223,17 @@ class Pace:
         limit, sent = 0 if self.worth.resting else self._longest, self.sent
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
-            # Waits that differ by less than a quarter, neither of them 0, are not worth a message.
-            like = wait_us == sent_us or (0 < 3 * wait_us <= 4 * sent_us and 3 * sent_us <= 4 * wait_us)
-            if like and (limit == 0 or self._alternatives() == sent.num_alternatives):
+            same = _alike(wait_us, sent_us) and (limit == 0 or self._rides_alike(sent))
+            if same:
                 return None
         self.sent = self._wanted()
         return self.sent
+
+    def _rides_alike(self, sent: Setting) -> bool:
+        run_ahead = self.ahead.num_tokens(self.step_us, self.turnaround_us)
+        return self.ahead.num_alternatives == sent.num_alternatives and _alike(run_ahead, sent.run_ahead_tokens)
+
+
+def _alike(one: int, other: int) -> bool:
+    """Whether they differ by less than a quarter, neither being 0: that is not worth a message."""
+    return one == other or (0 < 3 * one <= 4 * other and 3 * other <= 4 * one)

@@ -301,8 +301,7 @@ class Rounds:
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         most = course.pace.limit + self._config.policy.run_ahead_tokens
         rules = DraftRules(most, link.info.max_context_len)
-        told = setting.max_draft_tokens, setting.num_alternatives
-        opening = DraftOpening(next(self._ids), link, rules, told)
+        opening = DraftOpening(next(self._ids), link, rules, _told(setting))
         course.draft = opening
         course.num_drafts += 1
         self._by_draft[opening.sequence_id] = course
@@ -464,7 +463,9 @@ class Rounds:
         else:
             course.session.metrics.num_dropped_draft_tokens += num_tokens
             self._notices.dropped(course.session.request.model, num_tokens)
-        setting = course.pace.drafted(base_len, now_us, run_ahead=draft.run_ahead)
+        setting = course.pace.drafted(
+            base_len, now_us, run_ahead=draft.run_ahead, num_tokens=num_tokens, compute_us=draft.compute_us
+        )
         if setting is not None:
             self._tell(course, setting)
 
@@ -498,7 +499,7 @@ class Rounds:
     def _tell(self, course: Course, setting: Setting) -> None:
         """Both, where it concerns both: a draft only needs to hear that it may rest, or is wanted again."""
         self._tell_target(course, setting)
-        draft, told = course.draft, (setting.max_draft_tokens, setting.num_alternatives)
+        draft, told = course.draft, _told(setting)
         if draft is None or told == draft.told:
             return
         draft.told = told
@@ -536,6 +537,11 @@ def _draft_limit(course: Course, target: TargetLink, draft: DraftLink) -> int:
     """What the request may have, lowered to what both workers can do. A worker that names 0 names no limit."""
     limits = (course.draft_limit, target.info.max_draft_tokens, draft.info.max_draft_tokens)
     return min(limit for limit in limits if limit)
+
+
+def _told(setting: Setting) -> tuple[int, int, int]:
+    """What of a setting concerns a draft."""
+    return setting.max_draft_tokens, setting.run_ahead_tokens, setting.num_alternatives
 
 
 def _speculation(setting: Setting) -> sequence.Speculation:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider_controller.router.ahead import Preparing
+
 FIRST_REST_TOKENS = 64
 LONGEST_REST_TOKENS = 2048
 MEASURING_TOKENS = 8
@@ -50,6 +52,7 @@ class Standing:
     """Of the target's steps beside it, as a request saw them last; 0 while unknown."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
+    preparing: Preparing = field(default_factory=Preparing)
 
     @property
     def doubtful(self) -> bool:

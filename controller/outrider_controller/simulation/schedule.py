@@ -84,7 +84,7 @@ class Schedule:
     run_ahead_tokens: int
     max_draft_tokens: int
     num_alternatives: int
-    prepare_from_steps: float
+    rounds_per_turn: int
     hostile_forwarding: float = 0.0
     """Share of drafts that are lost, repeated, held back or made up on their way from router to target."""
     block_size: int = field(default=4)
@@ -115,7 +115,7 @@ def draw(seed: int) -> Schedule:
         run_ahead_tokens=rng.choice((0, 2, 8)),
         max_draft_tokens=rng.choice((1, 3, 5, 8)),
         num_alternatives=rng.choice((0, 2, 4, 8)),
-        prepare_from_steps=rng.choice((0.0, 0.0, 0.75)),
+        rounds_per_turn=rng.choice((1, 3, 8)),
         hostile_forwarding=rng.choice((0.0, 0.0, 0.0, 0.2)),
     )
 

@@ -208,7 +208,7 @@ def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
             max_wait_us=schedule.max_wait_us,
             run_ahead_tokens=schedule.run_ahead_tokens,
             num_alternatives=schedule.num_alternatives,
-            prepare_from_steps=schedule.prepare_from_steps,
+            rounds_per_turn=schedule.rounds_per_turn,
         ),
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,

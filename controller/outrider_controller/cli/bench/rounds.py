@@ -87,8 +87,6 @@ def rounds(
 
 async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, recalled: bool, json_file: Path | None) -> int:
     config = StackConfig(pin=True, realtime=True, prefix_cache=False, delayed=added_ms > 0)
-    if recalled:
-        config = replace(config, prepare_from_steps=PolicyConfig().prepare_from_steps)
     async with AsyncExitStack() as exits:
         enter = exits.enter_async_context
         in_step = replace(config, run_ahead_tokens=0, num_alternatives=0)
