@@ -102,6 +102,10 @@ class Ahead:
         self._answer_us = keep * self._answer_us + (1 - keep) * compute_us
         self._token_us = keep * self._token_us + (1 - keep) * compute_us / num_tokens
 
+    def token_steps(self, step_us: float) -> float:
+        """What drafting a token takes, in steps of the target; 0 while unknown."""
+        return self._token_us / step_us if step_us else 0.0
+
     def num_tokens(self, step_us: float, turnaround_us: int) -> int:
         """How many tokens beyond its guess the draft has time for: from its answer until it hears of the next commit.
 

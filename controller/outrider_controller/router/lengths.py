@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 _KEEP = 0.99
 # Evidence of so many drafts, half of them right, before there is any.
 _PRIOR_JUDGED, _PRIOR_ACCEPTED = 4.0, 2.0
-# Less than a position costs, drafted and judged, even where all before it were accepted.
-_LEAST_ACCEPTANCE = 0.08
+# What judging a position costs, in steps. Drafting it comes on top, and is measured.
+_JUDGING_STEPS = 0.04
 # Names come from drafts: one that makes up a new one every time must not fill the memory.
 _MOST_SOURCES = 8
 
@@ -49,13 +49,18 @@ class Lengths:
             position.judged += 1
             position.accepted += number < num_accepted
 
-    def limit(self, most: int) -> int:
-        """Positions worth asking for: at least 1, for whether any is belongs to `worth`, and at most `most`."""
-        return max((_worthwhile(positions, most) for positions in self._sources.values()), default=most)
+    def limit(self, most: int, drafting_steps: float = 0.0) -> int:
+        """Positions worth asking for: at least 1, for whether any is belongs to `worth`, and at most `most`.
+
+        An accepted one saves a step; `drafting_steps` is what drafting one takes, in steps. Positions that do not bring
+        that in even where all before them were accepted are not worth it.
+        """
+        least = _JUDGING_STEPS + drafting_steps
+        return max((_worthwhile(positions, most, least) for positions in self._sources.values()), default=most)
 
 
-def _worthwhile(positions: list[_Position], most: int) -> int:
+def _worthwhile(positions: list[_Position], most: int, least: float) -> int:
     for number, position in enumerate(positions[:most]):
-        if position.acceptance < _LEAST_ACCEPTANCE:
+        if position.acceptance < least:
             return max(number, 1)
     return most

@@ -101,7 +101,7 @@ class Pace:
 
         `standing` is the draft's; without it, the draft is the one there was.
         """
-        self.limit, self._longest = limit, self.lengths.limit(limit)
+        self.limit, self._longest = limit, self._worthwhile(limit)
         known = self.worth.standing if standing is None else standing
         if self.insistent:
             self.worth.standing = known
@@ -147,7 +147,7 @@ class Pace:
         if num_verified:
             # No more than was asked for, whatever a target says that it has judged.
             self.lengths.judged(source, num_verified=min(num_verified, self.limit), num_accepted=num_accepted)
-            self._longest = self.lengths.limit(self.limit)
+            self._longest = self._worthwhile(self.limit)
         self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
         self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
@@ -198,6 +198,9 @@ class Pace:
         if was_speaking and self.turnaround_us == before_us:
             return None
         return self._change()
+
+    def _worthwhile(self, limit: int) -> int:
+        return self.lengths.limit(limit, self.ahead.token_steps(self.step_us))
 
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:

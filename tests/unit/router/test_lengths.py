@@ -6,6 +6,9 @@ from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.lengths import Lengths
 from outrider_controller.router.policy import Pace
 
+DRAFTING = 0.04
+"""Steps that drafting a token takes."""
+
 
 def after(*drafts: tuple[str, int, int]) -> Lengths:
     lengths = Lengths()
@@ -17,30 +20,36 @@ def after(*drafts: tuple[str, int, int]) -> Lengths:
 def test_all_that_is_allowed_is_asked_for_while_nothing_speaks_against_it():
     assert Lengths().limit(5) == 5
     # A draft that is right one time in three at every position, and a few that were all wrong.
-    assert after(*[("model", 1, 0), ("model", 2, 1), ("model", 3, 3)] * 20).limit(5) == 5
-    assert after(*[("model", 1, 0)] * 10).limit(5) == 5
+    assert after(*[("model", 1, 0), ("model", 2, 1), ("model", 3, 3)] * 20).limit(5, DRAFTING) == 5
+    assert after(*[("model", 1, 0)] * 10).limit(5, DRAFTING) == 5
 
 
 def test_a_position_at_which_nothing_is_accepted_is_not_asked_for():
-    assert after(*[("model", 3, 2)] * 40).limit(5) == 2
-    assert after(*[("model", 2, 1)] * 40).limit(5) == 1
+    assert after(*[("model", 3, 2)] * 40).limit(5, DRAFTING) == 2
+    assert after(*[("model", 2, 1)] * 40).limit(5, DRAFTING) == 1
+
+
+def test_what_takes_the_draft_long_has_to_be_right_more_often():
+    seldom = after(*[("model", 2, 1)] * 17, *[("model", 2, 2)] * 1)
+    assert seldom.limit(5, 0.02) == 5
+    assert seldom.limit(5, 0.20) == 1
 
 
 def test_one_position_is_always_asked_for_whether_any_pays_is_not_said_here():
-    assert after(*[("model", 1, 0)] * 200).limit(5) == 1
+    assert after(*[("model", 1, 0)] * 200).limit(5, DRAFTING) == 1
 
 
 def test_guesses_that_fail_do_not_cut_off_quotations():
     mixed = [("model", 2, 1), ("ngram", 5, 5)] * 40
-    assert after(*mixed).limit(5) == 5
-    assert after(*(draft for draft in mixed if draft[0] == "model")).limit(5) == 1
+    assert after(*mixed).limit(5, DRAFTING) == 5
+    assert after(*(draft for draft in mixed if draft[0] == "model")).limit(5, DRAFTING) == 1
 
 
 def test_what_is_not_asked_for_is_tried_again_later():
     lengths = after(*[("model", 3, 2)] * 40)
     tried = []
     for _ in range(60):
-        most = lengths.limit(5)
+        most = lengths.limit(5, DRAFTING)
         tried.append(most)
         lengths.judged("model", num_verified=min(most, 3), num_accepted=2)
     # Once found wrong again, soon given up again.
@@ -56,7 +65,7 @@ def test_the_setting_that_is_sent_follows_and_is_not_sent_without_a_change():
     pace = Pace(PolicyConfig(max_draft_tokens=5), 5, insistent=True)
     assert pace.opened(5).max_draft_tokens == 5
     sent = []
-    for number in range(40):
+    for number in range(80):
         setting = pace.committed(
             10 + number,
             num_tokens=2,
