@@ -16,7 +16,9 @@ from outrider_controller.router.config import PolicyConfig
 _KEEP = 0.995
 # Rounds by which a way is known. With fewer it is tried.
 _ENOUGH = 16.0
-# The first of a turn began with what was asked for before.
+# The other way is taken where it is so much faster: less is chance, and every turn to it a message to both workers.
+_CLEARLY = 1.02
+# The first rounds of a turn began with what was asked for before.
 _SETTLING = 2
 # Of what a draft takes for a token: half of it is from the last three answers.
 _KEEP_TIMES = 0.8
@@ -29,12 +31,13 @@ class _Way:
     us: float = 0.0
 
     @property
-    def known(self) -> bool:
-        return self.rounds >= _ENOUGH
-
-    @property
     def speed(self) -> float:
         return self.tokens / max(self.us, 1.0)
+
+    def fade(self, keep: float) -> None:
+        self.rounds *= keep
+        self.tokens *= keep
+        self.us *= keep
 
 
 @dataclass(slots=True)
@@ -44,23 +47,22 @@ class Preparing:
     _without: _Way = field(default_factory=_Way)
     _with: _Way = field(default_factory=_Way)
 
-    def took(self, prepares: bool, *, tokens: float, us: int) -> None:
-        """One round, and the tokens to be expected of such."""
-        for way in (self._without, self._with):
-            way.rounds *= _KEEP
-            way.tokens *= _KEEP
-            way.us *= _KEEP
+    def took(self, prepares: bool, *, rounds: int, tokens: float, us: int) -> None:
+        """Some rounds, and the tokens to be expected of such."""
+        keep = _KEEP**rounds
+        self._without.fade(keep)
+        self._with.fade(keep)
         way = self._with if prepares else self._without
-        way.rounds += 1
+        way.rounds += rounds
         way.tokens += tokens
         way.us += us
 
-    @property
-    def pays(self) -> bool:
-        """Whether the next turn should be one with it: the faster way, or the one of which less is known."""
-        if self._without.known and self._with.known:
-            return self._with.speed > self._without.speed
-        return self._with.rounds < self._without.rounds
+    def pays(self, prepares: bool) -> bool:
+        """Whether the next turn is one with it: as now, unless the other way is faster or less is known of it."""
+        now, other = (self._with, self._without) if prepares else (self._without, self._with)
+        if min(now.rounds, other.rounds) < _ENOUGH:
+            return (other.rounds < now.rounds) != prepares
+        return (other.speed > _CLEARLY * now.speed) != prepares
 
 
 @dataclass(slots=True)
@@ -69,29 +71,43 @@ class Ahead:
 
     config: PolicyConfig
     prepares: bool = False
+    run_ahead_tokens: int = field(init=False)
+    """How far beyond its guess it may go. Like `prepares` it changes from turn to turn only."""
     preparing: Preparing = field(default_factory=Preparing)
     _rounds: int = 0
-    """Of the turn."""
+    """Of the turn, and the tokens to be expected of those that count, and their time."""
+    _tokens: float = 0.0
+    _us: int = 0
     _token_us: float = 0.0
     _answer_us: float = 0.0
     """Of which it computes; both 0 while unknown."""
 
+    def __post_init__(self) -> None:
+        self.run_ahead_tokens = self.config.run_ahead_tokens
+
     def opened(self, preparing: Preparing) -> None:
         """A draft was opened; of another nothing is known yet."""
         if preparing is not self.preparing:
+            self.preparing = preparing
             self._token_us = self._answer_us = 0.0
-        self.preparing = preparing
+            self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
 
-    def round(self, *, tokens: float, us: int) -> None:
+    def round(self, *, tokens: float, us: int, step_us: float, turnaround_us: int) -> None:
         """One round in which the draft was at work, and the tokens to be expected of such a round.
 
-        Not those that it brought: they differ more from round to round than what is to be seen here.
+        Not those that it brought: they differ more from round to round than what is to be seen here. `step_us` and
+        `turnaround_us`: of late.
         """
         self._rounds += 1
-        if self._rounds > _SETTLING:
-            self.preparing.took(self.prepares, tokens=tokens, us=us)
-        if self._rounds >= _SETTLING + self.config.rounds_per_turn:
+        if self._rounds <= _SETTLING:
+            return
+        self._tokens += tokens
+        self._us += us
+        counted = self._rounds - _SETTLING
+        if counted >= self.config.rounds_per_turn:
+            self.preparing.took(self.prepares, rounds=counted, tokens=self._tokens, us=self._us)
+            self.run_ahead_tokens = self._affordable(step_us, turnaround_us)
             self._turn()
 
     def answered(self, num_tokens: int, compute_us: int) -> None:
@@ -106,7 +122,11 @@ class Ahead:
         """What drafting a token takes, in steps of the target; 0 while unknown."""
         return self._token_us / step_us if step_us else 0.0
 
-    def num_tokens(self, step_us: float, turnaround_us: int) -> int:
+    @property
+    def num_alternatives(self) -> int:
+        return self.config.num_alternatives if self.prepares else 0
+
+    def _affordable(self, step_us: float, turnaround_us: int) -> int:
         """How many tokens beyond its guess the draft has time for: from its answer until it hears of the next commit.
 
         That is a step of the target and the way there and back.
@@ -117,12 +137,9 @@ class Ahead:
         free_us = step_us + max(turnaround_us - self._answer_us, 0.0)
         return min(most, math.ceil(free_us / self._token_us))
 
-    @property
-    def num_alternatives(self) -> int:
-        return self.config.num_alternatives if self.prepares else 0
-
     def _turn(self) -> None:
-        prepares = self.config.num_alternatives > 0 and self.preparing.pays
+        prepares = self.config.num_alternatives > 0 and self.preparing.pays(self.prepares)
         # Whoever goes on as before has nothing to settle.
         self._rounds = _SETTLING if prepares == self.prepares else 0
+        self._tokens, self._us = 0.0, 0
         self.prepares = prepares

@@ -139,7 +139,8 @@ class Pace:
         if self._asked:
             round_us = now_us - self._asked[-1][1]
             if self._turnarounds_us and not self.worth.resting:
-                self.ahead.round(tokens=1 + (self.accepted_per_step if num_drafted else 0), us=round_us)
+                expected = 1 + (self.accepted_per_step if num_drafted else 0)
+                self.ahead.round(tokens=expected, us=round_us, step_us=self.step_us, turnaround_us=self.turnaround_us)
             if not self.insistent:
                 self._weigh(num_tokens, num_drafted, step_us, round_us)
             self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
@@ -205,8 +206,7 @@ class Pace:
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:
             return PLAIN
-        run_ahead = self.ahead.num_tokens(self.step_us, self.turnaround_us)
-        return Setting(self._longest, self._wait_us(), run_ahead, self.ahead.num_alternatives)
+        return Setting(self._longest, self._wait_us(), self.ahead.run_ahead_tokens, self.ahead.num_alternatives)
 
     def _wait_us(self) -> int:
         if self.limit == 0 or self.worth.resting or not self.speaking:
@@ -233,8 +233,8 @@ class Pace:
         return self.sent
 
     def _rides_alike(self, sent: Setting) -> bool:
-        run_ahead = self.ahead.num_tokens(self.step_us, self.turnaround_us)
-        return self.ahead.num_alternatives == sent.num_alternatives and _alike(run_ahead, sent.run_ahead_tokens)
+        ahead = self.ahead
+        return ahead.num_alternatives == sent.num_alternatives and _alike(ahead.run_ahead_tokens, sent.run_ahead_tokens)
 
 
 def _alike(one: int, other: int) -> bool:

@@ -192,5 +192,5 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
     ):
         pace = Pace(CONFIG, 5, insistent=True)
         assert pace.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
-        rounds(pace, 8, turnaround_us=turnaround_us, compute_us=compute_us)
+        rounds(pace, 12, turnaround_us=turnaround_us, compute_us=compute_us)
         assert pace.sent.run_ahead_tokens == tokens
