@@ -8,7 +8,9 @@ without it take turns, a few at a time, and most go the way that was faster late
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from outrider_controller.router.config import PolicyConfig
 
@@ -20,8 +22,9 @@ _ENOUGH = 16.0
 _CLEARLY = 1.02
 # The first rounds of a turn began with what was asked for before.
 _SETTLING = 2
-# Of what a draft takes for a token: half of it is from the last three answers.
-_KEEP_TIMES = 0.8
+# What a draft takes is the middle one of so many answers: the first took it the prompt too, and one after a rest all
+# that was committed meanwhile.
+_NUM_ANSWERS = 9
 
 
 @dataclass(slots=True)
@@ -78,9 +81,10 @@ class Ahead:
     """Of the turn, and the tokens to be expected of those that count, and their time."""
     _tokens: float = 0.0
     _us: int = 0
+    _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
+    """What the last ones took the draft, in µs, and their tokens."""
     _token_us: float = 0.0
-    _answer_us: float = 0.0
-    """Of which it computes; both 0 while unknown."""
+    """What a token took it, as of the turn before; 0 while unknown."""
 
     def __post_init__(self) -> None:
         self.run_ahead_tokens = self.config.run_ahead_tokens
@@ -89,7 +93,8 @@ class Ahead:
         """A draft was opened; of another nothing is known yet."""
         if preparing is not self.preparing:
             self.preparing = preparing
-            self._token_us = self._answer_us = 0.0
+            self._token_us = 0.0
+            self._answers.clear()
             self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
 
@@ -107,16 +112,13 @@ class Ahead:
         counted = self._rounds - _SETTLING
         if counted >= self.config.rounds_per_turn:
             self.preparing.took(self.prepares, rounds=counted, tokens=self._tokens, us=self._us)
-            self.run_ahead_tokens = self._affordable(step_us, turnaround_us)
+            self._time(step_us, turnaround_us)
             self._turn()
 
     def answered(self, num_tokens: int, compute_us: int) -> None:
         """What an answer took the draft, without the way and the waiting."""
-        if not num_tokens:
-            return
-        keep = _KEEP_TIMES if self._answer_us else 0.0
-        self._answer_us = keep * self._answer_us + (1 - keep) * compute_us
-        self._token_us = keep * self._token_us + (1 - keep) * compute_us / num_tokens
+        if num_tokens:
+            self._answers.append((compute_us, num_tokens))
 
     def token_steps(self, step_us: float) -> float:
         """What drafting a token takes, in steps of the target; 0 while unknown."""
@@ -126,16 +128,16 @@ class Ahead:
     def num_alternatives(self) -> int:
         return self.config.num_alternatives if self.prepares else 0
 
-    def _affordable(self, step_us: float, turnaround_us: int) -> int:
-        """How many tokens beyond its guess the draft has time for: from its answer until it hears of the next commit.
+    def _time(self, step_us: float, turnaround_us: int) -> None:
+        """How far beyond its guess the draft has time for: from its answer until it hears of the next commit.
 
         That is a step of the target and the way there and back.
         """
-        most = self.config.run_ahead_tokens
-        if not (step_us and turnaround_us and self._token_us):
-            return most
-        free_us = step_us + max(turnaround_us - self._answer_us, 0.0)
-        return min(most, math.ceil(free_us / self._token_us))
+        if not (self._answers and step_us and turnaround_us):
+            return
+        self._token_us = median(us / num_tokens for us, num_tokens in self._answers)
+        free_us = step_us + max(turnaround_us - median(us for us, _ in self._answers), 0.0)
+        self.run_ahead_tokens = min(self.config.run_ahead_tokens, math.ceil(free_us / max(self._token_us, 1.0)))
 
     def _turn(self) -> None:
         prepares = self.config.num_alternatives > 0 and self.preparing.pays(self.prepares)

@@ -194,3 +194,15 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
         assert pace.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
         rounds(pace, 12, turnaround_us=turnaround_us, compute_us=compute_us)
         assert pace.sent.run_ahead_tokens == tokens
+
+
+def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it():
+    pace = Pace(CONFIG, 5, insistent=True)
+    pace.opened(5)
+    pace.drafted(99, 0, num_tokens=3, compute_us=600_000)
+    rounds(pace, 40, turnaround_us=6_000, compute_us=4_000)
+    assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)
+    # Nor what it had to read after a rest.
+    pace.drafted(139, 10**7, num_tokens=3, compute_us=600_000)
+    rounds(pace, 12, turnaround_us=6_000, compute_us=4_000)
+    assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)
