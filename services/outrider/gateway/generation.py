@@ -21,7 +21,7 @@ from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
 from outrider.gateway.metering import Meter, Metered
 from outrider.gateway.output import FinishReason, Output, Piece
-from outrider.gateway.persistence import Persistence, breaks_off
+from outrider.gateway.persistence import Persistence
 from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
@@ -226,7 +226,7 @@ class Generator:
         persistence = Persistence(self.failover)
         while True:
             try:
-                async with aclosing(self._attempt(job)) as rounds:
+                async with aclosing(self._attempt(job, persistence)) as rounds:
                     async for response in rounds:
                         if response.token_ids:
                             persistence.token()
@@ -242,7 +242,7 @@ class Generator:
             job.tally.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))
 
-    async def _attempt(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
+    async def _attempt(self, job: _Job, persistence: Persistence) -> AsyncGenerator[router_pb2.RouteResponse, None]:
         """One call to one router. Ends by raising: _RouterLost when another may do better, OutriderError otherwise."""
         remaining_s = job.deadline_s - self.clock()
         if remaining_s <= 0:
@@ -259,7 +259,7 @@ class Generator:
         except OutriderError as error:
             if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded(_TOO_LATE) from error
-            if not breaks_off(error, has_tokens=bool(job.output.token_ids)):
+            if not persistence.goes_on(error, has_tokens=bool(job.output.token_ids)):
                 raise
             self.routers.failed(router)
             raise _RouterLost(str(error)) from error

@@ -20,16 +20,6 @@ _TRANSPORT = frozenset(
 _NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
 
 
-def breaks_off(error: OutriderError, *, has_tokens: bool) -> bool:
-    """Whether a call that ended so should go on at another router. `has_tokens`: the client has part of the answer."""
-    if error.reason is None:
-        return error.code in _TRANSPORT
-    if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        # A new request is refused for good. One that has tokens was accepted once, and is never dropped for load.
-        return has_tokens
-    return error.reason in _NOT_HERE
-
-
 @dataclass(slots=True)
 class Persistence:
     """One request's patience: bounded in time from a break to the next token, and in the number of routers lost."""
@@ -38,10 +28,23 @@ class Persistence:
     jitter: Callable[[], float] = field(default=random.random)
     """From [0, 1): spreads the return of many requests that broke together."""
     num_breaks: int = 0
+    _may_be_accepted: bool = False
+    """A router may have taken the request up before the way to it was lost."""
     _num_moves: int = 0
     _broken_since_s: float | None = None
     _next_pause_s: float = 0.0
     _has_new_tokens: bool = False
+
+    def goes_on(self, error: OutriderError, *, has_tokens: bool) -> bool:
+        """Whether a call that ended so is followed by one to another router. `has_tokens`: the client has some."""
+        if error.reason is None:
+            self._may_be_accepted = True
+            return error.code in _TRANSPORT
+        if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # A new request is refused for good. One that was accepted is never dropped for load, and its own former
+            # self may hold the place it asks for until the target sees that nobody listens.
+            return has_tokens or self._may_be_accepted
+        return error.reason in _NOT_HERE
 
     def token(self) -> None:
         """The request got on: patience starts anew with the next break."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 from outrider.gateway.config import Failover
-from outrider.gateway.persistence import Persistence, breaks_off
+from outrider.gateway.persistence import Persistence
 from outrider.rpc.errors import make_error
 
 LIMITS = Failover(window_s=10, max_moves=2, first_pause_s=0.1, longest_pause_s=0.3)
@@ -68,4 +68,13 @@ def test_jitter_never_more_than_halves_a_pause() -> None:
 def test_another_router_is_asked_only_when_it_may_do_better(
     code: grpc.StatusCode, reason: str | None, has_tokens: bool, expected: bool
 ) -> None:
-    assert breaks_off(make_error(code, "x", reason=reason), has_tokens=has_tokens) is expected
+    assert patience().goes_on(make_error(code, "x", reason=reason), has_tokens=has_tokens) is expected
+
+
+def test_a_refusal_for_load_is_not_final_where_a_lost_router_may_have_accepted_the_request() -> None:
+    full = make_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "x", reason="OVERLOADED")
+    request = patience()
+    assert request.goes_on(make_error(grpc.StatusCode.UNAVAILABLE, "x", reason="DRAINING"), has_tokens=False)
+    assert not request.goes_on(full, has_tokens=False)
+    assert request.goes_on(make_error(grpc.StatusCode.UNAVAILABLE, "x"), has_tokens=False)
+    assert request.goes_on(full, has_tokens=False)
