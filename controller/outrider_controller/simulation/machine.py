@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
+_LEAST_WAIT_S = 1e-6
+
 
 class _Loop(Protocol):
     """StepLoop of a target or a draft, its thread never started."""
@@ -92,8 +94,11 @@ class VirtualSteps:
         if self._inbox:
             return
         self._filled.clear()
-        timeout_s = None if wake_at_s is None else max(0.0, wake_at_s - self._machine.clock())
-        if timeout_s == 0:
-            return
+        timeout_s = None if wake_at_s is None else wake_at_s - self._machine.clock()
+        if timeout_s is not None:
+            if timeout_s <= 0:
+                return
+            # Less than the clock can tell would be no time at all, and be waited for again for ever.
+            timeout_s = max(timeout_s, _LEAST_WAIT_S)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._filled.wait(), timeout_s)
