@@ -12,7 +12,7 @@ from outrider.engine.checkpoints import (
 )
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine, ModelInfo, Row
-from outrider.engine.sequence import EngineSequence, OutOfBlocks
+from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
 
 __all__ = [
     "CheckpointError",
@@ -22,6 +22,7 @@ __all__ = [
     "ModelInfo",
     "OutOfBlocks",
     "Row",
+    "Sibling",
     "resolve",
     "revision",
     "tokenizer_fingerprint",

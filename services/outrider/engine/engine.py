@@ -20,7 +20,7 @@ from outrider.engine.blocks import BlockPool, PrefixChanges
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder
 from outrider.engine.memory import held_bytes
-from outrider.engine.sequence import EngineSequence, OutOfBlocks
+from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling, SiblingKV
 from outrider.engine.step import Step
 from outrider.prefix import block_hashes
 
@@ -52,10 +52,14 @@ class Row:
     """Run at the positions from sequence.cached_len on. At least one."""
     num_logits: int
     """Logits are returned for the last this many of them; 0 in the middle of a prefill."""
+    siblings: Sequence[Sibling] = ()
+    """Run beside the tokens; logits for each follow those of the row."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_logits <= len(self.token_ids) or not self.token_ids:
             raise ValueError(f"num_logits: {self.num_logits} of {len(self.token_ids)} tokens")
+        if any(not 0 <= sibling.after < len(self.token_ids) for sibling in self.siblings):
+            raise ValueError(f"siblings: one follows none of {len(self.token_ids)} tokens")
 
 
 class Engine:
@@ -98,6 +102,11 @@ class Engine:
         return self._pool.num_free
 
     @property
+    def runs_siblings(self) -> bool:
+        """Whether rows may have siblings. A CUDA graph has no copies in it, and a step without one costs more."""
+        return self._graphs is None
+
+    @property
     def num_evicted_blocks(self) -> int:
         """Blocks of cached prefixes that had to make room, since the start."""
         return self._pool.num_evicted
@@ -131,7 +140,7 @@ class Engine:
         return sequence
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
-        """Runs the rows as one flat batch → float32 [sum of num_logits, logits width], valid until the next forward.
+        """Runs the rows as one flat batch → float32 [logits wanted, logits width], valid until the next forward.
 
         Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
         """
@@ -164,6 +173,11 @@ class Engine:
             step.positions.extend(range(cached, cached + count))
             step.wanted.extend(range(start + count - row.num_logits, start + count))
             step.spans.append(self._span(row.sequence, start, count))
+            for number, sibling in enumerate(row.sequence.siblings, start=1):
+                step.wanted.append(step.num_tokens)
+                step.spans.append(self._sibling_span(row.sequence, sibling, step.num_tokens, number))
+                step.token_ids.append(sibling.token_id)
+                step.positions.append(sibling.position)
         return step
 
     def _run(self, step: Step) -> tuple[Tensor, Tensor]:
@@ -184,12 +198,22 @@ class Engine:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids)
 
+    def follow(self, sequence: EngineSequence, number: int) -> None:
+        """Goes on with the sibling of that number of the last forward: it takes the place of what it ran beside."""
+        sibling = sequence.siblings.pop(number)
+        at = sibling.position // self.info.block_size
+        del sequence.tokens[sibling.position :]
+        sequence.tokens.append(sibling.token_id)
+        self._pool.release(sequence.blocks[at:])
+        sequence.blocks[at:] = [sibling.block]
+
     def rewind(self, sequence: EngineSequence, length: int) -> None:
-        """Forgets what is cached from position `length` on.
+        """Forgets what is cached from position `length` on, and what ran beside it.
 
         A published block is never written again, so a rewind into one drops all of it:
         cached_len may end lower.
         """
+        self._drop_siblings(sequence)
         size = self.info.block_size
         published = len(sequence.hashes)
         if length < published * size:
@@ -241,6 +265,7 @@ class Engine:
 
     def close(self, sequence: EngineSequence) -> None:
         """Gives back the sequence's blocks; published ones stay findable until they are needed."""
+        self._drop_siblings(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.hashes = []
@@ -252,15 +277,32 @@ class Engine:
 
     def _reserve(self, rows: Sequence[Row]) -> None:
         needs = [self.blocks_needed(row.sequence, len(row.token_ids)) for row in rows]
-        if sum(needs) > self._pool.num_free:
-            raise OutOfBlocks(sum(needs), self._pool.num_free)
+        needed = sum(needs) + sum(len(row.siblings) for row in rows)
+        if needed > self._pool.num_free:
+            raise OutOfBlocks(needed, self._pool.num_free)
         for row, count in zip(rows, needs, strict=True):
-            blocks = row.sequence.blocks
+            sequence = row.sequence
+            blocks = sequence.blocks
             blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
+            self._drop_siblings(sequence)
+            for sibling, block in zip(row.siblings, self._pool.allocate(len(row.siblings)), strict=True):
+                position = sequence.cached_len + sibling.after + 1
+                sequence.siblings.append(SiblingKV(position, sibling.token_id, block))
+
+    def _drop_siblings(self, sequence: EngineSequence) -> None:
+        self._pool.release([sibling.block for sibling in sequence.siblings])
+        sequence.siblings.clear()
 
     def _span(self, sequence: EngineSequence, start: int, count: int) -> RowSpan:
         length, size = sequence.cached_len + count, self.info.block_size
         return RowSpan(start, count, length, sequence.blocks[: -(-length // size)], size)
 
+    def _sibling_span(self, sequence: EngineSequence, sibling: SiblingKV, start: int, beside: int) -> RowSpan:
+        size = self.info.block_size
+        at, offset = divmod(sibling.position, size)
+        blocks = [*sequence.blocks[:at], sibling.block]
+        copied = sequence.blocks[at] if offset else None
+        return RowSpan(start, 1, sibling.position + 1, blocks, size, beside=beside, copied_block=copied)
 
-__all__ = ["Engine", "ModelInfo", "OutOfBlocks", "Row"]
+
+__all__ = ["Engine", "ModelInfo", "OutOfBlocks", "Row", "Sibling"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 class OutOfBlocks(Exception):
@@ -12,6 +13,23 @@ class OutOfBlocks(Exception):
         super().__init__(f"{needed} KV blocks needed, {free} free")
         self.needed = needed
         self.free = free
+
+
+class Sibling(NamedTuple):
+    """A token run beside a row's own tokens, in the place of the one after `after`."""
+
+    after: int
+    """Index in the row's tokens of the one that it follows."""
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingKV:
+    """Where a sibling's keys and values lie: in a block of its own, behind a copy of what comes before it there."""
+
+    position: int
+    token_id: int
+    block: int
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +45,8 @@ class EngineSequence:
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
     num_prefix_tokens: int = 0
     """Of `tokens`, how many came from the prefix cache when the sequence was opened."""
+    siblings: list[SiblingKV] = field(default_factory=list)
+    """Of the last forward, until one is followed or the sequence is rewound."""
 
     @property
     def cached_len(self) -> int:

@@ -42,6 +42,11 @@ class KVCache:
         keys, values = ([zeros() for _ in range(layers)] for _ in range(2))
         return cls(keys, values)
 
+    def move(self, moves: Moves, layer: int) -> None:
+        """In one layer."""
+        for cached in (self.keys[layer], self.values[layer]):
+            cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
+
     def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
         """Whatever lies in each of `sources`, to the block of the same number in `copies`."""
         if not sources:
@@ -73,9 +78,17 @@ class RowSpan:
     own_masks: Sequence[int] | None = None
     """A tree: for each of its tokens the bits of those of its own tokens that it may look at (bit 0 is the first).
     All that was cached before is seen by all. None means a chain: each sees those up to itself."""
+    beside: int = 0
+    """A token alone that stands beside the row so many spans before it: it sees what that one's token at the same
+    position sees, but for itself. 0 for all others."""
+    copied_block: int | None = None
+    """Of such a token: what its last block is a copy of, as far as positions before its only token go; copied in every layer, once
+    whoever else is in the step has written. So a token beside others finds all where a chain would have it."""
     _slots: list[int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.beside and self.num_tokens != 1:
+            raise ValueError(f"beside: {self.num_tokens} tokens, where one stands alone")
         if self.own_masks is None:
             return
         if len(self.own_masks) != self.num_tokens or self.num_tokens > MAX_OWN_TOKENS:
@@ -102,10 +115,35 @@ class RowSpan:
         blocks, size = self.blocks, self.block_size
         return [blocks[at // size] * size + at % size for at in range(self.cached_len, self.kv_len)]
 
+    def copied_slots(self) -> tuple[list[int], list[int]]:
+        """Of what is copied: where it lies, and where it is to lie."""
+        if self.copied_block is None:
+            return [], []
+        size, count = self.block_size, self.cached_len % self.block_size
+        sources, copies = (range(block * size, block * size + count) for block in (self.copied_block, self.blocks[-1]))
+        return list(sources), list(copies)
+
     @property
     def contiguous(self) -> bool:
         """Whether the slots are consecutive, in order. First and last alone do not tell: blocks may be permuted."""
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What of a step is copied before anything is looked at: slots, and where they are to lie. int64 [slots] each."""
+
+    sources: Tensor
+    copies: Tensor
+
+    @classmethod
+    def of(cls, spans: Sequence[RowSpan], device: torch.device) -> Moves | None:
+        found = [span.copied_slots() for span in spans if span.copied_block is not None]
+        if not found:
+            return None
+        pairs = torch.tensor([pair for sources, copies in found for pair in zip(sources, copies, strict=True)])
+        sources, copies = pairs.T.contiguous().to(device)
+        return cls(sources, copies)
 
 
 class Batch(Protocol):

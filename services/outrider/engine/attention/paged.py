@@ -20,7 +20,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, RowSpan
+from outrider.engine.attention.interface import KVCache, Moves, RowSpan
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
 
 NUM_SPLITS = 16
@@ -114,7 +114,9 @@ class TritonAttention:
         views = {name: on_device[at] for name, at in slices.items()}
         splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // _TILE_KEYS))
         trees = any(span.own_masks is not None for span in spans)
-        return self.batch(views, cache, tiles, tree=trees, splits=splits)
+        batch = self.batch(views, cache, tiles, tree=trees, splits=splits)
+        batch.moves = Moves.of(spans, cache.keys[0].device)
+        return batch
 
     @property
     def tile_queries(self) -> int:
@@ -181,6 +183,8 @@ class TritonBatch:
         workspace: Workspace | None,
     ) -> None:
         self.views = views
+        self.moves: Moves | None = None
+        """Not in a graph: see Engine.runs_siblings."""
         self._shape = shape
         self._kernels = kernels
         self._cache = cache
@@ -219,6 +223,8 @@ class TritonBatch:
 
     def look(self, query: Tensor, layer: int, scale: float) -> Tensor:
         """Attention over what is cached, this step's own included. Overwritten by the next layer's look."""
+        if self.moves is not None:
+            self._cache.move(self.moves, layer)
         query = _rows(query)
         if self._workspace is None:
             self._workspace = Workspace.allocate(self._shape, query.shape[0], query, split=self._few > 0)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, RowSpan
+from outrider.engine.attention.interface import KVCache, Moves, RowSpan
 
 # Rows with at most this many queries share a padded call; padding a prefill to its neighbours would waste it.
 _FEW = 16
@@ -121,16 +121,17 @@ class SdpaAttention:
         num_slots = cache.keys[0].shape[1]
         groups = [_group(few, num_slots, device)] if few else []
         groups.extend(_group([span], num_slots, device) for span in many)
-        return SdpaBatch(cache, torch.tensor(write, device=device), groups)
+        return SdpaBatch(cache, torch.tensor(write, device=device), groups, Moves.of(spans, device))
 
 
 class SdpaBatch:
     """One step's groups over the cache."""
 
-    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group]) -> None:
+    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group], moves: Moves | None) -> None:
         self._cache = cache
         self._write_slots = write_slots
         self._groups = groups
+        self._moves = moves
         # Masks folded for the model's head sharing, made by the first layer and used by all.
         self._masks: dict[int, Tensor] = {}
 
@@ -139,6 +140,8 @@ class SdpaBatch:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))
+        if self._moves is not None:
+            self._cache.move(self._moves, layer)
         if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend_group(0, query, keys, values, scale)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])

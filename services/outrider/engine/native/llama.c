@@ -61,10 +61,13 @@ typedef struct {
 
 typedef struct {
     int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its tiles begin in the step's list
+    // Of a token beside a row: so many tiles, the last of which is its own, begin as copies of those from this one on.
+    int32_t num_copied, copied_tile;
+    int32_t num_beside;  // rows of a token each that follow this one and stand beside it; -1 for such a row
 } Row;
 
 typedef struct {
-    int64_t tokens, rows, wanted, threads;
+    int64_t tokens, rows, wanted, threads, copies;  // copies: rows that have any
     const int64_t *token_ids, *positions, *logit_rows;
     const Row *row;
     const int32_t *tiles, *row_of;  // row_of: each token's row
@@ -677,9 +680,10 @@ gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int ro
         for (int z = 0; z < parts; z++) q->sum[r][first / 16 + z] = sum[r][z];
 }
 
-// The same on tiles. Queries lie one after the other. Sums of one SPAN are taken on tiles, those of all in float32.
+// The same on tiles, for the queries from `begin` to `end`. They lie one after the other. Sums of one SPAN are taken on
+// tiles, those of all in float32.
 static inline void tiled_scores(Queries *q, const bf16 *query, const bf16 *const *keys, int64_t from, float scale,
-                               int64_t dim, int64_t rows) {
+                               int64_t dim, int begin, int end) {
     _Alignas(LINE) float found[TILED_ROWS][SPAN];
     _tile_zero(0);
     _tile_zero(1);
@@ -700,14 +704,14 @@ static inline void tiled_scores(Queries *q, const bf16 *query, const bf16 *const
     _tile_stored(1, found[0] + 16, sizeof *found);
     _tile_stored(2, found[0] + 32, sizeof *found);
     _tile_stored(3, found[0] + 48, sizeof *found);
-    for (int r = 0; r < rows; r++) {
+    for (int r = begin; r < end; r++) {
         vec score[4];
         for (int z = 0; z < 4; z++) score[z] = _mm512_load_ps(found[r] + 16 * z);
         weigh(q, r, score, from, scale, dim);
     }
 }
 
-static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int64_t rows) {
+static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int begin, int end) {
     _Alignas(LINE) float found[TILED_ROWS][2 * TILE];
     _tile_zero(0);
     _tile_zero(1);
@@ -721,64 +725,128 @@ static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t f
     }
     _tile_stored(0, found[0], sizeof *found);
     _tile_stored(1, found[0] + TILE, sizeof *found);
-    for (int r = 0; r < rows; r++)
+    for (int r = begin; r < end; r++)
         for (int z = 0; z < 2; z++)
             q->sum[r][first / 16 + z] = _mm512_add_ps(q->sum[r][first / 16 + z], _mm512_load_ps(found[r] + 16 * z));
 }
 
-static inline __attribute__((always_inline)) void
-attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows, int on_tiles) {
-    const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1, count = (end + TILE - 1) / TILE;
-    const int64_t head = kv_head * m->tiles * TILE * dim;
-    _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
+static void begin_sums(Queries *q, int rows, int64_t dim) {
     for (int r = 0; r < rows; r++) {
         q->highest[r] = -INFINITY;
         q->total[r] = 0;
         for (int64_t z = 0; z < dim / 16; z++) q->sum[r][z] = _mm512_setzero_ps();
-        if (on_tiles) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
     }
-    if (on_tiles) shape_tiles(rows, 1);
-    for (int64_t from = 0; from < end; from += SPAN) {
-        const bf16 *keys[4], *values[4];
-        for (int z = 0; z < 4; z++) {
-            // Past the end any tile does: its scores are masked.
-            const int64_t tile = from / TILE + z < count ? from / TILE + z : count - 1;
-            keys[z] = layer->keys + head + tiles[tile] * TILE * dim;
-            values[z] = layer->values + head + tiles[tile] * TILE * dim;
-        }
-        if (on_tiles) {
-            tiled_scores(q, query, keys, from, (float)m->scale, dim, rows);
-            for (int64_t first = 0; first < dim; first += 2 * TILE) tiled_gather(q, values, first, dim, rows);
-            continue;
-        }
-        scores(q, keys, from, (float)m->scale, dim, rows);
-        int64_t first = 0;
-        for (; first + PANEL <= dim; first += PANEL) gather(q, values, first, dim, rows, 4);
-        for (; first < dim; first += 16) gather(q, values, first, dim, rows, 1);
-    }
-    if (on_tiles) _tile_release();
+}
+
+static void end_sums(Queries *q, int rows, int64_t dim) {
     for (int r = 0; r < rows; r++)
         for (int64_t z = 0; z < dim / 16; z++)
             _mm512_storeu_ps(q->out[r] + 16 * z, _mm512_div_ps(q->sum[r][z], _mm512_set1_ps(q->total[r])));
 }
 
-// A row's queries that look at one key head, of the tokens from `begin` to `end`. In and out: [tokens][heads * head_dim].
+// Where the keys and values of a SPAN lie, of a row that sees `end` positions.
+static inline void find(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, int64_t from,
+                        int64_t end, const bf16 **keys, const bf16 **values) {
+    const int64_t size = TILE * m->head_dim, head = kv_head * m->tiles, last = (end - 1) / TILE;
+    for (int z = 0; z < SPAN / TILE; z++) {
+        // Past the end any tile does: its scores are masked.
+        const int64_t tile = from / TILE + z < last ? from / TILE + z : last;
+        keys[z] = layer->keys + (head + tiles[tile]) * size;
+        values[z] = layer->values + (head + tiles[tile]) * size;
+    }
+}
+
+static inline __attribute__((always_inline)) void
+attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows) {
+    const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1;
+    begin_sums(q, rows, dim);
+    for (int64_t from = 0; from < end; from += SPAN) {
+        const bf16 *keys[4], *values[4];
+        find(m, layer, tiles, kv_head, from, end, keys, values);
+        scores(q, keys, from, (float)m->scale, dim, rows);
+        int64_t first = 0;
+        for (; first + PANEL <= dim; first += PANEL) gather(q, values, first, dim, rows, 4);
+        for (; first < dim; first += 16) gather(q, values, first, dim, rows, 1);
+    }
+    end_sums(q, rows, dim);
+}
+
+// Queries of a strip that belong to one row.
+typedef struct {
+    const Row *row;
+    int begin, end;
+} Part;
+
+// Where what a row sees begins to be its own, and not that of the row it stands beside.
+static int64_t shared_positions(const Row *row) {
+    const int64_t own = row->num_copied > 0 ? row->num_copied : 1;
+    return row->num_beside < 0 ? ((row->kv_len - 1) / TILE + 1 - own) * TILE : INT64_MAX;
+}
+
+static void attend_span(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
+                        const bf16 *query, int64_t from, int64_t seen, int begin, int end) {
+    const bf16 *keys[4], *values[4];
+    find(m, layer, tiles, kv_head, from, seen, keys, values);
+    tiled_scores(q, query, keys, from, (float)m->scale, m->head_dim, begin, end);
+    for (int64_t first = 0; first < m->head_dim; first += 2 * TILE)
+        tiled_gather(q, values, first, m->head_dim, begin, end);
+}
+
+// All parts see the same keys first, which are read once for them, and then each its own.
+static void attend_tiled(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
+                         const Part *part, int parts) {
+    const int64_t dim = m->head_dim;
+    const int rows = part[parts - 1].end;
+    _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
+    int64_t shared = INT64_MAX, longest = 0;
+    for (int n = 0; n < parts; n++) {
+        const int64_t own = shared_positions(part[n].row), end = q->position[part[n].end - 1] + 1;
+        shared = own < shared ? own : shared;
+        longest = end > longest ? end : longest;
+    }
+    shared = shared < longest ? shared / SPAN * SPAN : longest;
+    begin_sums(q, rows, dim);
+    for (int r = 0; r < rows; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
+    shape_tiles(rows, 1);
+    int64_t from = 0;
+    for (; from < shared; from += SPAN)
+        attend_span(m, layer, tiles + part->row->first_tile, kv_head, q, query, from, longest, 0, rows);
+    const int64_t rest = from;
+    for (int n = 0; n < parts; n++) {
+        const int64_t end = q->position[part[n].end - 1] + 1;
+        for (from = rest; from < end; from += SPAN)
+            attend_span(m, layer, tiles + part[n].row->first_tile, kv_head, q, query, from, end, part[n].begin, part[n].end);
+    }
+    _tile_release();
+    end_sums(q, rows, dim);
+}
+
+// A row's queries that look at one key head, of the tokens from `begin` to `end`; on tiles, those of rows beside it follow
+// its last. In and out: [tokens][heads * head_dim].
 static void attend_row(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
                        int64_t begin, int64_t end, const bf16 *query, float *out, int64_t stride) {
-    const int64_t share = m->heads / m->kv_heads, count = end * share;
+    const int64_t share = m->heads / m->kv_heads;
     const int on_tiles = tiled && m->head_dim % TILED_INPUTS == 0, most = on_tiles ? TILED_ROWS : STRIP;
-    for (int64_t first = begin * share; first < count; first += most) {
+    if (on_tiles && row->num_beside < 0) return;
+    if (on_tiles && end == row->num_tokens) end += row->num_beside;
+    for (int64_t first = begin * share; first < end * share; first += most) {
         Queries q;
-        const int64_t rows = count - first < most ? count - first : most;
-        for (int64_t r = 0; r < rows; r++) {
+        Part part[TILED_ROWS];
+        int parts = 0;
+        const int rows = (int)(end * share - first < most ? end * share - first : most);
+        for (int r = 0; r < rows; r++) {
             const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
+            const int64_t beside = token - row->num_tokens;
+            const Row *of = beside < 0 ? row : row + 1 + beside;
             q.query[r] = query + (row->start + token) * m->heads * m->head_dim + head * m->head_dim;
             q.out[r] = out + (row->start + token) * stride + head * m->head_dim;
-            q.position[r] = row->kv_len - row->num_tokens + token;
+            q.position[r] = beside < 0 ? row->kv_len + beside : of->kv_len - 1;
+            if (r == 0 || part[parts - 1].row != of) part[parts++] = (Part){of, r, r};
+            part[parts - 1].end = r + 1;
         }
-#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n, 0)
+#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n)
         if (on_tiles)
-            attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, (int)rows, 1);
+            attend_tiled(m, layer, s->tiles, kv_head, &q, part, parts);
         else
             WITH_ROWS(rows, CALL)
 #undef CALL
@@ -799,6 +867,7 @@ typedef struct {
     const Buffers *b;
     const bf16 *norm;
     int64_t parts;  // of the row with most tokens
+    int copying;    // whether rows that copy what others have written are being placed, or those others
     int threads;
 } Pass;
 
@@ -816,13 +885,25 @@ static void norm_part(const void *context, int64_t piece, int thread) {
         rms_norm(p->b->x + t * m->width, p->norm, m->width, (float)m->norm_eps, p->b->narrow + t * m->width);
 }
 
+static void copy_tiles(const Model *m, const Layer *layer, int64_t from, int64_t to, int64_t count) {
+    const int64_t size = TILE * m->head_dim;
+    for (int64_t head = 0; head < m->kv_heads * m->tiles; head += m->tiles) {
+        memcpy(layer->keys + (head + to) * size, layer->keys + (head + from) * size, count * size * sizeof(bf16));
+        memcpy(layer->values + (head + to) * size, layer->values + (head + from) * size, count * size * sizeof(bf16));
+    }
+}
+
 static void place_part(const void *context, int64_t piece, int thread) {
     (void)thread;
     const Pass *p = context;
     const Model *m = p->m;
     const Step *s = p->s;
     EACH_TOKEN(t, p, piece) {
-        const int64_t tile = s->tiles[s->row[s->row_of[t]].first_tile + s->positions[t] / TILE];
+        const Row *row = s->row + s->row_of[t];
+        if ((row->num_copied > 0) != p->copying) continue;
+        const int32_t *last = s->tiles + row->first_tile + s->positions[t] / TILE;
+        const int64_t tile = *last;
+        if (p->copying) copy_tiles(m, p->layer, row->copied_tile, last[1 - row->num_copied], row->num_copied);
         bf16 *query = p->b->narrow + t * m->heads * m->head_dim;
         place(m, p->layer, p->b->wide + t * joined(m), s->positions[t], tile, query);
     }
@@ -860,6 +941,10 @@ static void attention(const Pass *pass) {
     share_tokens(norm_part, &p);
     linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE}, b, p.threads);
     share_tokens(place_part, &p);
+    if (p.s->copies) {
+        p.copying = 1;
+        share_tokens(place_part, &p);
+    }
     share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
     share_tokens(narrow_part, &p);
     linear(&(Linear){b->narrow, p.layer->output, b->x, tokens, out, m->width, m->width, ADD}, b, p.threads);

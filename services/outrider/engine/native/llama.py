@@ -55,7 +55,7 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads")),
+        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads", "copies")),
         *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "row_of")),
     ]
 
@@ -124,8 +124,11 @@ class NativeBatch:
     """A step's layout as llama.c reads it."""
 
     cache: KVCache
+    num_copying: int
+    """Rows that have tiles copied."""
     rows: Tensor
-    """[rows, 4] int32: first token, number of tokens, kv_len, and where its tiles begin in `tiles`."""
+    """[rows, 7] int32: first token, number of tokens, kv_len, where its tiles begin in `tiles`, how many of them are
+    copied, from which place on, and how many rows stand beside it, or -1 where it is such a row."""
     tiles: Tensor
     """[tiles of all rows] int32: places of 16 positions each in the cache."""
     row_of: Tensor
@@ -142,21 +145,32 @@ class NativeAttention:
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
         tiles: list[int] = []
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[list[int]] = []
+        beside = 0
         row_of: list[int] = []
         for number, span in enumerate(spans):
             if span.own_masks is not None:
                 raise NotImplementedError("own_masks: the native kernels attend to chains only")
-            rows.append((span.start, span.num_tokens, span.kv_len, len(tiles)))
+            rows.append([span.start, span.num_tokens, span.kv_len, len(tiles), *_copied(span), -span.beside])
+            if span.beside:
+                rows[-1 - span.beside][-1] = span.beside
             tiles.extend(_tiles(span))
             row_of.extend([number] * span.num_tokens)
         as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, row_of))
-        return NativeBatch(cache, *as_int32)
+        num_copying = sum(span.copied_block is not None for span in spans)
+        return NativeBatch(cache, num_copying, *as_int32)
 
 
 def _tiles(span: RowSpan) -> Sequence[int]:
     each = span.block_size // _TILE
     return span.blocks if each == 1 else [block * each + i for block in span.blocks for i in range(each)]
+
+
+def _copied(span: RowSpan) -> tuple[int, int]:
+    """How many tiles, and the place of the first."""
+    if span.copied_block is None:
+        return 0, 0
+    return span.cached_len % span.block_size // _TILE + 1, span.copied_block * (span.block_size // _TILE)
 
 
 class NativeLlama:
@@ -218,7 +232,7 @@ class NativeLlama:
             self._buffer("units", tokens, torch.float32),
         )
         arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
-        step = _Step(tokens, len(batch.rows), wanted, threads, *(a.data_ptr() for a in arrays))
+        step = _Step(tokens, len(batch.rows), wanted, threads, batch.num_copying, *(a.data_ptr() for a in arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         return logits[:, : self._vocab], hidden
 

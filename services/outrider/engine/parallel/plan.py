@@ -1,7 +1,8 @@
 """A step as bytes: what rank 0 tells the followers before each forward.
 
 Signed 64-bit numbers, native byte order: both ends are one machine. Head: counts of tokens, wanted rows and spans; then
-token ids, positions, wanted rows; then each span with its blocks and, for a tree, its masks.
+token ids, positions, wanted rows; then each span with its blocks and, for a tree, its masks. -1 stands for no
+block copied.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def encode(step: Step) -> bytes:
     numbers.extend(step.wanted)
     for span in step.spans:
         masks = span.own_masks
-        numbers.extend(
-            (span.start, span.num_tokens, span.kv_len, span.block_size, len(span.blocks), int(masks is not None))
-        )
+        copied = -1 if span.copied_block is None else span.copied_block
+        numbers.extend((span.start, span.num_tokens, span.kv_len, span.block_size, len(span.blocks)))
+        numbers.extend((int(masks is not None), span.beside, copied))
         numbers.extend(span.blocks)
         numbers.extend(masks or ())
     return numbers.tobytes()
@@ -54,10 +55,10 @@ class _Reader:
         return self._numbers[self._at - count : self._at].tolist()
 
     def span(self) -> RowSpan:
-        start, num_tokens, kv_len, block_size, num_blocks, is_tree = self.take(6)
+        start, num_tokens, kv_len, block_size, num_blocks, is_tree, beside, copied = self.take(8)
         blocks = self.take(num_blocks)
         masks: Sequence[int] | None = self.take(num_tokens) if is_tree else None
-        return RowSpan(start, num_tokens, kv_len, blocks, block_size, masks)
+        return RowSpan(start, num_tokens, kv_len, blocks, block_size, masks, beside, None if copied < 0 else copied)
 
     def end(self) -> None:
         if self._at != len(self._numbers):

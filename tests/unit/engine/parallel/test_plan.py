@@ -19,7 +19,9 @@ def spans(draw: st.DrawFn) -> RowSpan:
     kv_len = num_tokens + draw(st.integers(0, 500))
     blocks = draw(st.lists(ids, min_size=-(-kv_len // size), max_size=-(-kv_len // size)))
     masks = [1 << index for index in range(num_tokens)] if draw(st.booleans()) else None
-    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, masks)
+    beside = draw(st.integers(0, 9)) if num_tokens == 1 else 0
+    copied = draw(st.none() | ids) if beside else None
+    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, masks, beside, copied)
 
 
 @st.composite
