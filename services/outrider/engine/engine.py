@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def runs_siblings(self) -> bool:
-        """Whether rows may have siblings. A CUDA graph has no copies in it, and a step without one costs more."""
+        """Whether siblings are worth running. A CUDA graph has no copies in it, and a step without one costs more."""
         return self._graphs is None
 
     @property
@@ -153,7 +153,7 @@ class Engine:
         return logits
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """As forward; also what the head saw, [sum of num_logits, width]: distillation learns from it."""
+        """As forward; also what the head saw, [logits wanted, width]: distillation learns from it."""
         step = self._lay_out(rows)
         out = self.run(step)
         self._advance(rows)

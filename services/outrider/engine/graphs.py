@@ -63,7 +63,9 @@ class GraphRunner:
 
     def bucket_for(self, step: Step) -> Bucket | None:
         """None when the step is to run eagerly."""
-        if not step.spans or step.longest > FEW or any(span.own_masks is not None for span in step.spans):
+        if not step.spans or step.longest > FEW:
+            return None
+        if any(span.own_masks is not None or span.copied_block is not None for span in step.spans):
             return None
         return choose(self._buckets, len(step.spans), step.num_tokens)
 

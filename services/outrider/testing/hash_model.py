@@ -86,6 +86,9 @@ class HashDecoder:
         for span in batch.spans:
             for offset, slot in enumerate(span.written_slots()):
                 batch.slots[slot] = (span.cached_len + offset) * VOCAB_SIZE + tokens[span.start + offset]
+        for span in batch.spans:
+            for source, copy in zip(*span.copied_slots(), strict=True):
+                batch.slots[copy] = batch.slots[source]
         wanted = rows.tolist()
         chosen = [self._after(batch, row) for row in wanted]
         logits = LOGITS[[best for best, _ in chosen]]

@@ -82,8 +82,8 @@ class RowSpan:
     """A token alone that stands beside the row so many spans before it: it sees what that one's token at the same
     position sees, but for itself. 0 for all others."""
     copied_block: int | None = None
-    """Of such a token: what its last block is a copy of, as far as positions before its only token go; copied in every layer, once
-    whoever else is in the step has written. So a token beside others finds all where a chain would have it."""
+    """Of such a token: what its last block is a copy of, as far as positions before it go. Copied in every layer, once
+    whoever else is in the step has written: so the token finds all where a chain would have it."""
     _slots: list[int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

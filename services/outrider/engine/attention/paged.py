@@ -96,7 +96,7 @@ class TritonAttention:
         self._pinned = device.type == "cuda"
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
-        """Lays out a step of any size, in one copy to the device. Spans are in the order of the flat batch."""
+        """Lays out a step of any size, in one copy to the device and one for siblings. Spans are in order."""
         few = [span for span in spans if span.num_tokens <= FEW]
         many = [span for span in spans if span.num_tokens > FEW]
         groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]

@@ -63,7 +63,7 @@ typedef struct {
     int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its tiles begin in the step's list
     // Of a token beside a row: so many tiles, the last of which is its own, begin as copies of those from this one on.
     int32_t num_copied, copied_tile;
-    int32_t num_beside;  // rows of a token each that follow this one and stand beside it; -1 for such a row
+    int32_t num_beside;  // rows of a token each that follow this one and stand beside it; below 0 for such a row
 } Row;
 
 typedef struct {

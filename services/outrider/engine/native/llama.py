@@ -128,7 +128,7 @@ class NativeBatch:
     """Rows that have tiles copied."""
     rows: Tensor
     """[rows, 7] int32: first token, number of tokens, kv_len, where its tiles begin in `tiles`, how many of them are
-    copied, from which place on, and how many rows stand beside it, or -1 where it is such a row."""
+    copied, from which place on, and how many rows stand beside it, below 0 where it is such a row."""
     tiles: Tensor
     """[tiles of all rows] int32: places of 16 positions each in the cache."""
     row_of: Tensor
@@ -146,7 +146,6 @@ class NativeAttention:
         """Lays out a step. Spans are in the order of the flat batch."""
         tiles: list[int] = []
         rows: list[list[int]] = []
-        beside = 0
         row_of: list[int] = []
         for number, span in enumerate(spans):
             if span.own_masks is not None:
