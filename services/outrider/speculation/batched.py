@@ -251,6 +251,8 @@ class Guesses:
     confidence: list[float]
     ratio: dict[int, tuple[list[int], list[int]]]
     """Of the rows drawn in ratio mode: token ids and counts of q, likeliest first, where a count is not 0."""
+    others: list[tuple[tuple[int, float], ...]]
+    """What may come instead, and its chance. Means nothing in ratio mode."""
 
 
 def guess_batched(
@@ -259,10 +261,12 @@ def guess_batched(
     modes: Sequence[VerificationMode],
     positions: Sequence[int],
     token_map: Tensor | None = None,
+    num_others: int = 0,
 ) -> Guesses:
     """What `propose` draws from, in one copy to the device when something is sampled, and one from it."""
-    best = logits.max(-1)
-    tokens, confidence = best.indices.clone(), torch.exp(best.values - logits.logsumexp(-1)).double()
+    best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
+    # [rows, 1 + others]
+    tokens, confidence = best.indices.clone(), best.values.double()
     coupled, ratio = _Sampled(), _Sampled()
     for row, (settings, mode, position) in enumerate(zip(params, modes, positions, strict=True)):
         if settings.greedy or mode is VerificationMode.GREEDY:
@@ -271,21 +275,29 @@ def guess_batched(
         if mode is VerificationMode.COUPLED:
             coupled.keys.append(gumbel_key(settings.seed, position))
     for part in _chunks(_send(coupled, logits)) if coupled else ():
-        probs = probabilities(logits, best.indices, part)
-        drawn = _gumbel_argmax(probs, part.more["keys"], token_map)
-        tokens[part.rows] = drawn
-        confidence[part.rows] = probs.gather(1, drawn[:, None])[:, 0]
+        probs = probabilities(logits, best.indices[:, 0], part)
+        scores = _gumbel_scores(probs, part.more["keys"], token_map)
+        drawn = scores.softmax(-1).topk(tokens.shape[1])
+        tokens[part.rows], confidence[part.rows] = drawn.indices, drawn.values
+        confidence[part.rows, 0] = probs.gather(1, drawn.indices[:, :1])[:, 0]
     counts = []
     for part in _chunks(_send(ratio, logits)) if ratio else ():
-        counts.append(_quantized(probabilities(logits, best.indices, part), token_map))
+        counts.append(_quantized(probabilities(logits, best.indices[:, 0], part), token_map))
     named = tokens if token_map is None else token_map[tokens]
-    packed = torch.cat([named, confidence.view(torch.int64), *(table.reshape(-1) for table in counts)]).cpu()
-    rows = logits.shape[0]
-    tables = packed[2 * rows :].view(len(ratio.rows), 2, -1).tolist() if ratio else []
+    parts = [named, confidence.view(torch.int64), *counts]
+    packed = torch.cat([part.reshape(-1) for part in parts]).cpu()
+    size = named.numel()
+    ids = packed[:size].view(named.shape).tolist()
+    chances = packed[size : 2 * size].view(torch.float64).view(named.shape).tolist()
+    tables = packed[2 * size :].view(len(ratio.rows), 2, -1).tolist() if ratio else []
     return Guesses(
-        packed[:rows].tolist(),
-        packed[rows : 2 * rows].view(torch.float64).tolist(),
+        [row[0] for row in ids],
+        [row[0] for row in chances],
         {row: _without_zeros(ids, shares) for row, (ids, shares) in zip(ratio.rows, tables, strict=True)},
+        [
+            tuple((one, chance) for one, chance in zip(row[1:], of[1:], strict=True) if chance > 0)
+            for row, of in zip(ids, chances, strict=True)
+        ],
     )
 
 
@@ -307,13 +319,13 @@ def _without_zeros(ids: list[int], counts: list[int]) -> tuple[list[int], list[i
 def _choose_coupled(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor) -> None:
     for part in _chunks(_send(sampled, logits)):
         probs = probabilities(logits, favourites, part)
-        tokens[part.rows] = _gumbel_argmax(probs, part.more["keys"], None)
+        tokens[part.rows] = _gumbel_scores(probs, part.more["keys"], None).argmax(-1)
 
 
-def _gumbel_argmax(probs: Tensor, keys: Tensor, token_map: Tensor | None) -> Tensor:
-    """[rows]: argmax(log p + G), an index into probs [rows, width]. log(0) is -inf, which never wins."""
+def _gumbel_scores(probs: Tensor, keys: Tensor, token_map: Tensor | None) -> Tensor:
+    """log p + G, of probs [rows, width]. log(0) is -inf, which never wins."""
     ids = torch.arange(probs.shape[1], device=probs.device) if token_map is None else token_map
-    return (probs.log() + gumbel_of(keys[:, None], ids)).argmax(-1)
+    return probs.log() + gumbel_of(keys[:, None], ids)
 
 
 def _judge_ratio(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor, accepted: Tensor) -> None:

@@ -23,6 +23,8 @@ class Proposal:
     """The draft's own probability of it, after its sampling."""
     q: DraftDistribution | None = None
     """Ratio mode: what it was drawn from."""
+    others: tuple[tuple[int, float], ...] = ()
+    """What the target may say instead, likeliest first, with the draft's probabilities. None in ratio mode."""
 
 
 def propose(
@@ -31,25 +33,31 @@ def propose(
     modes: Sequence[VerificationMode],
     positions: Sequence[int],
     token_map: Tensor | None = None,
+    num_others: int = 0,
 ) -> list[Proposal]:
-    """One token per row of logits [rows, width], for the given absolute positions.
+    """One token per row of logits [rows, width], for the given absolute positions, and `num_others` beside it.
 
     token_map [width] gives the token id of each logit where they do not cover the vocabulary, in ascending order.
     """
     if logits.is_cuda:
-        return propose_batched(logits, params, modes, positions, token_map)
-    best = logits.max(-1)
+        return propose_batched(logits, params, modes, positions, token_map, num_others)
     # Only greedy rows need it, but in one batched operation it costs less than picking them out.
-    confidence = torch.exp(best.values - logits.logsumexp(-1)).tolist()
+    best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
+    confidence = best.values.tolist()
     favourites = best.indices if token_map is None else token_map[best.indices]
     proposals = []
-    for row, (token_id, settings, mode) in enumerate(zip(favourites.tolist(), params, modes, strict=True)):
-        if mode is VerificationMode.GREEDY or settings.greedy:
-            proposals.append(Proposal(token_id, confidence[row], _certain(token_id, mode)))
+    for row, (token_ids, settings, mode) in enumerate(zip(favourites.tolist(), params, modes, strict=True)):
+        if mode is VerificationMode.RATIO:
+            if settings.greedy:
+                proposals.append(Proposal(token_ids[0], confidence[row][0], _certain(token_ids[0])))
+            else:
+                proposals.append(_draw_ratio(support(logits[row], settings, token_map), settings.seed, positions[row]))
+        elif mode is VerificationMode.GREEDY or settings.greedy:
+            ranked = list(zip(token_ids, confidence[row], strict=True))
+            proposals.append(Proposal(*ranked[0], others=tuple(ranked[1:])))
         else:
             chances = support(logits[row], settings, token_map)
-            draw = _draw_ratio if mode is VerificationMode.RATIO else _draw_coupled
-            proposals.append(draw(chances, settings.seed, positions[row]))
+            proposals.append(_draw_coupled(chances, settings.seed, positions[row], num_others))
     return proposals
 
 
@@ -59,9 +67,10 @@ def propose_batched(
     modes: Sequence[VerificationMode],
     positions: Sequence[int],
     token_map: Tensor | None = None,
+    num_others: int = 0,
 ) -> list[Proposal]:
     """As propose, with one copy from the logits' device."""
-    guesses = guess_batched(logits, params, modes, positions, token_map)
+    guesses = guess_batched(logits, params, modes, positions, token_map, num_others)
     proposals = []
     for row, token_id in enumerate(guesses.token_ids):
         if row in guesses.ratio:
@@ -69,9 +78,9 @@ def propose_batched(
             q = DraftDistribution(tuple(ids), tuple(counts))
             proposals.append(_draw_counts(q, params[row].seed, positions[row]))
         else:
-            greedy = params[row].greedy or modes[row] is VerificationMode.GREEDY
-            q_of_one = _certain(token_id, modes[row]) if greedy else None
-            proposals.append(Proposal(token_id, guesses.confidence[row], q_of_one))
+            ratio = modes[row] is VerificationMode.RATIO
+            q_of_one, others = (_certain(token_id), ()) if ratio else (None, guesses.others[row])
+            proposals.append(Proposal(token_id, guesses.confidence[row], q_of_one, others))
     return proposals
 
 
@@ -108,13 +117,20 @@ def _nearest(chances: Support, seed: int, position: int, count: int) -> list[Pro
     return [Proposal(*pair) for pair in zip(ids, top.values.tolist(), strict=True)]
 
 
-def _certain(token_id: int, mode: VerificationMode) -> DraftDistribution | None:
-    return DraftDistribution((token_id,), (Q_TOTAL,)) if mode is VerificationMode.RATIO else None
+def _certain(token_id: int) -> DraftDistribution:
+    return DraftDistribution((token_id,), (Q_TOTAL,))
 
 
-def _draw_coupled(chances: Support, seed: int, position: int) -> Proposal:
-    index = int((chances.probs.log() + gumbel(seed, position, chances.token_ids)).argmax())
-    return Proposal(int(chances.token_ids[index]), float(chances.probs[index]))
+def _draw_coupled(chances: Support, seed: int, position: int, num_others: int) -> Proposal:
+    scores = chances.probs.log() + gumbel(seed, position, chances.token_ids)
+    index = int(scores.argmax())
+    token_id, chance = int(chances.token_ids[index]), float(chances.probs[index])
+    if not num_others:
+        return Proposal(token_id, chance)
+    # As in `likeliest`.
+    top = scores.softmax(-1).topk(min(1 + num_others, len(scores)))
+    ranked = zip(chances.token_ids[top.indices].tolist(), top.values.tolist(), strict=True)
+    return Proposal(token_id, chance, others=tuple(pair for pair in ranked if pair[0] != token_id))
 
 
 def _draw_ratio(chances: Support, seed: int, position: int) -> Proposal:

@@ -79,9 +79,14 @@ def test_any_rows_are_proposed_for_as_one_by_one(data: st.DataObject, seed: int,
     params = [GREEDY if mode is VerificationMode.GREEDY else data.draw(sampling) for mode in modes]
     positions = data.draw(st.lists(st.integers(1, 5000), min_size=rows, max_size=rows))
     token_map = torch.arange(VOCAB) * 3 + 1 if mapped else None
-    got = propose_batched(logits, params, modes, positions, token_map)
-    for now, want in zip(got, propose(logits, params, modes, positions, token_map), strict=True):
+    num_others = data.draw(st.integers(0, 3))
+    got = propose_batched(logits, params, modes, positions, token_map, num_others)
+    for now, want in zip(got, propose(logits, params, modes, positions, token_map, num_others), strict=True):
         assert now.token_id == want.token_id
+        # Where little is left to choose from, a chance may be 0 one way and next to nothing the other.
+        ranked = [[token for token, chance in one.others if chance > 1e-9] for one in (now, want)]
+        assert ranked[0] == ranked[1]
+        assert len(ranked[0]) <= num_others
         assert math.isclose(now.confidence, want.confidence, rel_tol=1e-6)
         assert now.q == want.q
 
