@@ -6,11 +6,15 @@ where they equal the truth, dropped where they do not fit, and never repaired.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+
+# A proposal, what was prepared meanwhile, and one for each token that was said ahead.
+_MOST_TREES = 12
 
 
 class Arrival(NamedTuple):
@@ -18,6 +22,16 @@ class Arrival(NamedTuple):
 
     serial: int
     received_s: float
+
+
+class Beside(NamedTuple):
+    """A token that may come in the place of a guessed one."""
+
+    at: int
+    """Index of the guessed one in the buffer."""
+    token_id: int
+    chance: float
+    """By the draft, that it comes to this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,10 @@ class OfferedDraft:
     """Monotonic."""
     parents: tuple[int, ...] = ()
     """Of a tree: each token's parent, which comes before it, or -1. Empty for a chain."""
+    confidence: tuple[float, ...] = ()
+    """The draft's own probability of each token, or nothing."""
+    prepared: bool = False
+    """Whether its paths take the place of those prepared before. Its guess was sent already."""
 
     @property
     def arrival(self) -> Arrival:
@@ -63,6 +81,30 @@ class OfferedDraft:
                 path.append(self.token_ids[child])
                 node = child
         return path
+
+    def beside(self, tokens: Sequence[int], start: int) -> list[Beside] | None:
+        """What may come in place of each of `tokens`, said of the positions from base_len on, from number `start` on.
+
+        None where the first `start` of them are no path of the tree: nothing will.
+        """
+        children: dict[int, list[int]] = {}
+        for child, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(child)
+        found, node, chance = [], -1, 1.0
+        for number, token in enumerate(tokens):
+            here = children.get(node, [])
+            known = next((child for child in here if self.token_ids[child] == token), None)
+            if number >= start:
+                found += [
+                    Beside(number - start, self.token_ids[child], chance * self.confidence[child])
+                    for child in here
+                    if child != known
+                ]
+                chance *= self.confidence[known] if known is not None else 0.0
+            if known is None:
+                return found if number >= start else None
+            node = known
+        return found
 
     def leave(self, tokens: Sequence[int]) -> list[int] | None:
         """What follows `tokens` on a path that is not that of first children; empty where nothing does.
@@ -97,6 +139,8 @@ class DraftBuffer:
     """The committed length for which a draft said that it has nothing."""
     held: OfferedDraft | None = None
     """A tree whose guess is in the buffer, for when a commit leaves it."""
+    trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MOST_TREES))
+    """The last ones offered: of what may be judged beside the guess."""
     num_taken: int = 0
     """Of such trees, how many knew what was committed. Since the last commit."""
 
@@ -109,12 +153,13 @@ class DraftBuffer:
             self.declined_len = max(self.declined_len, min(draft.base_len, len(committed)))
             return
         if self.token_ids and draft.epoch < self.epoch:
-            self.num_dropped += len(draft.token_ids)
+            self.num_dropped += len(draft.descend())
             return
         if draft.epoch > self.epoch:
             # The draft took its earlier guess back.
             self.cut(0)
             self.held = None
+            self.trees.clear()
         if draft.parents:
             self._hold(draft, committed, capacity)
         else:
@@ -129,10 +174,29 @@ class DraftBuffer:
     def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         guess, num_dropped = replace(tree, token_ids=tuple(tree.descend()), parents=()), self.num_dropped
         self._append(guess, committed, capacity)
-        # It was sent before, and counted then.
-        self.num_dropped = num_dropped
-        self.held = tree
+        if len(tree.confidence) == len(tree.token_ids):
+            self.trees.append(tree)
+        if tree.prepared:
+            # The guess was counted when it was sent.
+            self.num_dropped = num_dropped
+            self.held = tree
         self.take_held(committed, capacity)
+
+    def beside(self, committed: Sequence[int], count: int) -> list[Beside]:
+        """Other tokens for the places of the first `count` guessed ones."""
+        found = {}
+        for tree in list(self.trees):
+            start = len(committed) - tree.base_len
+            if start < 0:
+                continue
+            # No path is longer than the tree has tokens.
+            path = [*committed[tree.base_len :], *self.token_ids[:count]] if start <= len(tree.token_ids) else []
+            if (beside := tree.beside(path, start) if path else None) is None:
+                self.trees.remove(tree)
+                continue
+            for one in beside:
+                found[one.at, one.token_id] = one
+        return list(found.values())
 
     def take_held(self, committed: Sequence[int], capacity: int) -> None:
         """Where the buffer is empty because a commit left the guess, goes on with what was prepared for that commit.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row
+from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row, Sibling
 from outrider.speculation import Candidate, Verdict, VerificationMode, verify
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
@@ -50,7 +50,8 @@ def _engine_row(row: PlannedRow) -> Row:
     sequence = row.sequence
     start = sequence.cached_len
     tokens = [*sequence.tokens[start : start + row.num_tokens], *sequence.drafts.token_ids[: row.num_drafted]]
-    return Row(kv_of(row.sequence), tokens, num_logits=row.num_drafted + 1 if row.decides else 0)
+    siblings = [Sibling(row.num_tokens - 1 + beside.at, beside.token_id) for beside in row.siblings]
+    return Row(kv_of(row.sequence), tokens, row.num_drafted + 1 if row.decides else 0, siblings)
 
 
 def _judges_one_more(row: PlannedRow) -> bool:
@@ -63,14 +64,22 @@ def _judges_one_more(row: PlannedRow) -> bool:
 
 def _candidate(row: PlannedRow) -> Candidate:
     sequence, count = row.sequence, row.num_judged
+    beside = row.siblings
     return Candidate(
         params=sequence.opening.params,
         mode=sequence.mode,
         base_len=sequence.committed_len,
-        draft=sequence.drafts.token_ids[:count],
+        draft=[*sequence.drafts.token_ids[:count], *(one.token_id for one in beside)],
         q=sequence.drafts.q[:count],
+        parents=[*range(-1, count - 1), *(one.at - 1 for one in beside)] if beside else (),
         bonus=not row.late,
     )
+
+
+def sibling_of(row: PlannedRow, verdict: Verdict) -> int | None:
+    """The number of the sibling that the verdict accepts, if it does: it has nothing after itself."""
+    number = verdict.path[-1] - 1 - row.num_drafted if row.siblings and verdict.path else -1
+    return number if number >= 0 else None
 
 
 def kv_of(sequence: TargetSequence) -> EngineSequence:

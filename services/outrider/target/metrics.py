@@ -62,6 +62,8 @@ class _TallyCollector(Collector):
                 "Commits that left a guess for a path that a draft had prepared.",
                 tally.num_alternatives_taken,
             ),
+            ("siblings", "Tokens judged beside a guessed one.", tally.num_siblings),
+            ("siblings_accepted", "Of those, what the target said.", tally.num_siblings_accepted),
             ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
         ):
             family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])

@@ -16,7 +16,7 @@ class Committed:
     """Length before this commit."""
     outcome: Outcome
     rejected: list[int]
-    """Drafted tokens of the step that were not accepted."""
+    """Drafted tokens of the step after as many as were accepted, one beside them included."""
     num_dropped: int
     draft_serial: int
     """Of the message that brought the last drafted token; 0 without one."""
@@ -83,6 +83,10 @@ class Tally:
     num_dropped_tokens: int = 0
     num_alternatives_taken: int = 0
     """Commits that left a guess for a path that a draft had prepared."""
+    num_siblings: int = 0
+    """Tokens judged beside a guess. Not among the drafted ones."""
+    num_siblings_accepted: int = 0
+    """Of those; among the accepted ones."""
     num_refused_drafts: int = 0
     num_committed_tokens: int = 0
     num_finished: int = 0

@@ -2,14 +2,18 @@
 
 Every step mixes plain decoding, verification and chunks of prefill. Decoding goes first, one token each; a quarter of
 the step is kept for prefill while there is any; drafts fill what decoding leaves; prefill gets the rest. Drafts never
-cost another sequence its KV; decoding does, and then the newest sequence pays and is recomputed later.
+cost another sequence its KV; decoding does, and then the newest sequence pays and is recomputed later. What is left
+after all that goes to other tokens in the place of guessed ones, as far as their rows are worth it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.speculation import VerificationMode
+from outrider.target.drafts import Beside
 from outrider.target.sequence import TargetSequence
 
 
@@ -22,12 +26,16 @@ class Batching:
     max_batch_tokens: int = 512
     prefill_share: float = 0.25
     """Of max_batch_tokens, what drafts leave to prefill while there is any."""
+    max_siblings: int = 8
+    """Most tokens that are judged beside one guess."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.max_batch_tokens < 1:
             raise ValueError("max_batch_tokens: must be at least 1")
         if not 0 <= self.prefill_share <= 1:
             raise ValueError(f"prefill_share: {self.prefill_share} is not in [0, 1]")
+        if self.max_siblings < 0:
+            raise ValueError("max_siblings: must not be negative")
 
 
 @dataclass(slots=True)
@@ -40,11 +48,17 @@ class PlannedRow:
     num_drafted: int = 0
     late: bool = False
     """Whether a draft that came during the step is judged as well, for the position after all of them."""
+    siblings: list[Beside] = field(default_factory=list)
+    """Judged beside the drafted tokens."""
     decides: bool = field(init=False)
     """Whether the row ends in a verdict: all that was pending is run. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
         self.decides = self.num_tokens == self.sequence.pending
+
+    @property
+    def num_run(self) -> int:
+        return self.num_tokens + self.num_drafted + len(self.siblings)
 
     @property
     def num_judged(self) -> int:
@@ -78,6 +92,14 @@ class _Room:
         slots = (blocks_for(start, self.block_size) + self.blocks) * self.block_size - start
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
 
+    def take_beside(self) -> bool:
+        """A token beside others takes a block of its own. False where there is no room for one."""
+        if not (self.tokens and self.blocks):
+            return False
+        self.tokens -= 1
+        self.blocks -= 1
+        return True
+
     def take(self, start: int, count: int) -> None:
         self.tokens -= count
         self.blocks -= blocks_for(start + count, self.block_size) - blocks_for(start, self.block_size)
@@ -104,8 +126,14 @@ def _outstanding(sequence: TargetSequence, size: int) -> int:
     return blocks_for(sequence.committed_len, size) - blocks_for(sequence.cached_len, size)
 
 
-def plan(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int, now_s: float) -> Plan:
-    """The next step of the sequences that have a place."""
+def plan(
+    sequences: Sequence[TargetSequence],
+    batching: Batching,
+    free_blocks: int,
+    now_s: float,
+    least_chance: float = math.inf,
+) -> Plan:
+    """The next step of the sequences that have a place. `least_chance`: of a token worth a row beside others."""
     running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
     held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None]
     waiting = {s.key for s, _ in held}
@@ -117,7 +145,9 @@ def plan(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: i
     if rows is not None:
         waiting_tokens = sum(s.pending for s in prefilling)
         _add_drafts(rows, room, min(waiting_tokens, int(batching.max_batch_tokens * batching.prefill_share)))
+        verifying = [row for row in rows if row.num_drafted]
         rows += _prefill(prefilling, room)
+        _add_siblings(verifying, room, batching.max_siblings, least_chance)
     if ready and not rows:
         return Plan(victim=running[-1])
     return Plan(rows=rows or [], held=held)
@@ -139,6 +169,24 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int) -> None:
         start = row.sequence.cached_len + row.num_tokens
         row.num_drafted = room.fit(start, row.sequence.num_offered, keep_tokens)
         room.take(start, row.num_drafted)
+
+
+def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, least_chance: float) -> None:
+    """The likeliest first, whose guess ever they stand beside."""
+    if not most or least_chance >= 1:
+        return
+    found = [
+        (beside, row)
+        for row in rows
+        if row.sequence.mode is not VerificationMode.RATIO
+        for beside in row.sequence.drafts.beside(row.sequence.tokens, row.num_drafted)
+        # A draft may say that a chance is no number.
+        if beside.chance >= least_chance
+    ]
+    found.sort(key=lambda pair: -pair[0].chance)
+    for beside, row in found:
+        if len(row.siblings) < most and room.take_beside():
+            row.siblings.append(beside)
 
 
 def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:

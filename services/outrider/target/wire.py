@@ -97,6 +97,9 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
         check_tokens("q", distribution.token_ids, limits.vocab_size)
         if token not in distribution.token_ids:
             raise InvalidField("q", "a drafted token could not have been drawn from it")
+    confidence = tuple(message.confidence)
+    if confidence and len(confidence) != count:
+        raise InvalidField("confidence", f"must be one per token, got {len(confidence)} for {count}")
     return OfferedDraft(
         epoch=message.epoch,
         base_len=message.base_len,
@@ -106,6 +109,8 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
         params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
         serial=message.serial,
         received_s=now_s,
+        confidence=confidence,
+        prepared=message.prepared,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
@@ -16,11 +17,12 @@ from outrider.speculation import InvalidField, Verdict, VerificationMode
 from outrider.target import events
 from outrider.target.commit import Finish, conclude
 from outrider.target.events import Event
-from outrider.target.judge import Judgement, judge, kv_of
+from outrider.target.judge import Judgement, judge, kv_of, sibling_of
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Failed, Load, Report, Tally
 from outrider.target.scheduler import Batching, Plan, PlannedRow, admissible, plan
 from outrider.target.sequence import SequenceKey, TargetSequence
+from outrider.target.step_cost import StepCost
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class TargetWorker:
         self._sequences: dict[SequenceKey, TargetSequence] = {}
         self._serials = itertools.count()
         self._report = Report()
+        self._cost = StepCost()
         self.take_late: TakeLate = lambda wanted: ()
 
     @property
@@ -116,7 +119,13 @@ class TargetWorker:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
         while True:
-            planned = plan(list(self._sequences.values()), self._batching, self._engine.num_free_blocks, now_s)
+            planned = plan(
+                list(self._sequences.values()),
+                self._batching,
+                self._engine.num_free_blocks,
+                now_s,
+                self._cost.least_chance if self._engine.runs_siblings else math.inf,
+            )
             if planned.victim is None:
                 return planned
             self._preempt(planned.victim)
@@ -149,6 +158,7 @@ class TargetWorker:
             self.apply(event)
 
     def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:
+        committed_before = self.tally.num_committed_tokens
         for row, judgement in zip(rows, judgements, strict=True):
             row.sequence.start_step(started_s, row.num_judged)
             try:
@@ -164,24 +174,33 @@ class TargetWorker:
                 row.sequence.times.prefill_s += ended_s - started_s
         self._report.step_us = round((ended_s - started_s) * 1e6)
         self._report.batch_sequences = len(rows)
-        self._report.batch_tokens = sum(row.num_tokens + row.num_drafted for row in rows)
+        self._report.batch_tokens = sum(row.num_run for row in rows)
         self.tally.num_steps += 1
+        if all(row.decides and row.num_tokens == 1 for row in rows):
+            num_committed = self.tally.num_committed_tokens - committed_before
+            self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)
 
     def _settle(self, row: PlannedRow, judgement: Judgement) -> None:
         sequence = row.sequence
         if isinstance(judgement, Exception):
             raise judgement
-        finish = Finish.NONE if judgement is None else self._commit(sequence, judgement, row.num_judged)
+        finish = Finish.NONE if judgement is None else self._commit(row, judgement)
         self._engine.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
             self.tally.num_finished += 1
 
-    def _commit(self, sequence: TargetSequence, verdict: Verdict, num_drafted: int) -> Finish:
+    def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
+        sequence, num_drafted = row.sequence, row.num_judged
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = conclude(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
+        self.tally.num_siblings += len(row.siblings)
+        if (number := sibling_of(row, verdict)) is not None:
+            self._engine.follow(kv_of(sequence), number)
+            # A stop token before it may have ended the text.
+            self.tally.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)
         # Before anything is shared or answered: what was rejected must not be found in the cache.
         self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)

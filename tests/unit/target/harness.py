@@ -178,6 +178,13 @@ class Liar:
         if how == "oversized":
             count = 60
         guess = text[base : base + count] or [5]
+        if how == "beside":
+            at = self.rng.randrange(len(guess))
+            others = (guess[at], (guess[at] + 2) % self.vocab_size)
+            guess[at] = (guess[at] + 1) % self.vocab_size
+            parents = (*range(-1, len(guess) - 1), at - 1, at - 1)
+            chances = (0.9,) * len(parents)
+            return [OfferedDraft(0, base, (*guess, *others), parents=parents, confidence=chances)]
         if how == "wrong" or (how == "stale" and self.rng.random() < 0.5):
             at = self.rng.randrange(len(guess))
             guess = [*guess[:at], (guess[at] + 1) % self.vocab_size, *guess[at + 1 :]]

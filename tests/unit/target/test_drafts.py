@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
 from outrider.target.drafts import DraftBuffer, OfferedDraft
@@ -195,7 +197,7 @@ def test_other_modes_need_no_q() -> None:
 
 
 def tree(base_len: int, token_ids: tuple[int, ...], parents: tuple[int, ...], epoch: int = 0) -> OfferedDraft:
-    return OfferedDraft(epoch, base_len, token_ids, parents=parents, serial=9, received_s=9.0)
+    return OfferedDraft(epoch, base_len, token_ids, parents=parents, serial=9, received_s=9.0, prepared=True)
 
 
 # 20 21 22 is the guess; if 30 follows 20, then 31 and 32; if 40 comes at once, then 41.
@@ -252,6 +254,64 @@ def test_what_the_draft_says_next_of_the_path_that_was_taken_fits() -> None:
     # What it said of the guess that failed comes too late.
     buffer.offer(OfferedDraft(0, 7, (23,)), [*TRUTH, 40], 8)
     assert (buffer.token_ids, buffer.num_dropped) == ([41, 42], 1)
+
+
+def test_what_may_come_in_place_of_a_guess_is_told_with_its_chance() -> None:
+    chances = (0.5, 0.8, 0.9, 0.25, 0.5, 0.5, 0.3, 0.5)
+    buffer = held(replace(TREE, confidence=chances))
+    assert buffer.beside(TRUTH, 3) == [(0, 40, 0.3), (1, 30, 0.125)]
+    assert buffer.beside(TRUTH, 1) == [(0, 40, 0.3)]
+    # What is committed is certain.
+    after(buffer, 20)
+    assert buffer.beside([*TRUTH, 20], 2) == [(0, 30, 0.25)]
+    assert after(buffer, 50) == []
+    assert buffer.beside([*TRUTH, 20, 50], 0) == []
+
+
+def test_nothing_is_judged_beside_a_path_that_was_taken_unless_the_tree_has_it_there() -> None:
+    tree = replace(TREE, token_ids=(*TREE.token_ids, 33), parents=(*TREE.parents, 3), confidence=(0.5,) * 9)
+    buffer = held(offered(4, 20, 21), tree)
+    assert after(buffer, 20, 30, judged=2) == [31, 32]
+    assert buffer.beside([*TRUTH, 20, 30], 2) == [(0, 33, 0.5)]
+
+
+def test_what_only_names_tokens_beside_a_guess_takes_no_prepared_path_away() -> None:
+    beside = replace(tree(4, (20, 21, 22, 50), (-1, 0, 1, 0)), confidence=(0.5,) * 4, prepared=False)
+    buffer = held(offered(4, 20, 21), TREE, beside)
+    assert buffer.beside(TRUTH, 3) == [(1, 50, 0.25)]
+    assert after(buffer, 20, 30, judged=2) == [31, 32]
+
+
+def test_what_is_said_ahead_names_its_own() -> None:
+    ahead = replace(tree(6, (22, 23, 60), (-1, 0, -1)), confidence=(0.5, 0.5, 0.25), prepared=False)
+    buffer = held(offered(4, 20, 21), ahead)
+    assert buffer.token_ids == [20, 21, 22, 23]
+    assert after(buffer, 20, 21) == [22, 23]
+    assert buffer.beside([*TRUTH, 20, 21], 2) == [(0, 60, 0.25)]
+
+
+def test_a_tree_that_the_text_has_left_is_forgotten() -> None:
+    buffer = held(replace(TREE, confidence=(0.5,) * 8))
+    assert len(buffer.trees) == 1
+    assert after(buffer, 20, 50) == []
+    buffer.offer(offered(6, 60), [*TRUTH, 20, 50], 8)
+    assert buffer.beside([*TRUTH, 20, 50], 1) == []
+    assert not buffer.trees
+    long_ago = replace(tree(0, (1,), (-1,)), confidence=(0.5,))
+    buffer.offer(long_ago, [*TRUTH, 20, 50], 8)
+    assert buffer.beside([*TRUTH, 20, 50], 1) == [] and not buffer.trees
+
+
+def test_what_is_prepared_anew_takes_the_place_of_what_was_prepared_before() -> None:
+    grown = tree(4, (20, 21, 22, 23), (-1, 0, 1, 2))
+    buffer = held(offered(4, 20, 21), TREE, grown)
+    assert after(buffer, 20, 30, judged=2) == []
+
+
+def test_a_tree_without_chances_or_of_what_is_still_to_come_has_nothing_beside() -> None:
+    assert held(TREE).beside(TRUTH, 3) == []
+    ahead = replace(tree(6, (22, 23), (-1, -1)), confidence=(0.5, 0.5))
+    assert held(offered(4, 20, 21), ahead).beside(TRUTH, 2) == []
 
 
 def test_a_newer_epoch_takes_the_tree_back() -> None:

@@ -61,6 +61,40 @@ def test_drafts_leave_prefill_its_share() -> None:
     assert all(tokens[i] >= 1 for i in range(8))
 
 
+def beside_guess(serial: int, *chances: float, **more: object) -> TargetSequence:
+    """Two tokens are guessed, and in the place of the second one of these may come."""
+    made = sequence(serial, **more)  # type: ignore[arg-type]
+    ids, parents = (7, 8, *range(20, 20 + len(chances))), (-1, 0, *(0 for _ in chances))
+    made.offer(OfferedDraft(0, 10, ids, parents=parents, confidence=(0.5, 0.5, *chances)))
+    return made
+
+
+def siblings(planned: Plan) -> list[list[tuple[int, int]]]:
+    return [[(one.at, one.token_id) for one in row.siblings] for row in planned.rows]
+
+
+def test_what_is_likely_enough_is_judged_beside_a_guess_the_likeliest_first() -> None:
+    sequences = [beside_guess(0, 0.1, 0.3), beside_guess(1, 0.2)]
+    assert siblings(plan(sequences, BATCHING, 9, 0, 0.04)) == [[(1, 21), (1, 20)], [(1, 20)]]
+    assert siblings(plan(sequences, BATCHING, 9, 0, 0.1)) == [[(1, 21)], [(1, 20)]]
+    assert siblings(plan(sequences, BATCHING, 9, 0)) == [[], []]
+    # The first sequence's next block and one for its likeliest, which is likelier than the other's.
+    held = [beside_guess(0, 0.1, 0.3, length=10, cached=9), beside_guess(1, 0.2)]
+    for one in held:
+        assert one.kv is not None
+    assert siblings(plan(held, BATCHING, 1, 0, 0.01)) == [[(1, 21)], []]
+
+
+def test_what_is_judged_beside_guesses_leaves_room_for_all_else() -> None:
+    few = Batching(block_size=8, max_batch_tokens=8)
+    waiting = sequence(1, length=100, cached=0)
+    planned = plan([beside_guess(0, 0.4), waiting], few, 99, 0, 0.01)
+    assert siblings(planned) == [[], []]
+    assert sum(row.num_run for row in planned.rows) == 8
+    no_siblings = Batching(block_size=8, max_siblings=0)
+    assert siblings(plan([beside_guess(0, 0.4)], no_siblings, 99, 0, 0.01)) == [[]]
+
+
 def test_no_step_exceeds_the_token_budget() -> None:
     many = [sequence(i, drafts=4) for i in range(20)]
     planned = plan(many, BATCHING, free_blocks=99, now_s=0)

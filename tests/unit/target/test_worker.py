@@ -33,7 +33,7 @@ def plain_texts(checkpoint: Path, what: Sequence[Opening]) -> dict[int, list[int
     return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
 
 
-@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "oversized", "random"])
+@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "oversized", "random", "beside"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, params: SamplingParams) -> None:
     what = [opening(prompt, params=params) for prompt in PROMPTS]
@@ -47,7 +47,8 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     tally = bench.worker.tally
     assert tally.num_accepted_tokens <= tally.num_verified_tokens <= tally.num_draft_tokens
     assert (tally.num_accepted_tokens > 0) == (how != "gapped")
-    assert tally.num_dropped_tokens > 0 or how in ("right", "wrong")
+    assert tally.num_dropped_tokens > 0 or how in ("right", "wrong", "beside")
+    assert (tally.num_siblings_accepted > 0) == (tally.num_siblings > 0) == (how == "beside")
 
 
 def test_right_drafts_take_fewer_steps(tiny: Path) -> None:
@@ -58,6 +59,37 @@ def test_right_drafts_take_fewer_steps(tiny: Path) -> None:
     bench.run(Liar(texts, "oversized"))
     # Four drafts and the target's own token, each step.
     assert len(bench.told[key(0)].commits) == 8
+
+
+def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_targets_own(tiny: Path) -> None:
+    what = [opening(PROMPTS[0], max_new_tokens=40)]
+    [text] = plain_texts(tiny, what).values()
+    bench = Bench(tiny)
+    bench.open(0, what[0])
+    bench.step()
+    at = len(bench.tokens[key(0)])
+    guess, right = (text[at], 1 + text[at + 1] % 300, 7), text[at + 1]
+    tree = OfferedDraft(0, at, (*guess, right), parents=(-1, 0, 1, 0), confidence=(0.9, 0.5, 0.5, 0.4))
+    bench.apply(Offered(key(0), tree))
+    bench.step()
+    [_, commit] = bench.told[key(0)].commits
+    assert commit.outcome.token_ids == text[at : at + 3]
+    assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 2)
+    assert commit.rejected == [7]
+    assert bench.reports[-1].batch_tokens == 5
+    bench.run()
+    assert bench.tokens[key(0)] == text
+
+
+def test_an_engine_that_runs_no_siblings_is_given_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "runs_siblings", False)
+    what = [opening(PROMPTS[0])]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny)
+    bench.open(0, what[0])
+    bench.run(Liar(texts, "beside"))
+    assert bench.worker.tally.num_siblings == 0
+    assert bench.tokens[key(0)] == texts[0]
 
 
 def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
