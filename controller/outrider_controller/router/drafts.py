@@ -10,7 +10,8 @@ from outrider_controller.router.session import BadReply, Session
 
 Q_TOTAL = 65536
 MAX_Q_TOKENS = 64
-# A draft's longest guess, 64 tokens and 32 beyond them, and 16 paths of four tokens that leave it, make 160.
+# A draft's longest guess, 64 tokens and 32 beyond them, 16 paths of four tokens that leave it, and five tokens beside
+# each, make 245.
 MAX_TREE_TOKENS = 256
 
 

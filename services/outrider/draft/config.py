@@ -107,7 +107,11 @@ def _config_of(options: argparse.Namespace) -> DraftConfig:
             attention=options.attention,
             cuda_graphs=not options.no_cuda_graphs,
         ),
-        drafting=ModelConfig(min_confidence=options.min_confidence, max_batch_tokens=options.max_batch_tokens),
+        drafting=ModelConfig(
+            min_confidence=options.min_confidence,
+            num_siblings=options.num_siblings,
+            max_batch_tokens=options.max_batch_tokens,
+        ),
         ngrams=NgramConfig(min_match=options.min_match or default_match),
         model_name=options.model_name,
         advertise=options.advertise,
@@ -151,6 +155,8 @@ def _add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="end a proposal below this chance",
     )
+    siblings = ModelConfig().num_siblings
+    add("--num-siblings", type=int, default=siblings, metavar="N", help="tokens named beside a proposal; 0: none")
     add("--min-match", type=int, default=0, metavar="N", help="shortest n-gram that is continued; 0: 3, or 2 for ngram")
 
 

@@ -26,7 +26,7 @@ class DraftMetrics:
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks
         )
         if report.proposals:
-            num_tokens = sum(len(proposed.drafted.token_ids) for proposed in report.proposals if not proposed.parents)
+            num_tokens = sum(len(proposed.drafted.token_ids) for proposed in report.proposals if not proposed.prepared)
             self._worker.step(duration_s=report.round_s, num_tokens=num_tokens)
 
 

@@ -26,8 +26,8 @@ class Proposed:
     """Of the time since then, in the drafter, alone or in a batch."""
     run_ahead: bool = False
     """Made unasked, while what it continues is being judged."""
-    parents: tuple[int, ...] = ()
-    """Of a tree: each token's parent, or -1. Its path of first children is the guess."""
+    prepared: tuple[Drafted, ...] = ()
+    """Made unasked for what may come instead: `drafted`, which may have grown, then the paths that leave it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from outrider.draft import events
 from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Proposed, Report
 from outrider.draft.worker import error_of
-from outrider.drafters import Opening
+from outrider.drafters import Opening, merge
 from outrider.rpc.convert import (
     check_token_ids,
     distribution_to_proto,
@@ -135,20 +135,23 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
     drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
     taken_s = max(0.0, now_s - proposed.since_s)
+    paths = proposed.prepared or (drafted,)
+    tree = merge(paths) if proposed.prepared or drafted.siblings else None
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
         epoch=proposed.epoch,
         base_len=proposed.base_len,
-        token_ids=drafted.token_ids,
-        parents=proposed.parents,
+        token_ids=tree.token_ids if tree else drafted.token_ids,
+        parents=tree.parents if tree else (),
         q=[distribution_to_proto(q) for q in drafted.q],
-        confidence=drafted.confidence,
+        confidence=tree.confidence if tree else drafted.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
-        source=drafted.source,
+        source=paths[-1].source,
         draft_us=_us(taken_s),
         # A sequence that was catching up has worked for earlier commits, too.
         compute_us=_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
+        prepared=bool(proposed.prepared),
     )
 
 

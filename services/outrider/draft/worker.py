@@ -15,7 +15,7 @@ from typing import assert_never
 from outrider.draft import events
 from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Failed, Load, Proposed, Report, Tally
-from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence, merge
+from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
 from outrider.rpc.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
@@ -137,11 +137,11 @@ class DraftWorker:
             del self._preparing[key]
             if paths:
                 self.tally.num_prepared += 1
-                token_ids, parents = merge([path.token_ids for path in paths])
-                tree = Drafted(paths[-1].source, token_ids)
                 spent_s = self._clock() - since_s
                 self._report_proposal(
-                    *(key, sequence, sequence.committed_len, tree, since_s, spent_s), run_ahead=True, parents=parents
+                    *(key, sequence, sequence.committed_len, paths[0], since_s, spent_s),
+                    run_ahead=True,
+                    prepared=paths,
                 )
 
     def _run_ahead(self) -> None:
@@ -206,7 +206,7 @@ class DraftWorker:
         compute_s: float,
         *,
         run_ahead: bool = False,
-        parents: Sequence[int] = (),
+        prepared: tuple[Drafted, ...] = (),
     ) -> None:
         opening = sequence.opening
         self._report.proposals.append(
@@ -215,10 +215,10 @@ class DraftWorker:
                 since_s=since_s,
                 compute_s=compute_s,
                 run_ahead=run_ahead,
-                parents=tuple(parents),
+                prepared=prepared,
             )
         )
-        if not parents:
+        if not prepared:
             self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 
     def _start(self, event: events.Opened) -> None:

@@ -8,7 +8,7 @@ all continuations by a token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -51,10 +51,12 @@ class _Branches:
     def growing(self) -> list[_Branch]:
         return [branch for branch in self.all if not branch.chain.ended]
 
-    def paths(self) -> tuple[Drafted, ...]:
+    def paths(self, num_siblings: int) -> tuple[Drafted, ...]:
         """The guess first, as far as its own branch has made it, then the paths that leave it; empty if none is new."""
-        guess, others = self.guess, []
+        guess, others = replace(self.guess, siblings=self.guess.siblings[:num_siblings]), []
+        grown = False
         for branch in self.all:
+            branch.chain.take_siblings(num_siblings)
             drafted, count = branch.chain.drafted, branch.outcome.num_accepted
             if not drafted.token_ids:
                 continue
@@ -62,13 +64,14 @@ class _Branches:
                 drafted.source,
                 [*self.guess.token_ids[:count], branch.outcome.token_id, *drafted.token_ids],
                 [*_confidence(self.guess, count), branch.outcome.confidence, *drafted.confidence],
+                siblings=[one._replace(at=one.at + count + 1) for one in drafted.siblings],
             )
-            if count == len(self.guess.token_ids) and guess is self.guess:
+            if count == len(self.guess.token_ids) and not grown:
                 # The likeliest outcome of all being accepted is what the guess itself goes on with.
-                guess = path
+                guess, grown = replace(path, siblings=[*guess.siblings, *path.siblings]), True
             else:
                 others.append(path)
-        return (guess, *others) if others or guess is not self.guess else ()
+        return (guess, *others) if others or grown else ()
 
 
 class Brancher:
@@ -158,6 +161,7 @@ class Brancher:
             [sequence.opening.mode for sequence, _ in growing],
             [branch.kv.cached_len for _, branch in growing],
             token_map=self._engine.token_map,
+            num_others=self._config.others_looked_at,
         )
         for (_, branch), proposal in zip(growing, proposals, strict=True):
             branch.chain.add(proposal)
@@ -169,7 +173,7 @@ class Brancher:
         if prepared.growing:
             return None
         self.give_up(sequence)
-        return prepared.paths()
+        return prepared.paths(self._config.num_siblings)
 
 
 def _confidence(guess: Drafted, count: int) -> list[float]:

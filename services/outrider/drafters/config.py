@@ -5,6 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+# A tree with all its paths, and so many beside each of them, is a message that routers take.
+MAX_SIBLINGS = 5
+# In one position: further ones hardly ever come.
+_MOST_OTHERS = 3
+
 
 class DrafterKind(enum.StrEnum):
     MODEL = "model"
@@ -21,6 +26,8 @@ class ModelConfig:
 
     Asked before each forward: a token more would save a step of the target that often at most, and costs a forward.
     """
+    num_siblings: int = 4
+    """Most tokens that are named beside a proposal, for what the target may say instead; 0 names none."""
     max_batch_tokens: int = 512
     """Most tokens of one forward."""
     catch_up_tokens: int = 128
@@ -28,9 +35,16 @@ class ModelConfig:
     ready_lag: int = 32
     """A sequence this far behind at most counts as ready: its lag is ingested in the round it drafts in."""
 
+    @property
+    def others_looked_at(self) -> int:
+        """In each position, for siblings."""
+        return min(self.num_siblings, _MOST_OTHERS)
+
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence < 1:
             raise ValueError(f"min_confidence: {self.min_confidence} is not in [0, 1)")
+        if not 0 <= self.num_siblings <= MAX_SIBLINGS:
+            raise ValueError(f"num_siblings: {self.num_siblings} is not in [0, {MAX_SIBLINGS}]")
         for name in ("max_batch_tokens", "catch_up_tokens", "ready_lag"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")

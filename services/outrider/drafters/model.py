@@ -111,6 +111,8 @@ class ModelDrafter(Drafter):
             self._grow(extending, self._engine.forward([run.ingest(1) for run in extending]))
             extending = [run for run in extending if not run.chain.ended]
         behind = {run.sequence for run in runs if run.behind}
+        for chain in chains:
+            chain.take_siblings(self._config.num_siblings)
         return [None if s in behind else c.drafted for s, c in zip(sequences, chains, strict=True)]
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
@@ -118,6 +120,9 @@ class ModelDrafter(Drafter):
         chains = [self._chain(sequence, ahead=True) for sequence in sequences]
         growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
         self._first_forward(self._admit(growing))
+        for chain in chains:
+            # What stands was told, and its turn comes first.
+            chain.take_siblings(len(chain.drafted.siblings) + self._config.num_siblings)
         return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
     def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
@@ -182,6 +187,7 @@ class ModelDrafter(Drafter):
             [opening.mode for opening in openings],
             [run.next_position for run in runs],
             token_map=self._engine.token_map,
+            num_others=self._config.others_looked_at,
         )
         for run, proposal in zip(runs, proposals, strict=True):
             run.chain.add(proposal)

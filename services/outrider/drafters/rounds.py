@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.drafters.config import ModelConfig
-from outrider.drafters.sequence import Drafted
+from outrider.drafters.sequence import Beside, Drafted
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
+
+# What is less likely to come is not worth the bytes, wherever it is judged.
+_LEAST_CHANCE = 0.02
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
@@ -42,6 +45,8 @@ class Chain:
     min_confidence: float = 0.0
     """Nothing is added to what is likelier to be wrong than this, however it came to stand."""
     stop_token_ids: frozenset[int] = frozenset()
+    _others: list[tuple[float, Beside]] = field(default_factory=list)
+    """What may come in the place of tokens that were added, and the chance that it comes to this."""
 
     def __len__(self) -> int:
         return len(self.drafted.token_ids)
@@ -64,10 +69,23 @@ class Chain:
 
         Nor may it be withheld in ratio mode: what the verifier is shown would no longer be drawn from q.
         """
+        index, before = len(self), self.joint
+        found = [(before * chance, Beside(index, token_id, chance)) for token_id, chance in proposal.others]
+        self._others += [pair for pair in found if pair[0] >= _LEAST_CHANCE]
         self.drafted.token_ids.append(proposal.token_id)
         self.drafted.confidence.append(proposal.confidence)
         if proposal.q is not None:
             self.drafted.q.append(proposal.q)
+
+    def take_siblings(self, most: int) -> None:
+        """Names the likeliest of what may come in the place of its tokens."""
+        standing = [(self._reached(one.at) * one.confidence, one) for one in self.drafted.siblings]
+        ranked = sorted([*standing, *self._others], key=lambda pair: -pair[0])
+        self.drafted.siblings = [one for _, one in ranked[:most]]
+        self._others.clear()
+
+    def _reached(self, index: int) -> float:
+        return math.prod(self.drafted.confidence[:index])
 
 
 def _peak(q: DraftDistribution) -> float:

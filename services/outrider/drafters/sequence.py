@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
 
@@ -47,6 +48,15 @@ class Opening:
             raise InvalidField("speculation.num_alternatives", "must not be negative")
 
 
+class Beside(NamedTuple):
+    """A token that may come in the place of a guessed one."""
+
+    at: int
+    """Index of the guessed one."""
+    token_id: int
+    confidence: float
+
+
 @dataclass(slots=True)
 class Drafted:
     """A proposal for the positions from the sequence's committed length on. Empty: nothing worth judging."""
@@ -58,6 +68,8 @@ class Drafted:
     """The drafter's own probability of each token; empty when it has none."""
     q: list[DraftDistribution] = field(default_factory=list)
     """Ratio mode: what each token was sampled from. Empty otherwise."""
+    siblings: list[Beside] = field(default_factory=list)
+    """What may be judged beside the tokens, likeliest first."""
 
     def goes_on_after(self, tokens: list[int]) -> bool:
         """Whether it begins with `tokens` and has more."""
@@ -69,7 +81,9 @@ class Drafted:
     def part(self, start: int, stop: int | None = None) -> Drafted:
         """The tokens from `start` to `stop` with all that belongs to them."""
         cut = slice(start, stop)
-        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut])
+        kept = range(*cut.indices(len(self.token_ids)))
+        siblings = [one._replace(at=one.at - start) for one in self.siblings if one.at in kept]
+        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut], siblings)
 
 
 @dataclass(slots=True, eq=False)

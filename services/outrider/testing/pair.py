@@ -9,11 +9,11 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter
+from outrider.drafters import Drafter, merge
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine
 from outrider.speculation import SamplingParams, VerificationMode
@@ -130,6 +130,14 @@ class Pair:
         for proposed in report.proposals:
             drafted = proposed.drafted
             offered = OfferedDraft(proposed.epoch, proposed.base_len, tuple(drafted.token_ids), tuple(drafted.q))
+            if drafted.siblings:
+                tree = merge([drafted])
+                offered = replace(
+                    offered,
+                    token_ids=tuple(tree.token_ids),
+                    parents=tuple(tree.parents),
+                    confidence=tuple(tree.confidence),
+                )
             self._target.apply(target_events.Offered(SequenceKey(*proposed.key), offered))
 
     def _step(self) -> Iterator[Committed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from outrider.draft import events
@@ -10,6 +11,7 @@ from outrider.draft.events import SequenceKey
 from outrider.draft.report import Failed, Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
 from outrider.drafters import Drafted
+from outrider.drafters.sequence import Beside
 from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
@@ -159,6 +161,25 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
     assert (draft.compute_us, draft.run_ahead) == (1500, False)
     assert not draft.q
     assert not draft.HasField("sampling")
+
+
+def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_first_path() -> None:
+    drafted = Drafted("model", [4, 5], [0.5, 0.25], siblings=[Beside(1, 9, 0.125), Beside(0, 8, 0.0625)])
+    [response] = responses_of(Report([proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
+    [draft] = response.drafts
+    assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
+    assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
+    assert (draft.run_ahead, draft.prepared) == (False, False)
+
+
+def test_what_was_prepared_travels_as_one_tree() -> None:
+    paths = (Drafted("ngram", [3, 4]), Drafted("model", [3, 9, 1], [1.0, 0.5, 0.25]))
+    report = Report([replace(proposed(VerificationMode.GREEDY, paths[0]), prepared=paths, run_ahead=True)])
+    [response] = responses_of(report, now_s=1.0).values()
+    [draft] = response.drafts
+    assert (list(draft.token_ids), list(draft.parents)) == ([3, 4, 9, 1], [-1, 0, 0, 2])
+    assert (list(draft.confidence), draft.source) == ([1.0, 1.0, 0.5, 0.25], "model")
+    assert (draft.run_ahead, draft.prepared) == (True, True)
 
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:
