@@ -36,6 +36,7 @@ class Planted(Enum):
     LENGTH_OFF_BY_ONE = "a sequence may have one token too many"
     SHARE_UNCOUNTED = "a block that was found in the prefix cache may be given away while it is in use"
     BLOCK_LEAKED = "a closed sequence keeps its last KV block"
+    SIBLING_MISTAKEN = "a sequence that follows a sibling keeps the keys of the guess"
     PREEMPTED_KEPT = "a preempted sequence's blocks are not given back"
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
@@ -104,6 +105,14 @@ def _leak(shipped: Any) -> Any:
         shipped(engine, sequence)
 
     return close
+
+
+def _mistake_sibling(shipped: Any) -> Any:
+    def follow(engine: Any, sequence: Any, number: int) -> None:
+        sibling = sequence.siblings[number]
+        sequence.tokens[sibling.position :] = [sibling.token_id]
+
+    return follow
 
 
 def _keep_preempted(shipped: Any) -> Any:
@@ -183,6 +192,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (Engine, "close", _leak),
+    Planted.SIBLING_MISTAKEN: (Engine, "follow", _mistake_sibling),
     Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),

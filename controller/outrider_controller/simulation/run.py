@@ -117,6 +117,8 @@ def _count(outcome: Outcome, world: World, answers: list[Told]) -> None:
             counts["refused drafts"] += tally.num_refused_drafts
             counts["failed steps"] += tally.num_step_failures
             counts["guesses left for a prepared path"] += tally.num_alternatives_taken
+            counts["tokens judged beside a guess"] += tally.num_siblings
+            counts["tokens accepted beside a guess"] += tally.num_siblings_accepted
 
 
 @contextmanager
