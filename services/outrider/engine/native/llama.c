@@ -400,7 +400,7 @@ typedef struct {
     uint8_t rows[16];
 } TileShape;
 
-// 0 to 3 hold sums and 4 inputs, of `rows`; the others weights. While attending 6 holds weights of TILE positions, for
+// 0 to 3 hold sums and 4 inputs, of `rows`; the others weights, or 5 as 4. While attending 6 holds weights of TILE positions, for
 // `rows`, and 7 their values.
 static void shape_tiles(int64_t rows, int attending) {
     TileShape shape = {.palette = 1};
@@ -414,6 +414,18 @@ static void shape_tiles(int64_t rows, int attending) {
         shape.rows[7] = TILE / 2;
     }
     _tile_loadconfig(&shape);
+}
+
+static inline void
+finish_tiled(const Linear *l, float (*sum)[PANEL], int64_t panel, int64_t first, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        vec row[4];
+        for (int z = 0; z < 4; z++) {
+            row[z] = _mm512_load_ps(sum[r] + 16 * z);
+            if (l->weights.scales) row[z] = _mm512_mul_ps(row[z], _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z));
+        }
+        finish_row(l, row, panel, first + r);
+    }
 }
 
 static inline __attribute__((always_inline)) void
@@ -459,19 +471,46 @@ tiled_strip(const Linear *l, const void *weights, int eight, int64_t panel, int6
     _tile_stored(1, sum[0] + 16, sizeof *sum);
     _tile_stored(2, sum[0] + 32, sizeof *sum);
     _tile_stored(3, sum[0] + 48, sizeof *sum);
-    for (int64_t r = 0; r < rows; r++) {
-        vec row[4];
-        for (int z = 0; z < 4; z++) {
-            row[z] = _mm512_load_ps(sum[r] + 16 * z);
-            if (l->weights.scales) row[z] = _mm512_mul_ps(row[z], _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z));
+    finish_tiled(l, sum, panel, first, rows);
+}
+
+// Two full strips, whose weights were read by one before: each tile of them serves both, half of the outputs at a time.
+static void tiled_pair(const Linear *l, const bf16 *weights, int64_t panel, int64_t first) {
+    const int64_t stride = l->inputs * sizeof *l->in;
+    const bf16 *in = l->in + first * l->inputs, *more = in + TILED_ROWS * l->inputs;
+    _Alignas(LINE) float sum[2 * TILED_ROWS][PANEL];
+    for (int64_t half = 0; half < PANEL; half += PANEL / 2) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
+            const bf16 *w = weights + k * PANEL + 2 * half;
+            _tile_loadd(4, in + k, stride);
+            _tile_loadd(6, w, 4 * LINE);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, more + k, stride);
+            _tile_dpbf16ps(1, 5, 6);
+            _tile_loadd(7, w + 32, 4 * LINE);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
         }
-        finish_row(l, row, panel, first + r);
+        _tile_stored(0, sum[0] + half, sizeof *sum);
+        _tile_stored(1, sum[TILED_ROWS] + half, sizeof *sum);
+        _tile_stored(2, sum[0] + half + 16, sizeof *sum);
+        _tile_stored(3, sum[TILED_ROWS] + half + 16, sizeof *sum);
     }
+    finish_tiled(l, sum, panel, first, 2 * TILED_ROWS);
 }
 
 static void tiled_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end) {
     int64_t shaped = 0;
     for (; first < end; first += TILED_ROWS) {
+        if (shaped && !eight && end - first >= 2 * TILED_ROWS) {
+            tiled_pair(l, weights, panel, first);
+            first += TILED_ROWS;
+            continue;
+        }
         const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
         if (rows != shaped) shape_tiles(shaped = rows, 0);
         if (eight)
