@@ -62,7 +62,9 @@ async def test_drafts_follow_commits_on_one_stream(served: Serve) -> None:
         await call.write(draft_pb2.DraftRequest(commits=[commit(7, 8, 23, 24, 99)]))
         [second] = (await read(call)).drafts
         assert (second.base_len, second.epoch, second.source) == (11, 1, "model")
-        assert len(second.token_ids) == len(second.confidence) == 4
+        # Four tokens, and what may come in their place.
+        assert second.parents[:4] == [-1, 0, 1, 2]
+        assert len(second.token_ids) == len(second.confidence) == len(second.parents) > 4
         assert second.draft_us > 0
         await call.write(draft_pb2.DraftRequest(closes=[pb.CloseSequence(sequence_id=7)]))
         await until(lambda: is_empty(servicer))
