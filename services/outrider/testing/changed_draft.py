@@ -62,7 +62,8 @@ def wrong(vocab_size: int) -> Callable[[Drafted], Drafted]:
 
     def spoil(drafted: Drafted) -> Drafted:
         tokens = [(token + 1) % vocab_size for token in drafted.token_ids]
-        return Drafted(drafted.source, tokens, drafted.confidence, drafted.q)
+        siblings = [one._replace(token_id=(one.token_id + 1) % vocab_size) for one in drafted.siblings]
+        return Drafted(drafted.source, tokens, drafted.confidence, drafted.q, siblings)
 
     return spoil
 

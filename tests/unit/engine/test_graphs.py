@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine import Engine, EngineConfig, EngineSequence, Row, Sibling
 from outrider.engine.buckets import Bucket, make_buckets
 from outrider.engine.graphs import GraphRunner, GraphShape
 from torch import Tensor
@@ -92,6 +92,18 @@ def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
     for keys, old in zip(engine._cache.keys, before, strict=True):
         changed = set(torch.nonzero((keys != old).any(-1).any(0))[:, 0].tolist())
         assert changed == mine | {NUM_BLOCKS * BLOCK_SIZE}
+
+
+def test_a_step_with_siblings_runs_unrecorded(engine: Engine) -> None:
+    """There are no copies in a recorded one."""
+    sequence = engine.open([])
+    engine.forward([Row(sequence, list(range(20)), 1)])
+    want = engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]).clone()
+    engine.rewind(sequence, 20)
+    engine._graphs = recorded(engine)
+    assert not engine.runs_siblings
+    torch.testing.assert_close(engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]), want)
+    assert not engine._graphs._graphs
 
 
 def test_a_chunk_of_prefill_runs_unrecorded(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.drafters import Drafted, NgramDrafter, Opening
+from outrider.drafters.sequence import Beside
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.testing import changed_draft
 from outrider.testing.changed_draft import BadDrafter, stalling, wrong
@@ -18,6 +19,12 @@ def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:
     assert len(said.token_ids) == len(meant.token_ids) > 0
     assert all(a != b for a, b in zip(said.token_ids, meant.token_ids, strict=True))
     assert bad.info == good.info
+
+
+def test_nor_does_it_name_beside_its_guess_what_was_meant() -> None:
+    meant = Drafted("model", [5, 383], [0.5, 0.5], siblings=[Beside(0, 6, 0.3), Beside(1, 383, 0.2)])
+    said = wrong(384)(meant)
+    assert (said.token_ids, said.siblings) == ([6, 0], [(0, 7, 0.3), (1, 0, 0.2)])
 
 
 def test_a_stalling_draft_says_the_same_only_late(monkeypatch) -> None:
