@@ -9,13 +9,13 @@ import logging
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from outrider.draft.events import Event
 from outrider.draft.report import Load, Report
 from outrider.draft.worker import DraftWorker
+from outrider.rpc.inbox import Inbox
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,7 @@ class StepLoop:
         self._worker = worker
         self._deliver = deliver
         self._clock = clock
-        self._inbox: deque[Event] = deque()
-        self._wake = threading.Condition()
-        self._stopped = False
+        self._inbox: Inbox[Event] = Inbox(clock)
         self._thread = threading.Thread(target=self._run, name="outrider-step", daemon=True)
 
     def start(self) -> None:
@@ -68,35 +66,17 @@ class StepLoop:
 
     def stop(self) -> None:
         """Ends the thread after the round it is in."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
+        self._inbox.stop()
         self._thread.join()
 
     def post(self, events: Iterable[Event]) -> None:
         """Queues events for the next round, all of them for the same one. Wakes the thread. Never blocks."""
-        with self._wake:
-            self._inbox.extend(events)
-            self._wake.notify()
+        self._inbox.post(events)
 
     def _run(self) -> None:
         wake_at_s: float | None = None
-        while (events := self._wait(wake_at_s)) is not None:
+        while (events := self._inbox.wait(wake_at_s)) is not None:
             wake_at_s = self.turn(events)
-
-    def _wait(self, wake_at_s: float | None) -> list[Event] | None:
-        """Sleeps until there are events or it is time; None once stopped."""
-        with self._wake:
-            while not self._inbox and not self._stopped:
-                timeout = None if wake_at_s is None else wake_at_s - self._clock()
-                if timeout is not None and timeout <= 0:
-                    break
-                self._wake.wait(timeout)
-            if self._stopped:
-                return None
-            events = list(self._inbox)
-            self._inbox.clear()
-            return events
 
     def turn(self, events: Iterable[Event]) -> float | None:
         """Applies events, runs one round, hands out the report. Returns when it is due again: 0 for at once, None for

@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+from outrider.rpc.inbox import Inbox
 from outrider.target.events import Event
 from outrider.target.report import Load, Report
 from outrider.target.worker import TargetWorker
@@ -55,10 +55,8 @@ class StepLoop:
         self._worker = worker
         self._deliver = deliver
         self._clock = clock
-        self._inbox: deque[Event] = deque()
-        self._wake = threading.Condition()
-        self._stopped = False
-        worker.take_late = self._take
+        self._inbox: Inbox[Event] = Inbox(clock)
+        worker.take_late = self._inbox.take
         self._thread = threading.Thread(target=self._run, name="outrider-step", daemon=True)
 
     def start(self) -> None:
@@ -66,45 +64,20 @@ class StepLoop:
 
     def stop(self) -> None:
         """Ends the thread after the step it is in."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
+        self._inbox.stop()
         self._thread.join()
 
     def post(self, events: Iterable[Event]) -> None:
         """Queues events for the next step, all of them for the same one. Wakes the thread. Never blocks."""
-        with self._wake:
-            self._inbox.extend(events)
-            self._wake.notify()
+        self._inbox.post(events)
 
     def _run(self) -> None:
         wake_at_s: float | None = None
         while True:
-            events = self._wait(wake_at_s)
+            events = self._inbox.wait(wake_at_s)
             if events is None:
                 return
             wake_at_s = self.turn(events)
-
-    def _wait(self, wake_at_s: float | None) -> list[Event] | None:
-        """Sleeps until there are events or it is time; None once stopped."""
-        with self._wake:
-            while not self._inbox and not self._stopped:
-                timeout = None if wake_at_s is None else wake_at_s - self._clock()
-                if timeout is not None and timeout <= 0:
-                    break
-                self._wake.wait(timeout)
-            if self._stopped:
-                return None
-            events = list(self._inbox)
-            self._inbox.clear()
-            return events
-
-    def _take(self, wanted: Callable[[Event], bool]) -> list[Event]:
-        with self._wake:
-            taken = [event for event in self._inbox if wanted(event)]
-            for event in taken:
-                self._inbox.remove(event)
-            return taken
 
     def turn(self, events: Iterable[Event]) -> float | None:
         """Applies events, runs one step, hands out the report. Returns when it is due again, as TargetWorker.step does.

@@ -1,0 +1,48 @@
+"""Between threads: in order, together, within a time, and at once when it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from outrider.rpc.inbox import Inbox
+
+
+def test_what_was_posted_comes_in_order():
+    inbox: Inbox[int] = Inbox()
+    inbox.post([1, 2])
+    inbox.post([])
+    inbox.post([3])
+    assert inbox.wait(None) == [1, 2, 3]
+
+
+def test_it_waits_until_the_time_and_no_longer():
+    inbox: Inbox[int] = Inbox()
+    until_s = time.monotonic() + 0.05
+    assert inbox.wait(until_s) == []
+    assert time.monotonic() >= until_s
+    assert inbox.wait(until_s) == []
+
+
+def test_a_post_from_another_thread_wakes_it():
+    inbox: Inbox[int] = Inbox()
+    threading.Timer(0.05, inbox.post, [[1]]).start()
+    assert inbox.wait(None) == [1]
+
+
+def test_what_is_wanted_early_is_taken_and_the_rest_stays_in_order():
+    inbox: Inbox[int] = Inbox()
+    inbox.post([1, 2, 3, 4])
+    assert inbox.take(lambda n: n % 2 == 0) == [2, 4]
+    inbox.post([5])
+    assert inbox.take(lambda n: n == 9) == []
+    assert inbox.wait(None) == [1, 3, 5]
+
+
+def test_once_stopped_nothing_comes_any_more():
+    inbox: Inbox[int] = Inbox()
+    inbox.post([1])
+    inbox.stop()
+    assert inbox.wait(None) is None
+    threading.Timer(0.05, inbox.stop).start()
+    assert inbox.wait(None) is None
