@@ -17,8 +17,8 @@ DRAFT_KINDS = ("combined", "model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 _HOST = "127.0.0.1"
-# Forwarding is short, and what it forwards is waited for: a router goes before a draft that runs ahead.
-_DRAFT_PRIORITY, _ROUTER_PRIORITY = 1, 2
+# By whether what is waited for goes through the router, a short way, or from a draft to the target.
+_DRAFT_PRIORITY, _ROUTER_PRIORITY, _FORWARDING_PRIORITY = 2, 1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class StackConfig:
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
+    pair_workers: bool = True
+    """Targets talk to drafts themselves; otherwise through the router."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -189,8 +191,11 @@ class Planner:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
+        if not self._config.pair_workers:
+            flags.append("--no-pair-workers")
         if self._config.realtime:
-            flags += ["--realtime-priority", str(_ROUTER_PRIORITY)]
+            priority = _ROUTER_PRIORITY if self._config.pair_workers else _FORWARDING_PRIORITY
+            flags += ["--realtime-priority", str(priority)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

@@ -144,6 +144,8 @@ class RouterConfig:
     """How often the leases are read."""
     realtime_priority: int = 0
     """Before others on its cores, where the system permits; 0 is like all others."""
+    pair_workers: bool = True
+    """Targets talk to drafts themselves, where they can reach them; otherwise every message goes through the router."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

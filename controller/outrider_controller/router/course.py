@@ -44,6 +44,8 @@ class DraftOpening:
     rules: DraftRules
     told: tuple[int, int, int]
     """What it was told last: the most to draft, 0 while it rests, how far ahead, for how many outcomes to prepare."""
+    paired: bool
+    """The target talks to it; otherwise everything between the two goes through this router."""
 
 
 @dataclass(slots=True, eq=False)

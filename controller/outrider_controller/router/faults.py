@@ -28,6 +28,8 @@ class Loss(Enum):
     WORKER = "draft_lost"
     ERROR = "draft_error"
     MALFORMED = "draft_malformed"
+    UNREACHABLE = "draft_unreachable"
+    """Not by the target that was to talk to it. What the two say to each other goes through the router then."""
 
 
 _REQUEST = {

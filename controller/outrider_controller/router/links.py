@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc.channel import create_channel
+from outrider.rpc.outbox import M, Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig
-from outrider_controller.router.outbox import M, Outbox
 from outrider_controller.router.pairing import info_problem
 
 log = logging.getLogger(__name__)
@@ -98,6 +98,8 @@ class WorkerLink(Generic[M, R]):
         self.info = worker.WorkerInfo()
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()
+        self.paired_sequences: set[int] = set()
+        """Of the open ones, those of which another hears: nothing is to be expected on this stream."""
         self.generation = 0
         self.up = False
         self.problem = "not connected yet"
@@ -185,6 +187,7 @@ class WorkerLink(Generic[M, R]):
         self.outbox.clear()
         self._listener.down(self)
         self.open_sequences.clear()
+        self.paired_sequences.clear()
 
     async def _pump(self, channel: grpc.aio.Channel, call: Any) -> None:
         """Reads, writes and watches until one of the three ends, then ends all."""
@@ -234,6 +237,8 @@ class WorkerLink(Generic[M, R]):
             if silent_s > self._failover.max_silence_s:
                 raise LinkDown(f"silent for {silent_s:.0f} s")
             failed = 0 if await self._healthy(health) else failed + 1
+            if not failed and self.open_sequences <= self.paired_sequences:
+                self._heard_s = self._clock()
             if failed >= self._failover.max_failed_probes:
                 raise LinkDown(f"silent for {silent_s:.1f} s and not healthy")
 

@@ -185,20 +185,31 @@ class Pace:
         `compute_us`: what it says that its `num_tokens` took it.
         """
         if self.worth.resting:
-            # Said before it heard that it may rest.
             return None
-        if not run_ahead:
-            self.ahead.answered(num_tokens, compute_us)
         before_us, was_speaking = self.turnaround_us, self.speaking
-        for committed_len, asked_us in reversed(self._asked):
-            if committed_len == base_len and not run_ahead:
-                self._turnarounds_us.append(now_us - asked_us)
-                self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
-                break
-        self.speaking, self.unanswered = True, 0
+        answer_us = 0
+        if not run_ahead:
+            asked = (asked_us for committed_len, asked_us in reversed(self._asked) if committed_len == base_len)
+            answer_us = now_us - next(asked, now_us)
+        self.heard(answer_us, answers=not run_ahead, num_tokens=num_tokens, compute_us=compute_us)
         if was_speaking and self.turnaround_us == before_us:
             return None
         return self._change()
+
+    def heard(self, answer_us: int, *, answers: bool, num_tokens: int = 0, compute_us: int = 0) -> None:
+        """The draft spoke, if it `answers` then `answer_us` after it was asked; 0 while unknown.
+
+        What follows from it is found with the next commit.
+        """
+        if self.worth.resting:
+            # Said before it heard that it may rest.
+            return
+        if answers:
+            self.ahead.answered(num_tokens, compute_us)
+        if answer_us > 0:
+            self._turnarounds_us.append(answer_us)
+            self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
+        self.speaking, self.unanswered = True, 0
 
     def _worthwhile(self, limit: int) -> int:
         return self.lengths.limit(limit, self.ahead.token_steps(self.step_us))

@@ -38,12 +38,14 @@ class Round:
     wire_us: int = 0
     source: str = ""
     """Which part of the drafter proposed what was judged."""
+    drafting: sequence.Drafting | None = None
+    """What the target saw of a draft that it talks to itself."""
 
     @classmethod
     def of(cls, commit: sequence.Commit, step_us: int) -> Round:
         queue_us = commit.queue_us
         # By position: names would cost as much as the rest.
-        return cls(
+        done = cls(
             commit.base_len,
             commit.token_ids[:],
             commit.rejected_token_ids[:],
@@ -60,6 +62,11 @@ class Round:
             commit.draft_queue_us,
             step_us,
         )
+        if commit.HasField("drafting"):
+            done.drafting = drafting = commit.drafting
+            done.draft_us, done.compute_us, done.wire_us = drafting.draft_us, drafting.compute_us, drafting.wire_us
+            done.source = drafting.source
+        return done
 
     def fill(self, response: router.RouteResponse) -> None:
         """Writes what the client hears of it into an empty message. What is 0 is left out: it costs as much."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -43,10 +42,10 @@ from outrider_controller.router.session import BadReply, Request, Session
 from outrider_controller.router.traces import Recorder, Traces
 from outrider_controller.router.worth import Standing
 
-log = logging.getLogger(__name__)
-
 # Whose standing with one draft is remembered.
 _MAX_TENANTS = 1024
+# Connections that came and went are among them.
+_MAX_APART = 1024
 
 
 class Rounds:
@@ -77,6 +76,8 @@ class Rounds:
         self._ended = asyncio.Event()
         self._by_target: dict[int, Course] = {}
         self._by_draft: dict[int, Course] = {}
+        self._apart: OrderedDict[tuple[LinkKey, LinkKey], None] = OrderedDict()
+        """Targets and drafts of which one cannot reach the other."""
         self._standings: dict[str, dict[str, Standing]] = {}
         """Of drafts, by worker and tenant."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
@@ -173,11 +174,12 @@ class Rounds:
         )
 
     def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
-        setting = PLAIN
-        if draft is not None and draft.up:
+        setting, drafts = PLAIN, draft is not None and draft.up
+        if draft is not None and drafts:
             setting = course.pace.opened(_draft_limit(course, target, draft), self._standing(course, draft))
-            self._open_draft(course, draft, setting)
         self._open_target(course, target, setting)
+        if draft is not None and drafts:
+            self._open_draft(course, draft, setting)
 
     async def _place(self, course: Course) -> None:
         """Opens the session where it is missing. Raises when no target can be had."""
@@ -210,8 +212,12 @@ class Rounds:
         if course.num_targets:
             course.session.metrics.num_target_failovers += 1
             self._notices.failover("target")
-        setting = course.pace.opened(course.pace.limit) if course.draft else PLAIN
+        setting, draft = course.pace.opened(course.pace.limit) if course.draft else PLAIN, course.draft
         self._open_target(course, target, setting)
+        if draft is not None and draft.paired:
+            # It was open there for the target before, and is closed with it.
+            self._drop_draft(course, None)
+            self._open_draft(course, draft.link, setting)
 
     async def _endure_failures(self, course: Course) -> None:
         """Raises when so many targets failed with this request that it must be the cause."""
@@ -301,15 +307,34 @@ class Rounds:
     def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         most = course.pace.limit + self._config.policy.run_ahead_tokens
         rules = DraftRules(most, link.info.max_context_len)
-        opening = DraftOpening(next(self._ids), link, rules, _told(setting))
+        target = self._pairs_with(course, link)
+        opening = DraftOpening(next(self._ids), link, rules, _told(setting), target is not None)
         course.draft = opening
         course.num_drafts += 1
         self._by_draft[opening.sequence_id] = course
         link.open_sequences.add(opening.sequence_id)
-        link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
         now_us = _now_us()
-        course.session.legs.asked(course.session.committed_len, now_us)
+        if target is not None:
+            link.paired_sequences.add(opening.sequence_id)
+            target.link.outbox.pair(
+                target_pb2.PairSequence(
+                    sequence_id=target.sequence_id,
+                    draft_address=link.address,
+                    draft_worker_id=link.worker_id,
+                    draft_sequence_id=opening.sequence_id,
+                )
+            )
+        else:
+            link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
+            course.session.legs.asked(course.session.committed_len, now_us)
         course.recorder.opened(link.info, now_us)
+
+    def _pairs_with(self, course: Course, draft: DraftLink) -> TargetOpening | None:
+        """The target that is to talk to this draft itself, if one is."""
+        target = course.target
+        if target is None or not self._config.pair_workers or (target.link.key, draft.key) in self._apart:
+            return None
+        return target
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.pop(course, None)
@@ -334,7 +359,12 @@ class Rounds:
             return None
         del self._by_draft[opening.sequence_id]
         opening.link.open_sequences.discard(opening.sequence_id)
-        if reason is not None and opening.link.up:
+        if opening.paired:
+            opening.link.paired_sequences.discard(opening.sequence_id)
+            # Without a target here it has ended with the target's sequence.
+            if reason is not None and course.target is not None and course.target.link.up:
+                course.target.link.outbox.pair(target_pb2.PairSequence(sequence_id=course.target.sequence_id))
+        elif reason is not None and opening.link.up:
             opening.link.outbox.close(sequence.CloseSequence(sequence_id=opening.sequence_id, reason=reason))
         return opening
 
@@ -362,6 +392,8 @@ class Rounds:
         for refused in reply.refused_drafts:
             if (course := self._at_target(link, refused.sequence_id)) and course.draft is not None:
                 self._lose_draft(course, f"refused by the target: {refused.field or refused.reason}", Loss.MALFORMED)
+        for error in reply.draft_errors:
+            self._pairing_failed(link, error)
 
     def _at_target(self, link: TargetLink, sequence_id: int) -> Course | None:
         """The session that is open there under this id. Late replies, and replies about others' ids, find none."""
@@ -374,7 +406,7 @@ class Rounds:
     def _committed(self, course: Course, commit: sequence.Commit, done: Round, now_us: int) -> None:
         """Tells the draft and the client; the draft first, for the target waits for it."""
         session, draft = course.session, course.draft
-        if draft is not None and not done.finish_reason:
+        if draft is not None and not draft.paired and not done.finish_reason:
             commit.sequence_id = draft.sequence_id
             draft.link.outbox.put_commit(commit)
         session.tell(done, course.new_response())
@@ -386,7 +418,15 @@ class Rounds:
             return
         if draft is None:
             return
-        session.legs.asked(session.committed_len, now_us)
+        if not draft.paired:
+            session.legs.asked(session.committed_len, now_us)
+        elif (said := done.drafting) is not None:
+            course.pace.heard(
+                said.answer_us,
+                answers=said.answer_us > 0,
+                num_tokens=said.answer_tokens,
+                compute_us=said.answer_compute_us,
+            )
         setting = course.pace.committed(
             session.committed_len,
             num_tokens=len(done.token_ids),
@@ -469,6 +509,26 @@ class Rounds:
         if setting is not None:
             self._tell(course, setting)
 
+    def _pairing_failed(self, target: TargetLink, error: sequence.SequenceError) -> None:
+        """A target's word of a draft that it talks to itself."""
+        course = self._by_draft.get(error.sequence_id)
+        if course is None or course.target is None or course.target.link is not target or course.draft is None:
+            self._notices.late_reply("draft")
+            return
+        if not course.draft.paired:
+            return
+        why = str(from_sequence_error(error))
+        if error.reason == "DRAFT_UNREACHABLE":
+            # Nothing is known against it: what the two say to each other goes through here.
+            self._apart[target.key, course.draft.link.key] = None
+            if len(self._apart) > _MAX_APART:
+                self._apart.popitem(last=False)
+            self._part(course, why)
+        elif error.reason == "DRAFT_GONE":
+            self._lose_draft(course, why, Loss.WORKER)
+        else:
+            self._lose_draft(course, why, Loss.MALFORMED if error.field else Loss.ERROR)
+
     def _draft_down(self, link: DraftLink) -> None:
         self._standings.pop(link.worker_id, None)
         for sequence_id in tuple(link.open_sequences):
@@ -487,6 +547,16 @@ class Rounds:
         self._notices.lost_draft(opening.link.worker_id, course.session.request, loss, why)
         course.wake()
 
+    def _part(self, course: Course, why: str) -> None:
+        """The draft is opened again by this router, unless another is chosen meanwhile."""
+        opening = self._drop_draft(course, None)
+        if opening is None:
+            return
+        self._tell_target(course, course.pace.lost())
+        course.recorder.lost(opening.link.info, Loss.UNREACHABLE.value, _now_us())
+        self._notices.lost_draft(opening.link.worker_id, course.session.request, Loss.UNREACHABLE, why)
+        course.wake()
+
     # -- the rest
 
     def _standing(self, course: Course, draft: DraftLink) -> Standing:
@@ -503,6 +573,8 @@ class Rounds:
         if draft is None or told == draft.told:
             return
         draft.told = told
+        if draft.paired:
+            return
         draft.link.outbox.set(sequence.SetSpeculation(sequence_id=draft.sequence_id, speculation=_speculation(setting)))
 
     def _tell_target(self, course: Course, setting: Setting) -> None:

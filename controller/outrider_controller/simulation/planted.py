@@ -19,6 +19,7 @@ from outrider.engine.blocks import BlockPool
 from outrider.gateway.generation import _Job
 from outrider.speculation import verification
 from outrider.target import events, judge, worker
+from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
 from outrider.target.worker import TargetWorker
 
@@ -41,6 +42,7 @@ class Planted(Enum):
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
     STREAM_END_FORGOTTEN = "a draft keeps the sequences of a router that is gone"
+    PAIRING_KEPT = "a target does not tell its draft that a sequence has ended"
     PREFIX_FORGOTTEN = "a failover opens without what was committed"
     RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
     WAKE_LOST = "a session is woken only once"
@@ -149,6 +151,15 @@ def _no_stream_end(shipped: Any) -> Any:
     return apply
 
 
+def _no_part(shipped: Any) -> Any:
+    def part(pairs: Any, found: Any, reason: Any) -> None:
+        if found.pairing is not None:
+            found.pairing.link.keys.pop(found.pairing.sequence_id, None)
+        found.pairing = None
+
+    return part
+
+
 def _no_prefix(shipped: Any) -> Any:
     def open_message(session: Any, sequence_id: int, speculation: Any) -> Any:
         message = shipped(session, sequence_id, speculation)
@@ -197,6 +208,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
+    Planted.PAIRING_KEPT: (Pairs, "_part", _no_part),
     Planted.PREFIX_FORGOTTEN: (Session, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (Course, "next_event", _wake_once),

@@ -136,9 +136,14 @@ class TargetProcess(Worker):
             partial(store.prefix_changed, name),
             make_steps=lambda shipped, deliver: self._make_steps(TargetLoop, shipped, deliver),
             clock=self.machine.clock,
+            connect=partial(network.channel, self.host),  # type: ignore[arg-type]
         )
         target_pb2_grpc.add_TargetServiceServicer_to_server(self.servicer, network.listen(self.host, address))
         store.register(self.host, info, address, self.servicer.load_message)
+
+    async def kill(self) -> None:
+        await super().kill()
+        await self.servicer.pairs.stop()
 
     def start_drain(self) -> None:
         self.draining = True
@@ -149,6 +154,7 @@ class TargetProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._sequences]
+        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs.open_keys]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

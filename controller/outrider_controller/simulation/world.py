@@ -203,6 +203,7 @@ def _close_within_s(schedule: Schedule) -> float | None:
 def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
     return RouterConfig(
         refresh_s=0.3,
+        pair_workers=schedule.pair_workers,
         policy=PolicyConfig(
             max_draft_tokens=schedule.max_draft_tokens,
             max_wait_us=schedule.max_wait_us,

@@ -54,7 +54,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._prefix_listener = prefix_listener
         self._outboxes: dict[int, _Outbox] = {}
         self._stream_ids = itertools.count(1)
-        event_loop = asyncio.get_running_loop()
+        self._event_loop = event_loop = asyncio.get_running_loop()
         self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
 
     async def __aenter__(self) -> DraftServicer:
@@ -104,12 +104,16 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await asyncio.gather(writer, return_exceptions=True)
 
     def _dispatch(self, report: Report) -> None:
-        self._metrics.observe(report, self.load)
-        if report.prefix_added or report.prefix_removed:
-            self._prefix_listener(report.prefix_added, report.prefix_removed)
         for stream, response in responses_of(report, self._clock()).items():
             if (outbox := self._outboxes.get(stream)) is not None:
                 self._put(outbox, response)
+        # Proposals are waited for, and leave before the rest is done.
+        self._event_loop.call_soon(self._note, report)
+
+    def _note(self, report: Report) -> None:
+        self._metrics.observe(report, self.load)
+        if report.prefix_added or report.prefix_removed:
+            self._prefix_listener(report.prefix_added, report.prefix_removed)
         if report.drained:
             self.drained.set()
 

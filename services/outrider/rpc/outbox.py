@@ -16,7 +16,8 @@ class Outbox(Generic[M]):
     """Messages of one stream, in order. Nothing is queued behind a write but what came during it.
 
     Within one message a worker applies opens first and closes last, so what is put for one sequence in the order
-    open, (drafts or commits, settings), close is applied in that order. What is put must not be changed afterwards.
+    open, (drafts or commits, settings), pairing, close is applied in that order. What is put must not be changed
+    afterwards.
     """
 
     def __init__(self, message_type: type[M], max_bytes: int) -> None:
@@ -34,6 +35,9 @@ class Outbox(Generic[M]):
 
     def close(self, closing: sequence.CloseSequence) -> None:
         self._put("closes", closing)
+
+    def pair(self: Outbox[target.VerifyRequest], pairing: target.PairSequence) -> None:
+        self._put("pairs", pairing)
 
     def put_draft(self: Outbox[target.VerifyRequest], item: sequence.Draft) -> None:
         self._put("drafts", item)

@@ -61,6 +61,16 @@ class OfferedDraft:
     def arrival(self) -> Arrival:
         return Arrival(self.serial, self.received_s)
 
+    @property
+    def num_positions(self) -> int:
+        """That it speaks of: of a tree, its depth."""
+        if not self.parents:
+            return len(self.token_ids)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths)
+
     def check(self, params: SamplingParams, mode: VerificationMode) -> None:
         """Raises InvalidField when ratio verification could not be exact with this draft."""
         if mode is not VerificationMode.RATIO or not self.token_ids:

@@ -6,17 +6,21 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
 import grpc
 
-from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.draft_link import Connect
 from outrider.target.events import DrainStarted, Event, StreamEnded
 from outrider.target.loop import MakeSteps, StepLoop
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
+from outrider.target.pairs import Pairs
 from outrider.target.report import Load, Report
+from outrider.target.sequence import SequenceKey
 from outrider.target.wire import events_of, response_of
 from outrider.target.worker import TargetWorker
 
@@ -41,7 +45,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         metrics: TargetMetrics | None = None,
         make_steps: MakeSteps = StepLoop,
         clock: Callable[[], float] = time.monotonic,
+        connect: Connect = create_channel,
     ) -> None:
+        """`connect`: to drafts that a router has this target talk to."""
         self.info = info
         self.drained = asyncio.Event()
         """Set once nothing is open and nothing will be."""
@@ -55,14 +61,16 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._clock = clock
         self._outboxes: dict[int, _Outbox] = {}
         self._streams = itertools.count(1)
-        event_loop = asyncio.get_running_loop()
+        self._event_loop = event_loop = asyncio.get_running_loop()
         self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
+        self.pairs = Pairs(limits, clock, self._steps.post, self._answer, connect)
 
     async def __aenter__(self) -> TargetServicer:
         self._steps.start()
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        await self.pairs.stop()
         await asyncio.to_thread(self._steps.stop)
 
     @property
@@ -107,24 +115,34 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         try:
             async for request in request_iterator:
                 self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
+                self.pairs.hear(stream, request)
         finally:
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])
+            self.pairs.stream_ended(stream)
             del self._outboxes[stream]
             writer.cancel()
             with suppress(asyncio.CancelledError, grpc.RpcError):
                 await writer
 
     def _dispatch(self, report: Report) -> None:
+        draftings = self.pairs.follow(report)
+        # What goes to drafts is waited for, and leaves before the rest is made.
+        self._event_loop.call_soon(self._tell, report, draftings)
+
+    def _tell(self, report: Report, draftings: Mapping[SequenceKey, sequence_pb2.Drafting]) -> None:
+        for stream, response in response_of(report, draftings).items():
+            self._answer(stream, response)
         if report.prefix_added or report.prefix_removed:
             self._prefix_listener(report.prefix_added, report.prefix_removed)
-        for stream, response in response_of(report).items():
-            if (outbox := self._outboxes.get(stream)) is not None:
-                outbox.put_nowait(response)
         if self._metrics is not None:
             self._metrics.observe(report, self.load)
         if self.load.drained:
             self.drained.set()
+
+    def _answer(self, stream: int, response: target_pb2.VerifyResponse) -> None:
+        if (outbox := self._outboxes.get(stream)) is not None:
+            outbox.put_nowait(response)
 
 
 async def _write(outbox: _Outbox, context: _Context) -> None:

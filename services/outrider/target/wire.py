@@ -5,7 +5,8 @@ A message about one sequence that cannot be followed becomes an event about that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from outrider.rpc import convert
 from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to_sequence_error
@@ -114,8 +115,10 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
     )
 
 
-def response_of(report: Report) -> dict[int, target_pb2.VerifyResponse]:
-    """One message for each stream that the report concerns."""
+def response_of(
+    report: Report, draftings: Mapping[SequenceKey, sequence_pb2.Drafting] = MappingProxyType({})
+) -> dict[int, target_pb2.VerifyResponse]:
+    """One message for each stream that the report concerns. `draftings`: what is to be said of paired drafts."""
     responses: dict[int, target_pb2.VerifyResponse] = {}
 
     def to(key: SequenceKey) -> target_pb2.VerifyResponse:
@@ -126,7 +129,7 @@ def response_of(report: Report) -> dict[int, target_pb2.VerifyResponse]:
         return responses[key.stream]
 
     for committed in report.commits:
-        to(committed.key).commits.append(_commit(committed))
+        to(committed.key).commits.append(_commit(committed, draftings.get(committed.key)))
     for failed in report.failures:
         to(failed.key).errors.append(_error(failed))
     for refused in report.refused_drafts:
@@ -134,7 +137,7 @@ def response_of(report: Report) -> dict[int, target_pb2.VerifyResponse]:
     return responses
 
 
-def _commit(committed: Committed) -> sequence_pb2.Commit:
+def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> sequence_pb2.Commit:
     outcome, times = committed.outcome, committed.times
     return sequence_pb2.Commit(
         sequence_id=committed.key.sequence_id,
@@ -152,6 +155,7 @@ def _commit(committed: Committed) -> sequence_pb2.Commit:
         rejected_token_ids=committed.rejected,
         draft_serial=committed.draft_serial,
         draft_queue_us=_us(times.draft_queue_s),
+        drafting=drafting,
     )
 
 

@@ -2,8 +2,9 @@
 
 Made to load a router, and to time it: whatever passes through is marked where it leaves and found again where it
 arrives, in one process and by one clock. Every target steps at a fixed rate, takes what drafts it has by then, and
-answers for all its sequences in one message; every draft answers so for all commits since its last step. A sequence is
-known by its prompt's first token.
+answers for all its sequences in one message; every draft answers so for all commits since its last step. A target that
+is to talk to a draft itself makes its guesses up: the router hears nothing of them either way. A sequence is known by
+its prompt's first token.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class _Row:
     max_draft_tokens: int
     draft_base: int = 0
     draft: list[int] = field(default_factory=list)
+    paired: bool = False
 
     @classmethod
     def of(cls, opening: sequence.OpenSequence) -> _Row:
@@ -99,11 +101,15 @@ class _Row:
 
 
 class PacedTarget(SimulatedTarget):
-    """Steps every `step_s`, waits for nothing."""
+    """Steps every `step_s`, waits for nothing. `accuracy` and `draft_step_s` are of the drafts that it talks to."""
 
-    def __init__(self, marks: Marks, *, step_s: float, **info: Any) -> None:
+    def __init__(
+        self, marks: Marks, *, step_s: float, accuracy: float = 0.0, draft_step_s: float = 0.0, **info: Any
+    ) -> None:
         super().__init__(step_s=step_s, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, **info)
         self._marks = marks
+        self._num_right = _lengths(accuracy)
+        self._draft_us = int(draft_step_s * 1e6)
 
     async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Any) -> None:  # type: ignore[override]
         rows: dict[int, _Row] = {}
@@ -126,6 +132,9 @@ class PacedTarget(SimulatedTarget):
         for setting in request.settings:
             if row := rows.get(setting.sequence_id):
                 row.max_draft_tokens = setting.speculation.max_draft_tokens
+        for pair in request.pairs:
+            if row := rows.get(pair.sequence_id):
+                row.paired = bool(pair.draft_address)
         for close in request.closes:
             rows.pop(close.sequence_id, None)
 
@@ -144,6 +153,8 @@ class PacedTarget(SimulatedTarget):
         reply = target_pb2.VerifyResponse(step_us=int(self.step_s * 1e6), batch_sequences=len(rows))
         now_s = time.monotonic()
         for sequence_id, row in list(rows.items()):
+            if row.paired:
+                row.draft_base, row.draft = row.length, _guess(self._num_right, row)
             draft = row.draft[row.length - row.draft_base :] if row.draft_base <= row.length else []
             draft = draft[: min(row.max_draft_tokens, row.end - row.length - 1)]
             truth = text_at(row.length, len(draft) + 1)
@@ -160,11 +171,24 @@ class PacedTarget(SimulatedTarget):
                 num_accepted=accepted,
                 rejected_token_ids=draft[accepted:],
                 finish_reason=sequence.FINISH_REASON_LENGTH if finished else sequence.FINISH_REASON_UNSPECIFIED,
+                drafting=self._drafting(len(draft)) if row.paired else None,
             )
             self._marks.committed(row.number, accepted + 1, now_s)
             if finished:
                 del rows[sequence_id]
         return reply
+
+    def _drafting(self, num_tokens: int) -> sequence.Drafting:
+        took_us = self._draft_us
+        return sequence.Drafting(
+            draft_us=took_us,
+            compute_us=took_us,
+            source="simulated",
+            wire_us=1,
+            answer_us=took_us + 1,
+            answer_compute_us=took_us,
+            answer_tokens=num_tokens,
+        )
 
 
 class PacedDraft(SimulatedDraft):
@@ -209,10 +233,7 @@ class PacedDraft(SimulatedDraft):
         reply = draft_pb2.DraftResponse()
         now_s = time.monotonic()
         for sequence_id, row in due.items():
-            tokens = text_at(row.length, row.max_draft_tokens)
-            right = self._num_right[row.length % _RING]
-            if right < len(tokens):
-                tokens[right] = _WRONG
+            tokens = _guess(self._num_right, row)
             reply.drafts.add(
                 sequence_id=sequence_id,
                 base_len=row.length,
@@ -224,6 +245,15 @@ class PacedDraft(SimulatedDraft):
             self._marks.drafted(row.number, row.length, now_s)
         due.clear()
         return reply
+
+
+def _guess(num_right: list[int], row: _Row) -> list[int]:
+    """What follows, as far as it is asked for, with the first mistake where `num_right` puts it."""
+    tokens = text_at(row.length, row.max_draft_tokens)
+    right = num_right[row.length % _RING]
+    if right < len(tokens):
+        tokens[right] = _WRONG
+    return tokens
 
 
 def _common(draft: list[int], truth: list[int]) -> int:

@@ -15,6 +15,7 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load_drafter
 from outrider.draft.process import serve as serve_draft
+from outrider.draft.service import DraftServicer
 from outrider.drafters import DrafterKind
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
@@ -26,12 +27,15 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
+from outrider.target.server import TargetServicer
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
 CONFIG = RouterConfig(
     refresh_s=0.05,
+    # Simulated targets talk to routers only.
+    pair_workers=False,
     cache_salt_key=b"test",
     policy=PolicyConfig(max_wait_us=20_000),
     failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2),
@@ -73,6 +77,8 @@ class Fleet:
     num_workers: int = 0
     loads: list[Callable[[], Any]] = field(default_factory=list)
     """Of real workers."""
+    targets: list[TargetServicer] = field(default_factory=list)
+    drafts: list[DraftServicer] = field(default_factory=list)
     config: RouterConfig = CONFIG
     router: RunningRouter | None = None
     stub: router_pb2_grpc.RouterServiceAsyncStub | None = None
@@ -136,8 +142,8 @@ async def fleet(metadata_url: str) -> AsyncIterator[Fleet]:
         yield Fleet(store, stack)
 
 
-@pytest.fixture
-async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
+@pytest.fixture(params=["paired", "through the router"])
+async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
     """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
     url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
     for _ in range(2):
@@ -146,6 +152,7 @@ async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
         life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
         await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
         fleet.loads.append(servicer.load_message)
+        fleet.targets.append(servicer)
     draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
     drafter = load_drafter(
         draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
@@ -154,9 +161,10 @@ async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
     life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
     await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
     fleet.loads.append(draft.load_message)
+    fleet.drafts.append(draft)
     fleet.num_workers = 3
     # All engines share this process: a draft may take its time.
-    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
+    await fleet.start(policy=PolicyConfig(max_wait_us=500_000), pair_workers=request.param == "paired")
     return fleet
 
 

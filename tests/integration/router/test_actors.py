@@ -20,7 +20,8 @@ from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuati
 @asynccontextmanager
 async def controller(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2"),
+        # Simulated targets talk to routers only.
+        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2", "--no-pair-workers"),
         stderr=asyncio.subprocess.PIPE,
     )
     try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
+from outrider.rpc.channel import create_channel
+from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
@@ -32,6 +35,51 @@ async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet, 
     assert len(drafted.rounds) < len(plain.rounds)
 
 
+@pytest.mark.parametrize("real_fleet", ["paired"], indirect=True)
+async def test_a_target_that_talks_to_its_draft_spares_the_router_what_they_say(real_fleet):
+    await real_fleet.ask(request(real_fleet))
+    heard = []
+    [router_link] = real_fleet.router.rounds.pools._drafts.values()
+    router_link._listener = replace(router_link._listener, replied=lambda link, reply: heard.append(reply))
+    answer = await real_fleet.ask(request(real_fleet, speculation=router.SPECULATION_MODE_ON))
+    assert answer.metrics.num_accepted_draft_tokens > 0
+    assert not heard
+    drafted = [r.timing for r in answer.rounds if r.num_drafted]
+    assert drafted
+    assert all(t.draft_us > 0 for t in drafted)
+    assert any(t.wire_us > 0 for t in drafted)
+
+
+@pytest.mark.parametrize("real_fleet", ["paired"], indirect=True)
+async def test_where_targets_reach_no_draft_the_router_goes_between(real_fleet):
+    for target in real_fleet.targets:
+        target.pairs._connect = lambda address: create_channel("127.0.0.1:1")
+    for _ in range(2):
+        answer = await real_fleet.ask(request(real_fleet, speculation=router.SPECULATION_MODE_ON))
+        assert len(answer.token_ids) == 60
+        assert answer.metrics.num_accepted_draft_tokens > 0
+    # Once for each target at most: the router remembers.
+    assert 1 <= real_fleet.counter("outrider_fallback_total", reason="draft_unreachable") <= 2
+
+
+@pytest.mark.parametrize("real_fleet", ["paired"], indirect=True)
+async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet):
+    plain = await real_fleet.ask(request(real_fleet, speculation=router.SPECULATION_MODE_OFF))
+    links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
+    assert not links
+    tokens, broken = [], False
+    async for response in real_fleet.call(request(real_fleet, speculation=router.SPECULATION_MODE_ON)):
+        tokens += response.token_ids
+        links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
+        if links and response.num_drafted and not broken:
+            broken = True
+            links[0]._task.cancel()
+            links[0]._ended(links[0], Unavailable("the connection broke", reason="DRAFT_GONE"))
+    assert broken
+    assert tokens == plain.token_ids
+    assert real_fleet.counter("outrider_fallback_total", reason="draft_lost") == 1
+
+
 async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
     hot = sequence.Sampling(temperature=0.8, top_p=0.95)
     answer = await real_fleet.ask(request(real_fleet, sampling=hot, speculation=router.SPECULATION_MODE_ON))
@@ -41,7 +89,8 @@ async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
 
 
 async def test_thirty_two_streams_leave_no_task_and_no_block_behind(real_fleet, eventually):
-    await real_fleet.ask(request(real_fleet))
+    # So many that both targets have a connection to the draft, which stays.
+    await asyncio.gather(*(real_fleet.ask(request(real_fleet)) for _ in range(8)))
 
     def all_free():
         return all(load().num_free_blocks == ENGINE.num_blocks for load in real_fleet.loads)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from outrider.rpc.outbox import Outbox
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider_controller.router.outbox import Outbox
 
 
 def outbox(max_bytes: int = 1 << 20) -> Outbox[target_pb2.VerifyRequest]:

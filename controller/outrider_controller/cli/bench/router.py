@@ -69,7 +69,7 @@ class Row:
         if self.router_cores > _MAX_CORES:
             found.append(f"{self.sequences} sequences: the router took {self.router_cores:.2f} cores")
         for way in ("to_client_ms", "to_target_ms"):
-            if self.measured[way]["p99"] > _MAX_P99_MS:
+            if way in self.measured and self.measured[way]["p99"] > _MAX_P99_MS:
                 found.append(f"{self.sequences} sequences: {way} p99 is {self.measured[way]['p99']:.1f}")
         return found
 
@@ -89,24 +89,36 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     "--sequences", default="10,100,1000", show_default=True, callback=_numbers, metavar="N,N,…", help="At once."
 )
 @click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each measurement.")
+@click.option(
+    "--pair-workers/--no-pair-workers",
+    default=True,
+    show_default=True,
+    help="Targets talk to drafts themselves, or through the router.",
+)
 @json_file_option
-def router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
+def router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
     """What does the router cost, and what does it add?
 
     A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
     that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
     commits from target to gateway and of drafts to the target, by one clock, with gRPC at both ends.
     """
-    return run_async(_router(sequences, seconds, json_file))
+    return run_async(_router(sequences, seconds, pair_workers, json_file))
 
 
-async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
-    rows = [Row(one) for one in await measured(sequences, seconds)]
+async def _router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
+    rows = [Row(one) for one in await measured(sequences, seconds, pair_workers)]
     problems = [problem for row in rows for problem in row.problems()] + growth(rows)
     click.echo(_table(rows))
     for problem in problems:
         click.echo(problem)
-    body = {"holds": not problems, "problems": problems, "loads": [_json(row) for row in rows], "hardware": hardware()}
+    body = {
+        "holds": not problems,
+        "problems": problems,
+        "pair_workers": pair_workers,
+        "loads": [_json(row) for row in rows],
+        "hardware": hardware(),
+    }
     write_json(json_file, "bench-router", body)
     return ExitCode.ERROR if problems else ExitCode.OK
 
@@ -120,12 +132,12 @@ def growth(rows: list[Row]) -> list[str]:
     return [f"the cost of a token grows: {costs[0]}, {costs[1]}"]
 
 
-async def measured(sequences: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
+async def measured(sequences: tuple[int, ...], seconds: float, pair_workers: bool = True) -> list[dict[str, Any]]:
     """Raises CommandError, ProcessFailed."""
     cores = sorted(os.sched_getaffinity(0))
     router_core, fleet_core = cores[0], cores[-1]
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
-        async with _router_process(Path(directory), fleet_core) as metadata_url:
+        async with _router_process(Path(directory), fleet_core, pair_workers) as metadata_url:
             note(f"router on core {router_core}, fleet on core {fleet_core}")
             given = {
                 "metadata_url": metadata_url,
@@ -136,7 +148,7 @@ async def measured(sequences: tuple[int, ...], seconds: float) -> list[dict[str,
 
 
 @asynccontextmanager
-async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
+async def _router_process(directory: Path, core: int, pair_workers: bool) -> AsyncIterator[str]:
     """One router as `outrider up` runs it, in an actor. Ray's own daemons keep to `core`. Yields the metadata URL."""
     try:
         redis = EmbeddedServer.start(directory)
@@ -144,7 +156,9 @@ async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
         raise CommandError(str(error)) from error
     with redis:
         control = f"127.0.0.1:{Ports().claim()}"
-        argv = (sys.executable, "-m", "outrider_controller", "--metadata", redis.url, "--control-listen", control)
+        flags = () if pair_workers else ("--no-pair-workers",)
+        flags = ("--metadata", redis.url, "--control-listen", control, *flags)
+        argv = (sys.executable, "-m", "outrider_controller", *flags)
         process = ManagedProcess(ProcessSpec("controller", argv, control, cores=(core,)), directory / "controller.log")
         try:
             await process.start()
@@ -179,6 +193,10 @@ def _json(row: Row) -> dict[str, Any]:
     return {**row.measured, **{name: round(getattr(row, name), 4) for name in names}, "messages_per_step": per_step}
 
 
+def _ms(latency: dict[str, float] | None, percentile: str) -> str:
+    return "-" if latency is None else f"{latency[percentile]:.2f}"
+
+
 def _table(rows: list[Row]) -> str:
     header = ["SEQUENCES", "TARGETS", "DRAFTS", "STEPS/S EACH", "TOKENS/S", "ROUTER CORES", "µS/TOKEN"]
     header += ["TO CLIENT P50 MS", "P99", "TO TARGET P50 MS", "P99", "FLEET CORES"]
@@ -191,7 +209,7 @@ def _table(rows: list[Row]) -> str:
             f"{row.measured['tokens'] / row.measured['window_s']:.0f}",
             f"{row.router_cores:.2f}",
             f"{row.us_per_token:.1f}",
-            *(f"{row.measured[way][p]:.2f}" for way in ("to_client_ms", "to_target_ms") for p in ("p50", "p99")),
+            *(_ms(row.measured.get(way), p) for way in ("to_client_ms", "to_target_ms") for p in ("p50", "p99")),
             f"{row.fleet_cores:.2f}",
         ]
         for row in rows

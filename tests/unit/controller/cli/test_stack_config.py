@@ -47,10 +47,12 @@ def test_the_processes_of_one_target_borrow_nothing():
     assert flag(spec, "--prefill-threads") is None
 
 
-def test_what_passes_drafts_on_goes_before_what_drafts_and_both_before_all_else():
-    planned = Planner(StackConfig(pin=True, realtime=True), Path("/m"), "redis://x", [0, 1]).plan(Ports())
-    found = [flag(spec, "--realtime-priority") for spec in (planned.controller, *planned.drafts)]
-    assert found == ["2", "1"]
+@pytest.mark.parametrize("pair_workers", [True, False])
+def test_a_router_goes_before_a_draft_where_it_passes_drafts_on_and_both_before_all_else(pair_workers):
+    config = StackConfig(pin=True, realtime=True, pair_workers=pair_workers)
+    planned = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    router, draft = (int(flag(spec, "--realtime-priority")) for spec in (planned.controller, *planned.drafts))
+    assert (draft > router > 0) if pair_workers else (router > draft > 0)
     assert [flag(spec, "--realtime-priority") for spec in (*planned.targets, planned.gateway)] == [None, None]
 
 

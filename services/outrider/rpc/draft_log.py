@@ -1,0 +1,116 @@
+"""Drafts on their way to being judged: which of them a round judged, and what those took. Pure.
+
+Kept by whoever hands drafts to a sequence's target: a router, or the target itself where it talks to the draft.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+MAX_US = 2**32 - 1
+
+
+@dataclass(slots=True, eq=False)
+class SentDraft:
+    """One message that proposed something."""
+
+    serial: int
+    epoch: int
+    base_len: int
+    end: int
+    at_us: int
+    """When it was handed on."""
+    draft_us: int
+    compute_us: int
+    wire_us: int
+    """Commit to draft worker and draft back."""
+    source: str
+
+
+@dataclass(slots=True)
+class DraftLog:
+    """Of one opening of one sequence on a target."""
+
+    _serial: int = 0
+    _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
+    """Committed length and time of what the draft was told last: which one it answers is told by where it begins."""
+    _sent: list[SentDraft] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """The sequence was opened on another target, which counts drafts anew."""
+        self._serial = 0
+        self._sent.clear()
+
+    def asked(self, committed_len: int, now_us: int) -> None:
+        """The draft was told of the tokens below `committed_len`: by an opening or a commit."""
+        self._asked.append((committed_len, now_us))
+
+    def number(self, draft: sequence.Draft) -> None:
+        """1, 2, …: by this a commit names it."""
+        self._serial += 1
+        draft.serial = self._serial
+
+    def add(self, draft: sequence.Draft, base_len: int, num_tokens: int, now_us: int) -> int:
+        """Remembers a numbered draft for the round that will judge it.
+
+        Returns how long ago it was asked for; 0 where nobody asked, or that is forgotten.
+        """
+        answer_us = 0 if draft.run_ahead else self._since_asked_us(base_len, now_us)
+        if num_tokens:
+            draft_us = draft.draft_us
+            wire_us = max(0, answer_us - draft_us)
+            end = base_len + num_tokens
+            self._sent.append(
+                SentDraft(
+                    *(draft.serial, draft.epoch, base_len, end, now_us, draft_us, draft.compute_us, wire_us),
+                    draft.source,
+                )
+            )
+        return answer_us
+
+    def take_judged(self, base_len: int, num_drafted: int, serial: int, committed_len: int) -> list[SentDraft]:
+        """What brought the drafted tokens of a round, in order; `serial`: of the last of them.
+
+        A draft is charged to the first round that judged a part of it. What the round left behind is forgotten too.
+        """
+        if not self._sent:
+            return []
+        judged = self._judged(base_len, base_len + num_drafted, serial) if num_drafted else []
+        self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in judged]
+        return judged
+
+    def _since_asked_us(self, base_len: int, now_us: int) -> int:
+        for committed_len, asked_us in reversed(self._asked):
+            if committed_len == base_len:
+                return now_us - asked_us
+        return 0
+
+    def _judged(self, base_len: int, end: int, serial: int) -> list[SentDraft]:
+        overlapping = [sent for sent in self._sent if sent.base_len < end and sent.end > base_len]
+        if len(overlapping) == 1 and overlapping[0].serial == serial:
+            return overlapping
+        last = next((sent for sent in self._sent if sent.serial == serial), None)
+        if last is None:
+            return overlapping
+        return [sent for sent in overlapping if sent.serial <= serial and sent.epoch == last.epoch]
+
+
+def drafted_us(judged: Sequence[SentDraft]) -> tuple[int, int, int]:
+    """What they took their draft, of that the time in which it worked on them, and what the last answer spent on its
+    way. Each fits a message.
+    """
+    draft_us = compute_us = wire_us = 0
+    for sent in judged:
+        draft_us += sent.draft_us
+        compute_us += sent.compute_us
+        wire_us = sent.wire_us or wire_us
+    return clamp_us(draft_us), clamp_us(compute_us), clamp_us(wire_us)
+
+
+def clamp_us(value_us: int) -> int:
+    """Into what a message can hold."""
+    return value_us if 0 <= value_us <= MAX_US else max(0, min(value_us, MAX_US))

@@ -1,0 +1,98 @@
+"""The connection to one draft worker that a target talks to itself: one channel, one stream, one outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from outrider.rpc.errors import Unavailable
+from outrider.rpc.outbox import Outbox
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
+from outrider.target.sequence import SequenceKey
+
+Connect = Callable[[str], grpc.aio.Channel]
+"""A channel to HOST:PORT. Connects when first used."""
+
+UNREACHABLE = "DRAFT_UNREACHABLE"
+"""Reason of an end before there was a connection."""
+
+_CONNECT_TIMEOUT_S = 2.0
+_MAX_MESSAGE_BYTES = 1 << 20
+
+
+class DraftLink:
+    """From the first sequence paired with the worker until its stream ends. It does not reconnect: a router that wants
+    this worker again says so, and gets a new link."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        connect: Connect,
+        replied: Callable[[DraftLink, draft_pb2.DraftResponse], None],
+        ended: Callable[[DraftLink, Unavailable], None],
+    ) -> None:
+        """Begins to connect. Both listeners are called in the event loop and must neither raise nor block; `ended` is
+        called once, unless the link is stopped."""
+        self.worker_id = worker_id
+        self.address = address
+        self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, _MAX_MESSAGE_BYTES)
+        self.keys: dict[int, SequenceKey] = {}
+        """What is open there, by the id that it has there."""
+        self._connect = connect
+        self._replied = replied
+        self._ended = ended
+        self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        reason = UNREACHABLE
+        try:
+            async with self._connect(self.address) as channel:
+                stub = draft_pb2_grpc.DraftServiceStub(channel)
+                reply = await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+                reason = "DRAFT_GONE"
+                problem = "another worker answers at its address"
+                if reply.info.worker_id == self.worker_id:
+                    problem = await self._serve(stub.Draft())
+        except grpc.RpcError as error:
+            problem = (error.details() if isinstance(error, grpc.aio.AioRpcError) else "") or "the connection broke"
+        self._ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
+
+    async def _serve(self, call: Any) -> str:
+        """Reads and writes until one of the two ends, then ends both. Returns why."""
+        tasks = [
+            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
+            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            call.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, call: Any) -> str:
+        while True:
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                return await call.details() or "its stream ended"
+            self._replied(self, reply)
+
+    async def _write(self, call: Any) -> str:
+        while True:
+            message = await self.outbox.take()
+            try:
+                await call.write(message)
+            except asyncio.InvalidStateError:
+                return "its stream ended while writing"

@@ -1,0 +1,254 @@
+"""Sequences whose draft this target talks to itself, in the router's stead: one way there and one back, not two.
+
+A router still decides who drafts, how far, and what follows when a draft fails. Lives in the event loop, between the
+routers' streams and the worker: a commit leaves for the draft when it leaves for the router, and a draft becomes the
+event that it would have been had a router brought it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.rpc.channel import create_channel
+from outrider.rpc.draft_log import DraftLog, clamp_us, drafted_us
+from outrider.rpc.errors import InvalidRequest, OutriderError, Unavailable, to_sequence_error
+from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
+from outrider.speculation import InvalidField
+from outrider.target.commit import Finish
+from outrider.target.draft_link import Connect, DraftLink
+from outrider.target.events import Event, Offered
+from outrider.target.opening import Limits
+from outrider.target.report import Committed, Report
+from outrider.target.sequence import SequenceKey
+from outrider.target.wire import draft_of
+
+
+@dataclass(slots=True)
+class _Pairing:
+    """One sequence, open at one draft."""
+
+    link: DraftLink
+    sequence_id: int
+    told: tuple[int, int, int]
+    """What of its settings concerns a draft, as it heard it last."""
+    log: DraftLog = field(default_factory=DraftLog)
+    spoke: bool = False
+    """Since the last commit, and what of it was an answer to one."""
+    answer_us: int = 0
+    answer_compute_us: int = 0
+    answer_tokens: int = 0
+
+    def hear(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
+        answer_us = self.log.add(draft, draft.base_len, num_positions, now_us)
+        self.spoke = True
+        if answer_us:
+            self.answer_us, self.answer_tokens = clamp_us(answer_us), num_positions
+            self.answer_compute_us = draft.compute_us
+
+    def take_drafting(self, committed: Committed) -> sequence_pb2.Drafting | None:
+        """What is to be told of it with this commit, if anything."""
+        base_len, outcome = committed.base_len, committed.outcome
+        judged = self.log.take_judged(
+            *(base_len, outcome.num_drafted, committed.draft_serial, base_len + len(outcome.token_ids))
+        )
+        if not (judged or self.spoke):
+            return None
+        draft_us, compute_us, wire_us = drafted_us(judged)
+        drafting = sequence_pb2.Drafting(
+            draft_us=draft_us,
+            compute_us=compute_us,
+            wire_us=wire_us,
+            source=judged[-1].source if judged else "",
+            answer_us=self.answer_us,
+            answer_compute_us=self.answer_compute_us,
+            answer_tokens=self.answer_tokens,
+        )
+        self.spoke, self.answer_us, self.answer_compute_us, self.answer_tokens = False, 0, 0, 0
+        return drafting
+
+
+@dataclass(slots=True)
+class _Open:
+    """One sequence that is open here."""
+
+    opening: sequence_pb2.OpenSequence
+    """As a draft would have to hear it now: with all that was committed, and the settings in force."""
+    pairing: _Pairing | None = None
+
+    @property
+    def committed_len(self) -> int:
+        return len(self.opening.prompt_token_ids) + len(self.opening.committed_token_ids)
+
+
+class Pairs:
+    """Of one target, for all its routers."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        post: Callable[[list[Event]], None],
+        answer: Callable[[int, target_pb2.VerifyResponse], None],
+        connect: Connect = create_channel,
+    ) -> None:
+        """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits."""
+        self._limits = limits
+        self._clock = clock
+        self._post = post
+        self._answer = answer
+        self._connect = connect
+        self._open: dict[SequenceKey, _Open] = {}
+        self._links: dict[tuple[str, str], DraftLink] = {}
+
+    async def stop(self) -> None:
+        links = list(self._links.values())
+        self._links.clear()
+        await asyncio.gather(*(link.stop() for link in links))
+
+    @property
+    def open_keys(self) -> list[SequenceKey]:
+        return list(self._open)
+
+    def hear(self, stream: int, request: target_pb2.VerifyRequest) -> None:
+        """What a router says that concerns drafts too."""
+        for opening in request.opens:
+            # What is open already is an error, which ends it.
+            self._open.setdefault(SequenceKey(stream, opening.sequence_id), _Open(opening))
+        for setting in request.settings:
+            self._set(SequenceKey(stream, setting.sequence_id), setting.speculation)
+        for pair in request.pairs:
+            self._pair(SequenceKey(stream, pair.sequence_id), pair)
+        for close in request.closes:
+            self._close(SequenceKey(stream, close.sequence_id), close.reason)
+
+    def stream_ended(self, stream: int) -> None:
+        for key in [key for key in self._open if key.stream == stream]:
+            self._close(key, sequence_pb2.CLOSE_REASON_CANCELLED)
+
+    def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.Drafting]:
+        """Tells drafts what was committed and what has ended; returns what their routers are to hear of them."""
+        draftings = {}
+        for committed in report.commits:
+            if (drafting := self._commit(committed)) is not None:
+                draftings[committed.key] = drafting
+        for failed in report.failures:
+            self._close(failed.key, sequence_pb2.CLOSE_REASON_MOVED)
+        return draftings
+
+    def _commit(self, committed: Committed) -> sequence_pb2.Drafting | None:
+        key, outcome = committed.key, committed.outcome
+        found = self._open.get(key)
+        if found is None:
+            return None
+        pairing = found.pairing
+        if outcome.finish is not Finish.NONE:
+            self._close(key, sequence_pb2.CLOSE_REASON_FINISHED)
+        else:
+            found.opening.committed_token_ids.extend(outcome.token_ids)
+            if pairing is not None:
+                pairing.link.outbox.put_commit(
+                    sequence_pb2.Commit(
+                        sequence_id=pairing.sequence_id, base_len=committed.base_len, token_ids=outcome.token_ids
+                    )
+                )
+                pairing.log.asked(committed.base_len + len(outcome.token_ids), self._now_us())
+        return pairing.take_drafting(committed) if pairing is not None else None
+
+    def _set(self, key: SequenceKey, speculation: sequence_pb2.Speculation) -> None:
+        found = self._open.get(key)
+        if found is None:
+            return
+        found.opening.speculation.CopyFrom(speculation)
+        pairing, told = found.pairing, _told(speculation)
+        if pairing is not None and pairing.told != told:
+            pairing.told = told
+            pairing.link.outbox.set(
+                sequence_pb2.SetSpeculation(sequence_id=pairing.sequence_id, speculation=speculation)
+            )
+
+    def _pair(self, key: SequenceKey, message: target_pb2.PairSequence) -> None:
+        found = self._open.get(key)
+        if found is None:
+            return
+        self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
+        if not message.draft_address:
+            return
+        link, sequence_id = self._link(message), message.draft_sequence_id
+        if sequence_id in link.keys:
+            error = to_sequence_error(sequence_id, InvalidRequest("pairs.draft_sequence_id", "already open"))
+            self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
+            return
+        found.pairing = pairing = _Pairing(link, sequence_id, _told(found.opening.speculation))
+        link.keys[sequence_id] = key
+        opening = sequence_pb2.OpenSequence()
+        opening.CopyFrom(found.opening)
+        opening.sequence_id = sequence_id
+        link.outbox.open(opening)
+        pairing.log.asked(found.committed_len, self._now_us())
+
+    def _link(self, message: target_pb2.PairSequence) -> DraftLink:
+        name = message.draft_worker_id, message.draft_address
+        if name not in self._links:
+            self._links[name] = DraftLink(*name, self._connect, self._replied, self._link_ended)
+        return self._links[name]
+
+    def _close(self, key: SequenceKey, reason: sequence_pb2.CloseReason.ValueType) -> None:
+        if (found := self._open.pop(key, None)) is not None:
+            self._part(found, reason)
+
+    def _part(self, found: _Open, reason: sequence_pb2.CloseReason.ValueType) -> None:
+        pairing, found.pairing = found.pairing, None
+        if pairing is None:
+            return
+        del pairing.link.keys[pairing.sequence_id]
+        pairing.link.outbox.close(sequence_pb2.CloseSequence(sequence_id=pairing.sequence_id, reason=reason))
+
+    # -- what drafts say
+
+    def _replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
+        now_s = self._clock()
+        offered: list[Event] = []
+        for draft in reply.drafts:
+            # A late one, about what has ended, finds nothing.
+            if (key := link.keys.get(draft.sequence_id)) is None or (pairing := self._open[key].pairing) is None:
+                continue
+            pairing.log.number(draft)
+            try:
+                checked = draft_of(draft, self._limits, now_s)
+            except (InvalidField, OutriderError) as error:
+                self._lose(key, error)
+                continue
+            pairing.hear(draft, checked.num_positions, round(now_s * 1e6))
+            offered.append(Offered(key, checked))
+        if offered:
+            self._post(offered)
+        for message in reply.errors:
+            if (key := link.keys.get(message.sequence_id)) is not None:
+                self._lose(key, message)
+
+    def _link_ended(self, link: DraftLink, error: Unavailable) -> None:
+        self._links.pop((link.worker_id, link.address), None)
+        for key in list(link.keys.values()):
+            self._lose(key, error)
+
+    def _lose(self, key: SequenceKey, problem: InvalidField | OutriderError | sequence_pb2.SequenceError) -> None:
+        """The sequence goes on without its draft, and the router hears why."""
+        found = self._open[key]
+        assert found.pairing is not None
+        sequence_id = found.pairing.sequence_id
+        self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
+        if isinstance(problem, InvalidField):
+            problem = InvalidRequest(problem.field, problem.message)
+        if isinstance(problem, OutriderError):
+            problem = to_sequence_error(sequence_id, problem)
+        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[problem]))
+
+    def _now_us(self) -> int:
+        return round(self._clock() * 1e6)
+
+
+def _told(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:
+    """What of a setting concerns a draft."""
+    return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.num_alternatives

@@ -1,0 +1,291 @@
+"""A target that talks to drafts itself: what it says to them, what becomes of what they say, and how a pairing ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.target.commit import Finish, Outcome
+from outrider.target.events import Offered
+from outrider.target.opening import Limits
+from outrider.target.pairs import Pairs
+from outrider.target.report import Committed, Failed, Report
+from outrider.target.sequence import SequenceKey
+from outrider.target.times import Times
+from outrider.testing.network import Host, Network
+from outrider.testing.virtual_time import VirtualLoop, run_virtually
+
+LIMITS = Limits(vocab_size=1000, max_context_len=512, block_size=16, num_blocks=64)
+KEY = SequenceKey(7, 1)
+ADDRESS = "draft:7000"
+
+
+class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
+    """Writes down what it hears, and says what it is told to."""
+
+    def __init__(self) -> None:
+        self.heard: list[draft_pb2.DraftRequest] = []
+        self.context: Any = None
+        self.ended = False
+
+    async def GetInfo(self, request: object, context: object) -> draft_pb2.DraftServiceGetInfoResponse:
+        return draft_pb2.DraftServiceGetInfoResponse(info=worker_pb2.WorkerInfo(worker_id="d1"))
+
+    async def Draft(self, requests: Any, context: Any) -> None:
+        self.context = context
+        try:
+            async for request in requests:
+                self.heard.append(request)
+        finally:
+            self.ended = True
+
+    @property
+    def opens(self) -> list[sequence.OpenSequence]:
+        return [opening for request in self.heard for opening in request.opens]
+
+    @property
+    def commits(self) -> list[sequence.Commit]:
+        return [commit for request in self.heard for commit in request.commits]
+
+    @property
+    def settings(self) -> list[sequence.SetSpeculation]:
+        return [setting for request in self.heard for setting in request.settings]
+
+    @property
+    def closes(self) -> list[tuple[int, int]]:
+        return [(close.sequence_id, close.reason) for request in self.heard for close in request.closes]
+
+    async def say(self, *drafts: sequence.Draft, errors: Any = ()) -> None:
+        await self.context.write(draft_pb2.DraftResponse(drafts=drafts, errors=errors))
+        await asyncio.sleep(0.1)
+
+
+@dataclass
+class World:
+    draft: ScriptedDraft = field(default_factory=ScriptedDraft)
+    draft_host: Host = field(default_factory=lambda: Host("draft"))
+    network: Network = field(default_factory=lambda: Network(random.Random(0), (0.001, 0.002)))
+    events: list[Any] = field(default_factory=list)
+    answers: list[tuple[int, target_pb2.VerifyResponse]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        server = self.network.listen(self.draft_host, ADDRESS)
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self.draft, server)
+        connect: Any = partial(self.network.channel, Host("target"))
+        clock = asyncio.get_running_loop().time
+        answer = lambda stream, response: self.answers.append((stream, response))  # noqa: E731
+        self.pairs = Pairs(LIMITS, clock, self.events.extend, answer, connect)
+
+    async def hear(self, **request: Any) -> None:
+        self.pairs.hear(KEY.stream, target_pb2.VerifyRequest(**request))
+        await asyncio.sleep(0.1)
+
+    async def paired(self, **pair: Any) -> None:
+        await self.hear(opens=[opening()], pairs=[pairing(**pair)])
+
+    async def follow(self, *commits: Committed, failures: Any = ()) -> Any:
+        draftings = self.pairs.follow(Report(commits=list(commits), failures=list(failures)))
+        await asyncio.sleep(0.1)
+        return draftings.get(KEY)
+
+    @property
+    def faults(self) -> list[tuple[int, str]]:
+        return [(e.sequence_id, e.reason) for stream, answer in self.answers for e in answer.draft_errors]
+
+
+def opening(**fields: Any) -> sequence.OpenSequence:
+    given = {"sequence_id": KEY.sequence_id, "prompt_token_ids": [5, 6, 7], "committed_token_ids": [8]} | fields
+    return sequence.OpenSequence(**given, speculation=sequence.Speculation(max_draft_tokens=4))
+
+
+def pairing(**fields: Any) -> target_pb2.PairSequence:
+    given = {"sequence_id": KEY.sequence_id, "draft_address": ADDRESS, "draft_worker_id": "d1", "draft_sequence_id": 90}
+    return target_pb2.PairSequence(**(given | fields))
+
+
+def committed(base_len: int, tokens: list[int], *, drafted: int = 0, serial: int = 0, finish: Finish = Finish.NONE):
+    accepted = max(0, min(drafted, len(tokens) - 1))
+    outcome = Outcome(tokens, drafted, min(drafted, accepted + 1), accepted, finish)
+    return Committed(KEY, base_len, outcome, [], 0, serial, Times(), 0, 0)
+
+
+def guess(base_len: int, *tokens: int, **fields: Any) -> sequence.Draft:
+    return sequence.Draft(sequence_id=90, base_len=base_len, token_ids=tokens, draft_us=300, compute_us=200, **fields)
+
+
+def virtual(test: Any) -> Any:
+    """Runs it in virtual time, with a world of its own that is stopped at the end."""
+
+    def run() -> None:
+        async def main() -> None:
+            world = World()
+            try:
+                await test(world)
+            finally:
+                await world.pairs.stop()
+
+        run_virtually(main(), VirtualLoop())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@virtual
+async def test_a_draft_hears_the_opening_with_all_that_was_committed_meanwhile(world: World) -> None:
+    await world.hear(opens=[opening()])
+    assert await world.follow(committed(4, [9, 10])) is None
+    await world.hear(pairs=[pairing()])
+    assert [(o.sequence_id, list(o.committed_token_ids)) for o in world.draft.opens] == [(90, [8, 9, 10])]
+    await world.follow(committed(6, [11]))
+    assert [(c.sequence_id, c.base_len, list(c.token_ids)) for c in world.draft.commits] == [(90, 6, [11])]
+
+
+@virtual
+async def test_what_a_draft_says_is_offered_to_the_target_and_timed(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 20, 21, source="model"))
+    [event] = world.events
+    assert isinstance(event, Offered)
+    assert (event.key, event.draft.base_len, event.draft.token_ids, event.draft.serial) == (KEY, 4, (20, 21), 1)
+    said = await world.follow(committed(4, [20, 30], drafted=2, serial=1))
+    assert (said.draft_us, said.compute_us, said.source) == (300, 200, "model")
+    assert (said.answer_tokens, said.answer_compute_us) == (2, 200)
+    # Two ways of 1 to 2 ms, and the 0.1 s between the opening and the scripted answer.
+    assert 100_000 < said.answer_us < 106_000
+    assert said.wire_us == said.answer_us - 300
+    # Told once.
+    assert await world.follow(committed(6, [31])) is None
+
+
+@virtual
+async def test_a_guess_that_nobody_asked_for_is_no_answer(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 20, run_ahead=True))
+    said = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
+    assert (said.draft_us, said.wire_us, said.answer_us, said.answer_tokens) == (300, 0, 0, 0)
+
+
+@virtual
+async def test_a_tree_counts_as_deep_as_it_is(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 20, 21, 22, parents=[-1, -1, 0], confidence=[0.6, 0.3, 0.9]))
+    said = await world.follow(committed(4, [20, 22, 30], drafted=2, serial=1))
+    assert said.answer_tokens == 2
+
+
+@virtual
+async def test_only_what_concerns_a_draft_is_handed_on(world: World) -> None:
+    await world.paired()
+    for wait_us, most in ((100, 4), (200, 4), (200, 2)):
+        speculation = sequence.Speculation(max_draft_tokens=most, max_wait_us=wait_us)
+        await world.hear(settings=[sequence.SetSpeculation(sequence_id=KEY.sequence_id, speculation=speculation)])
+    assert [(s.sequence_id, s.speculation.max_draft_tokens) for s in world.draft.settings] == [(90, 2)]
+
+
+ENDS = {
+    "finished": (lambda w: w.follow(committed(4, [9], finish=Finish.STOP)), sequence.CLOSE_REASON_FINISHED),
+    "failed": (lambda w: w.follow(failures=[Failed(KEY, ValueError())]), sequence.CLOSE_REASON_MOVED),
+    "closed": (
+        lambda w: w.hear(closes=[sequence.CloseSequence(sequence_id=1, reason=sequence.CLOSE_REASON_DEADLINE)]),
+        sequence.CLOSE_REASON_DEADLINE,
+    ),
+    "unpaired": (lambda w: w.hear(pairs=[pairing(draft_address="")]), sequence.CLOSE_REASON_MOVED),
+    "paired anew": (lambda w: w.hear(pairs=[pairing(draft_sequence_id=91)]), sequence.CLOSE_REASON_MOVED),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_pairing_that_ends_is_closed_at_the_draft(end: str) -> None:
+    @virtual
+    async def scenario(world: World) -> None:
+        await world.paired()
+        act, reason = ENDS[end]
+        await act(world)
+        assert world.draft.closes == [(90, reason)]
+        # What the draft says after that concerns nobody.
+        await world.draft.say(guess(4, 20))
+        assert not world.events
+        assert not world.faults
+        # No commit goes there either.
+        await world.follow(committed(4, [9]))
+        assert not [c for c in world.draft.commits if c.sequence_id == 90]
+
+    scenario()
+
+
+@virtual
+async def test_a_router_that_is_gone_takes_its_pairings_with_it(world: World) -> None:
+    await world.paired()
+    world.pairs.stream_ended(KEY.stream)
+    await asyncio.sleep(0.1)
+    assert world.draft.closes == [(90, sequence.CLOSE_REASON_CANCELLED)]
+    assert not world.pairs.open_keys
+
+
+@virtual
+async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 5000))
+    [(stream, answer)] = world.answers
+    [error] = answer.draft_errors
+    assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids")
+    assert not world.events
+    assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
+    assert world.pairs.open_keys == [KEY], "the sequence itself goes on"
+
+
+@virtual
+async def test_what_a_draft_refuses_is_handed_to_the_router(world: World) -> None:
+    await world.paired()
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    await world.draft.say(errors=[sequence.SequenceError(sequence_id=90, code=code, reason="OVERLOADED")])
+    assert world.faults == [(90, "OVERLOADED")]
+
+
+@virtual
+async def test_a_draft_that_dies_is_gone_and_may_be_paired_again_when_it_is_back(world: World) -> None:
+    await world.paired()
+    for stream in list(world.draft_host.streams):
+        stream.break_off("reset")
+    await asyncio.sleep(0.1)
+    assert world.faults == [(90, "DRAFT_GONE")]
+    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    assert [o.sequence_id for o in world.draft.opens] == [90, 91]
+
+
+@virtual
+async def test_who_cannot_be_reached_was_never_there(world: World) -> None:
+    await world.paired(draft_address="nowhere:1")
+    await asyncio.sleep(5)
+    assert world.faults == [(90, "DRAFT_UNREACHABLE")]
+
+
+@virtual
+async def test_another_worker_at_the_address_is_not_the_one_that_was_meant(world: World) -> None:
+    await world.paired(draft_worker_id="d0")
+    assert world.faults == [(90, "DRAFT_GONE")]
+    assert not world.draft.opens
+
+
+@virtual
+async def test_an_id_is_open_at_a_draft_only_once(world: World) -> None:
+    await world.paired()
+    await world.hear(opens=[opening(sequence_id=2)], pairs=[pairing(sequence_id=2)])
+    [(_, answer)] = world.answers
+    assert answer.draft_errors[0].field == "pairs.draft_sequence_id"
+    assert len(world.draft.opens) == 1
+
+
+@virtual
+async def test_stopping_ends_the_streams(world: World) -> None:
+    await world.paired()
+    await world.pairs.stop()
+    await asyncio.sleep(0.1)
+    assert world.draft.ended
