@@ -1,8 +1,8 @@
 """What a draft does while its guess is judged: how far it guesses on, and whether it prepares for other outcomes. Pure.
 
 How far follows from times: as many tokens as it computes until the next commit can be there. Whether preparing pays
-does not: it spares the way there and back where it hits, and slows a target whose memory it shares. So rounds with and
-without it take turns, a few at a time, and most go the way that was faster lately.
+does not: where it hits it spares the way there and back, and has had time for longer guesses; but it slows a target
+whose memory it shares. So rounds with and without it take turns, a few at a time, and most go the way that was faster.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from statistics import median
 
 from outrider_controller.router.config import PolicyConfig
 
-# Forgetting per round of either way, so that both are known as of the same time: 200 rounds count.
-_KEEP = 0.995
+# Forgetting per round of either way, so that both are known as of the same time: 500 rounds count.
+_KEEP = 0.998
 # Rounds by which a way is known. With fewer it is tried.
 _ENOUGH = 16.0
-# The other way is taken where it is so much faster: less is chance, and every turn to it a message to both workers.
+# What a round brings differs by more than half from one to the next, so a way that is little known counts as though so
+# many rounds of the average had gone it too.
+_AVERAGE_ROUNDS = 50.0
+# Preparing is given up where it is so much slower: less is chance, and where nothing is shared it does not slow anyone.
 _CLEARLY = 1.02
 # The first rounds of a turn began with what was asked for before.
 _SETTLING = 2
@@ -33,10 +36,6 @@ class _Way:
     tokens: float = 0.0
     us: float = 0.0
 
-    @property
-    def speed(self) -> float:
-        return self.tokens / max(self.us, 1.0)
-
     def fade(self, keep: float) -> None:
         self.rounds *= keep
         self.tokens *= keep
@@ -50,8 +49,8 @@ class Preparing:
     _without: _Way = field(default_factory=_Way)
     _with: _Way = field(default_factory=_Way)
 
-    def took(self, prepares: bool, *, rounds: int, tokens: float, us: int) -> None:
-        """Some rounds, and the tokens to be expected of such."""
+    def took(self, prepares: bool, *, rounds: int, tokens: int, us: int) -> None:
+        """Some rounds, and the tokens that they brought."""
         keep = _KEEP**rounds
         self._without.fade(keep)
         self._with.fade(keep)
@@ -60,12 +59,20 @@ class Preparing:
         way.tokens += tokens
         way.us += us
 
-    def pays(self, prepares: bool) -> bool:
-        """Whether the next turn is one with it: as now, unless the other way is faster or less is known of it."""
-        now, other = (self._with, self._without) if prepares else (self._without, self._with)
-        if min(now.rounds, other.rounds) < _ENOUGH:
-            return (other.rounds < now.rounds) != prepares
-        return (other.speed > _CLEARLY * now.speed) != prepares
+    def pays(self) -> bool:
+        """Whether the next turn is one with it."""
+        if self._with.rounds < _ENOUGH:
+            return True
+        if self._without.rounds < _ENOUGH:
+            return False
+        return _CLEARLY * self._speed(self._with) >= self._speed(self._without)
+
+    def _speed(self, way: _Way) -> float:
+        """Tokens in a µs."""
+        share = _AVERAGE_ROUNDS / (self._with.rounds + self._without.rounds)
+        tokens = way.tokens + share * (self._with.tokens + self._without.tokens)
+        us = way.us + share * (self._with.us + self._without.us)
+        return tokens / max(us, 1.0)
 
 
 @dataclass(slots=True)
@@ -78,8 +85,8 @@ class Ahead:
     """How far beyond its guess it may go. Like `prepares` it changes from turn to turn only."""
     preparing: Preparing = field(default_factory=Preparing)
     _rounds: int = 0
-    """Of the turn, and the tokens to be expected of those that count, and their time."""
-    _tokens: float = 0.0
+    """Of the turn, and the tokens of those that count, and their time."""
+    _tokens: int = 0
     _us: int = 0
     _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
     """What the last ones took the draft, in µs, and their tokens."""
@@ -98,11 +105,10 @@ class Ahead:
             self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
 
-    def round(self, *, tokens: float, us: int, step_us: float, turnaround_us: int) -> None:
-        """One round in which the draft was at work, and the tokens to be expected of such a round.
+    def round(self, *, tokens: int, us: int, step_us: float, turnaround_us: int) -> None:
+        """One round in which the draft was at work, and the tokens that it brought.
 
-        Not those that it brought: they differ more from round to round than what is to be seen here. `step_us` and
-        `turnaround_us`: of late.
+        `step_us` and `turnaround_us`: of late.
         """
         self._rounds += 1
         if self._rounds <= _SETTLING:
@@ -140,8 +146,8 @@ class Ahead:
         self.run_ahead_tokens = min(self.config.run_ahead_tokens, math.ceil(free_us / max(self._token_us, 1.0)))
 
     def _turn(self) -> None:
-        prepares = self.config.num_alternatives > 0 and self.preparing.pays(self.prepares)
+        prepares = self.config.num_alternatives > 0 and self.preparing.pays()
         # Whoever goes on as before has nothing to settle.
         self._rounds = _SETTLING if prepares == self.prepares else 0
-        self._tokens, self._us = 0.0, 0
+        self._tokens, self._us = 0, 0
         self.prepares = prepares

@@ -139,8 +139,7 @@ class Pace:
         if self._asked:
             round_us = now_us - self._asked[-1][1]
             if self._turnarounds_us and not self.worth.resting:
-                expected = 1 + (self.accepted_per_step if num_drafted else 0)
-                self.ahead.round(tokens=expected, us=round_us, step_us=self.step_us, turnaround_us=self.turnaround_us)
+                self.ahead.round(tokens=num_tokens, us=round_us, step_us=self.step_us, turnaround_us=self.turnaround_us)
             if not self.insistent:
                 self._weigh(num_tokens, num_drafted, step_us, round_us)
             self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)

@@ -152,12 +152,24 @@ def test_settings_are_sent_when_they_change_noticeably_not_every_round():
     assert len(played(opened(), 200, drafted=5, accepted=2)) < 12
 
 
-def rounds(pace: Pace, number: int, *, turnaround_us: int, hit_us: int = 0, compute_us: int = 4_000) -> list[int]:
-    """Alternatives asked for in rounds of a 20 ms step and an answer of three tokens; with any `hit_us` shorter."""
+def rounds(
+    pace: Pace, number: int, *, turnaround_us: int, hit_us: int = 0, more: int = 0, compute_us: int = 4_000
+) -> list[int]:
+    """Alternatives asked for in rounds of a 20 ms step and an answer of three tokens; with any `hit_us` shorter, and
+    `more` tokens committed in every second one."""
     asked, now_us = [], 0
     for i in range(number):
-        now_us += 20_000 + turnaround_us - (hit_us if pace.sent.num_alternatives else 0)
-        pace.committed(100 + i, num_tokens=2, num_drafted=3, num_accepted=1, step_us=20_000, now_us=now_us)
+        prepares = pace.sent.num_alternatives > 0
+        now_us += 20_000 + turnaround_us - (hit_us if prepares else 0)
+        num_tokens = 2 + (more if prepares and i % 2 else 0)
+        pace.committed(
+            100 + i,
+            num_tokens=num_tokens,
+            num_drafted=3,
+            num_accepted=num_tokens - 1,
+            step_us=20_000,
+            now_us=now_us,
+        )
         pace.drafted(100 + i, now_us + turnaround_us, num_tokens=3, compute_us=compute_us)
         asked.append(pace.sent.num_alternatives)
     return asked
@@ -166,13 +178,20 @@ def rounds(pace: Pace, number: int, *, turnaround_us: int, hit_us: int = 0, comp
 def test_a_draft_prepares_for_other_outcomes_where_rounds_are_faster_with_that():
     pays, costs = Pace(CONFIG, 5, insistent=True), Pace(CONFIG, 5, insistent=True)
     for pace in (pays, costs):
-        assert pace.opened(5).num_alternatives == 0
+        assert pace.opened(5).num_alternatives == CONFIG.num_alternatives
     gained, lost = (
         rounds(pays, 300, turnaround_us=10_000, hit_us=3_000),
         rounds(costs, 300, turnaround_us=10_000, hit_us=-3_000),
     )
     assert set(gained) == set(lost) == {0, CONFIG.num_alternatives}, "both ways are tried"
     assert gained[100:].count(0) < 40 and lost[100:].count(CONFIG.num_alternatives) < 40
+
+
+def test_preparing_is_worth_the_tokens_that_it_brings_too():
+    pace = Pace(CONFIG, 5, insistent=True)
+    pace.opened(5)
+    asked = rounds(pace, 300, turnaround_us=10_000, hit_us=-3_000, more=1)
+    assert asked[100:].count(0) < 40
 
 
 def test_the_next_request_goes_on_the_faster_way():
