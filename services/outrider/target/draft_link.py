@@ -21,6 +21,10 @@ UNREACHABLE = "DRAFT_UNREACHABLE"
 """Reason of an end before there was a connection."""
 
 _CONNECT_TIMEOUT_S = 2.0
+# A worker of which nothing is heard for so long, while sequences are open there, is asked whether it is there. It may
+# rest, or compute for long; after so many questions without an answer it is given up.
+_SILENCE_S = 1.0
+_MAX_FAILED_PROBES = 2
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
@@ -44,6 +48,7 @@ class DraftLink:
         self.keys: dict[int, SequenceKey] = {}
         """What is open there, by the id that it has there."""
         self._connect = connect
+        self._heard = False
         self._replied = replied
         self._ended = ended
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
@@ -62,16 +67,17 @@ class DraftLink:
                 reason = "DRAFT_GONE"
                 problem = "another worker answers at its address"
                 if reply.info.worker_id == self.worker_id:
-                    problem = await self._serve(stub.Draft())
+                    problem = await self._serve(stub, stub.Draft())
         except grpc.RpcError as error:
             problem = (error.details() if isinstance(error, grpc.aio.AioRpcError) else "") or "the connection broke"
         self._ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
 
-    async def _serve(self, call: Any) -> str:
-        """Reads and writes until one of the two ends, then ends both. Returns why."""
+    async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub, call: Any) -> str:
+        """Reads, writes and watches until one of the three ends, then ends all. Returns why."""
         tasks = [
             asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
             asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
+            asyncio.create_task(self._watch(stub), name=f"watch {self.worker_id}"),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +93,7 @@ class DraftLink:
             reply = await call.read()
             if reply is grpc.aio.EOF:
                 return await call.details() or "its stream ended"
+            self._heard = True
             self._replied(self, reply)
 
     async def _write(self, call: Any) -> str:
@@ -96,3 +103,18 @@ class DraftLink:
                 await call.write(message)
             except asyncio.InvalidStateError:
                 return "its stream ended while writing"
+
+    async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> str:
+        failed = 0
+        while failed < _MAX_FAILED_PROBES:
+            self._heard = False
+            await asyncio.sleep(_SILENCE_S)
+            if self._heard or not self.keys:
+                failed = 0
+                continue
+            try:
+                await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_SILENCE_S)
+                failed = 0
+            except grpc.RpcError:
+                failed += 1
+        return "it is silent, and does not answer"

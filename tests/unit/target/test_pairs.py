@@ -275,6 +275,17 @@ async def test_another_worker_at_the_address_is_not_the_one_that_was_meant(world
 
 
 @virtual
+async def test_a_draft_that_is_silent_and_does_not_answer_is_given_up(world: World) -> None:
+    await world.paired()
+    # Silent alone is what a draft at rest is.
+    await asyncio.sleep(10)
+    assert not world.faults
+    world.draft_host.silent_until_s = asyncio.get_running_loop().time() + 60
+    await asyncio.sleep(5)
+    assert world.faults == [(90, "DRAFT_GONE")]
+
+
+@virtual
 async def test_an_id_is_open_at_a_draft_only_once(world: World) -> None:
     await world.paired()
     await world.hear(opens=[opening(sequence_id=2)], pairs=[pairing(sequence_id=2)])
