@@ -170,10 +170,12 @@ def summary(found: dict[str, list[Decoded]]) -> dict[str, Any]:
     arms = {arm: _arm(decoded) for arm, decoded in found.items()}
     texts = [[d.token_ids for d in decoded] for decoded in found.values()]
     over_one = arms["apart"]["round_ms"] / arms["one"]["round_ms"]
+    in_step_over_one = arms["in step"]["round_ms"] / arms["one"]["round_ms"]
     over_step = arms["apart"]["tokens_per_second"] / arms["in step"]["tokens_per_second"]
     return {
         "holds": over_one <= _MOST_OVER_ONE_PROCESS and over_step >= _LEAST_OVER_IN_STEP,
         "round_over_one_process": round(over_one, 4),
+        "in_step_over_one_process": round(in_step_over_one, 4),
         "speed_over_in_step": round(over_step, 4),
         "texts_equal": sum(len(set(three)) == 1 for three in zip(*texts, strict=True)),
         "num_prompts": len(texts[0]),
@@ -199,7 +201,8 @@ def _table(result: dict[str, Any]) -> str:
     table = columns(["ROUNDS", "TOKENS/S", "TOKENS/ROUND", "MS A ROUND"], rows)
     return (
         f"{table}\n\n"
-        f"A round apart / in one process: {result['round_over_one_process']:.2f} (at most {_MOST_OVER_ONE_PROCESS})\n"
+        f"A round apart / in one process: {result['round_over_one_process']:.2f} (at most {_MOST_OVER_ONE_PROCESS}), "
+        f"in step {result['in_step_over_one_process']:.2f}\n"
         f"Ahead / in step: {result['speed_over_in_step']:.2f} (at least {_LEAST_OVER_IN_STEP})\n"
         f"{result['texts_equal']} of {result['num_prompts']} texts equal in all three."
     )

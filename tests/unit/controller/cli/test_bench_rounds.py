@@ -21,6 +21,7 @@ def test_a_round_is_held_against_one_process_and_speed_against_rounds_in_step(
     result = summary({arm: [decoded(21, 10, seconds)] * 2 for arm, seconds in times.items()})
     assert result["holds"] is holds
     assert result["round_over_one_process"] == pytest.approx(apart_s / one_s, abs=1e-4)
+    assert result["in_step_over_one_process"] == pytest.approx(in_step_s / one_s, abs=1e-4)
     assert result["speed_over_in_step"] == pytest.approx(in_step_s / apart_s, abs=1e-2)
     assert result["arms"]["apart"]["tokens_per_round"] == 2.0
     assert result["texts_equal"] == 2
