@@ -1,4 +1,5 @@
-"""The pump: commits from targets go to clients and drafts, drafts go to targets, and what breaks is opened elsewhere.
+"""The pump: commits from targets go to clients, and what breaks is opened elsewhere. Where a target does not talk to
+its draft itself, commits go to drafts and drafts to targets too.
 
 Replies are handled where they arrive, without waiting and without waking a task: all that one engine step says goes out
 in one message to each draft and to each gateway. Only the search for another worker waits, in the task of the request

@@ -50,7 +50,7 @@ def trace_command(
     stale      drafted tokens dropped since: late, or after a wrong guess
     wait       the target held the request back for a draft
     draft      drafting what was judged (d-queue: before that, in line)
-    wire       messages on their way between router and workers
+    wire       messages on their way between workers, and the router
     queue      the target was busy with others
     verify     the step that judged, with its whole batch
 
