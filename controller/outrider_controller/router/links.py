@@ -234,20 +234,22 @@ class WorkerLink(Generic[M, R]):
             if silent_s < self._failover.stall_after_s:
                 failed = 0
                 continue
-            if silent_s > self._failover.max_silence_s:
+            # Of those that others hear nothing comes here, also when all is well: then any answer will do.
+            others_hear = self.open_sequences <= self.paired_sequences
+            if silent_s > self._failover.max_silence_s and not others_hear:
                 raise LinkDown(f"silent for {silent_s:.0f} s")
-            failed = 0 if await self._healthy(health) else failed + 1
-            if not failed and self.open_sequences <= self.paired_sequences:
+            failed = 0 if await self._healthy(health, any_answer=others_hear) else failed + 1
+            if not failed and others_hear:
                 self._heard_s = self._clock()
             if failed >= self._failover.max_failed_probes:
                 raise LinkDown(f"silent for {silent_s:.1f} s and not healthy")
 
-    async def _healthy(self, health: Any) -> bool:
+    async def _healthy(self, health: Any, *, any_answer: bool = False) -> bool:
         try:
             reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=self._failover.probe_timeout_s)
         except grpc.RpcError:
             return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        return any_answer or bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _problem(error: Exception) -> str:

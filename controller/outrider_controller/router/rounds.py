@@ -47,6 +47,8 @@ from outrider_controller.router.worth import Standing
 _MAX_TENANTS = 1024
 # Connections that came and went are among them.
 _MAX_APART = 1024
+# Until it is tried again.
+_APART_S = 60.0
 
 
 class Rounds:
@@ -77,8 +79,8 @@ class Rounds:
         self._ended = asyncio.Event()
         self._by_target: dict[int, Course] = {}
         self._by_draft: dict[int, Course] = {}
-        self._apart: OrderedDict[tuple[LinkKey, LinkKey], None] = OrderedDict()
-        """Targets and drafts of which one cannot reach the other."""
+        self._apart: OrderedDict[tuple[LinkKey, LinkKey], float] = OrderedDict()
+        """Targets that could not reach a draft, and when."""
         self._standings: dict[str, dict[str, Standing]] = {}
         """Of drafts, by worker and tenant."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
@@ -333,7 +335,10 @@ class Rounds:
     def _pairs_with(self, course: Course, draft: DraftLink) -> TargetOpening | None:
         """The target that is to talk to this draft itself, if one is."""
         target = course.target
-        if target is None or not self._config.pair_workers or (target.link.key, draft.key) in self._apart:
+        if target is None or not self._config.pair_workers:
+            return None
+        found_s = self._apart.get((target.link.key, draft.key))
+        if found_s is not None and asyncio.get_running_loop().time() - found_s < _APART_S:
             return None
         return target
 
@@ -521,12 +526,13 @@ class Rounds:
         why = str(from_sequence_error(error))
         if error.reason == "DRAFT_UNREACHABLE":
             # Nothing is known against it: what the two say to each other goes through here.
-            self._apart[target.key, course.draft.link.key] = None
+            self._apart[target.key, course.draft.link.key] = asyncio.get_running_loop().time()
             if len(self._apart) > _MAX_APART:
                 self._apart.popitem(last=False)
             self._part(course, why)
         elif error.reason == "DRAFT_GONE":
-            self._lose_draft(course, why, Loss.WORKER)
+            # Their connection broke. Whether the worker is there, its own link to this router tells.
+            self._lose_draft(course, why, Loss.WORKER, avoid=not course.draft.link.up)
         else:
             self._lose_draft(course, why, Loss.MALFORMED if error.field else Loss.ERROR)
 
@@ -536,12 +542,13 @@ class Rounds:
             self._lose_draft(self._by_draft[sequence_id], link.problem, Loss.WORKER)
         self.pools.notify()
 
-    def _lose_draft(self, course: Course, why: str, loss: Loss) -> None:
-        """The target decodes plainly from now on; another draft is looked for meanwhile."""
+    def _lose_draft(self, course: Course, why: str, loss: Loss, *, avoid: bool = True) -> None:
+        """The target decodes plainly from now on; another draft, or the same unless it is to `avoid`, is looked for."""
         opening = self._drop_draft(course, sequence.CLOSE_REASON_MOVED)
         if opening is None:
             return
-        course.avoid_drafts.add(opening.link.key)
+        if avoid:
+            course.avoid_drafts.add(opening.link.key)
         course.draft_failures += 1
         self._tell_target(course, course.pace.lost())
         course.recorder.lost(opening.link.info, loss.value, _now_us())

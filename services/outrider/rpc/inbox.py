@@ -35,7 +35,7 @@ class Inbox(Generic[E]):
 
     def wait(self, until_s: float | None) -> list[E] | None:
         """Sleeps until there are events or it is time, and returns all there are; None once stopped."""
-        if not self._kept:
+        if not self._kept and not self._stopped:
             timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
             with suppress(queue.Empty):
                 self._keep(self._posted.get(timeout=timeout_s))

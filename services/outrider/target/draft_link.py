@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,8 @@ from outrider.rpc.errors import Unavailable
 from outrider.rpc.outbox import Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.target.sequence import SequenceKey
+
+log = logging.getLogger(__name__)
 
 Connect = Callable[[str], grpc.aio.Channel]
 """A channel to HOST:PORT. Connects when first used."""
@@ -25,6 +28,8 @@ _CONNECT_TIMEOUT_S = 2.0
 # rest, or compute for long; after so many questions without an answer it is given up.
 _SILENCE_S = 1.0
 _MAX_FAILED_PROBES = 2
+# One that answers, but nothing of what it was asked for so long, no longer drafts.
+_MAX_UNANSWERED_S = 120.0
 _MAX_MESSAGE_BYTES = 1 << 20
 
 
@@ -49,9 +54,15 @@ class DraftLink:
         """What is open there, by the id that it has there."""
         self._connect = connect
         self._heard = False
+        self._asked_s: float | None = None
         self._replied = replied
         self._ended = ended
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
+
+    def asked(self) -> None:
+        """The worker owes an answer now, if it is only that it has nothing to say."""
+        if self._asked_s is None:
+            self._asked_s = asyncio.get_running_loop().time()
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -64,12 +75,15 @@ class DraftLink:
             async with self._connect(self.address) as channel:
                 stub = draft_pb2_grpc.DraftServiceStub(channel)
                 reply = await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
-                reason = "DRAFT_GONE"
                 problem = "another worker answers at its address"
                 if reply.info.worker_id == self.worker_id:
+                    reason = "DRAFT_GONE"
                     problem = await self._serve(stub, stub.Draft())
         except grpc.RpcError as error:
             problem = (error.details() if isinstance(error, grpc.aio.AioRpcError) else "") or "the connection broke"
+        except Exception as error:
+            log.exception("the link to draft %s failed", self.worker_id)
+            problem = type(error).__name__
         self._ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
 
     async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub, call: Any) -> str:
@@ -93,7 +107,9 @@ class DraftLink:
             reply = await call.read()
             if reply is grpc.aio.EOF:
                 return await call.details() or "its stream ended"
-            self._heard = True
+            if reply is None:
+                return "a message cannot be read"
+            self._heard, self._asked_s = True, None
             self._replied(self, reply)
 
     async def _write(self, call: Any) -> str:
@@ -112,6 +128,8 @@ class DraftLink:
             if self._heard or not self.keys:
                 failed = 0
                 continue
+            if self._asked_s is not None and asyncio.get_running_loop().time() - self._asked_s > _MAX_UNANSWERED_S:
+                return "it answers nothing of what it is asked"
             try:
                 await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_SILENCE_S)
                 failed = 0

@@ -33,6 +33,8 @@ class _Pairing:
     sequence_id: int
     told: tuple[int, int, int]
     """What of its settings concerns a draft, as it heard it last."""
+    opened_len: int
+    """Committed before it was opened there: what answers that took the reading of a prompt, too."""
     log: DraftLog = field(default_factory=DraftLog)
     spoke: bool = False
     """Since the last commit, and what of it was an answer to one."""
@@ -43,7 +45,7 @@ class _Pairing:
     def hear(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
         answer_us = self.log.add(draft, draft.base_len, num_positions, now_us)
         self.spoke = True
-        if answer_us:
+        if answer_us and draft.base_len != self.opened_len:
             self.answer_us, self.answer_tokens = clamp_us(answer_us), num_positions
             self.answer_compute_us = draft.compute_us
 
@@ -153,7 +155,7 @@ class Pairs:
                         sequence_id=pairing.sequence_id, base_len=committed.base_len, token_ids=outcome.token_ids
                     )
                 )
-                pairing.log.asked(committed.base_len + len(outcome.token_ids), self._now_us())
+                self._asked(pairing, committed.base_len + len(outcome.token_ids))
         return pairing.take_drafting(committed) if pairing is not None else None
 
     def _set(self, key: SequenceKey, speculation: sequence_pb2.Speculation) -> None:
@@ -180,13 +182,18 @@ class Pairs:
             error = to_sequence_error(sequence_id, InvalidRequest("pairs.draft_sequence_id", "already open"))
             self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
             return
-        found.pairing = pairing = _Pairing(link, sequence_id, _told(found.opening.speculation))
+        found.pairing = pairing = _Pairing(link, sequence_id, _told(found.opening.speculation), found.committed_len)
         link.keys[sequence_id] = key
         opening = sequence_pb2.OpenSequence()
         opening.CopyFrom(found.opening)
         opening.sequence_id = sequence_id
         link.outbox.open(opening)
-        pairing.log.asked(found.committed_len, self._now_us())
+        self._asked(pairing, found.committed_len)
+
+    def _asked(self, pairing: _Pairing, committed_len: int) -> None:
+        pairing.log.asked(committed_len, round(self._clock() * 1e6))
+        if pairing.told[0]:
+            pairing.link.asked()
 
     def _link(self, message: target_pb2.PairSequence) -> DraftLink:
         name = message.draft_worker_id, message.draft_address
@@ -244,9 +251,6 @@ class Pairs:
         if isinstance(problem, OutriderError):
             problem = to_sequence_error(sequence_id, problem)
         self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[problem]))
-
-    def _now_us(self) -> int:
-        return round(self._clock() * 1e6)
 
 
 def _told(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:

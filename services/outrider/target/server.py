@@ -114,8 +114,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
-                self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
                 self.pairs.hear(stream, request)
+                self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
         finally:
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])

@@ -84,6 +84,8 @@ def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) ->
         raise InvalidField("token_ids", f"must be at most {limits.max_draft_message}, got {count}")
     token_ids = tuple(message.token_ids)
     check_tokens("token_ids", token_ids, limits.vocab_size)
+    if message.base_len > limits.max_context_len:
+        raise InvalidField("base_len", f"must be at most {limits.max_context_len}, got {message.base_len}")
     parents = tuple(message.parents)
     if parents and len(parents) != count:
         raise InvalidField("parents", f"must be one per token, got {len(parents)} for {count}")

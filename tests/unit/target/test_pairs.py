@@ -150,18 +150,19 @@ async def test_a_draft_hears_the_opening_with_all_that_was_committed_meanwhile(w
 @virtual
 async def test_what_a_draft_says_is_offered_to_the_target_and_timed(world: World) -> None:
     await world.paired()
-    await world.draft.say(guess(4, 20, 21, source="model"))
+    await world.follow(committed(4, [9]))
+    await world.draft.say(guess(5, 20, 21, source="model"))
     [event] = world.events
     assert isinstance(event, Offered)
-    assert (event.key, event.draft.base_len, event.draft.token_ids, event.draft.serial) == (KEY, 4, (20, 21), 1)
-    said = await world.follow(committed(4, [20, 30], drafted=2, serial=1))
+    assert (event.key, event.draft.base_len, event.draft.token_ids, event.draft.serial) == (KEY, 5, (20, 21), 1)
+    said = await world.follow(committed(5, [20, 30], drafted=2, serial=1))
     assert (said.draft_us, said.compute_us, said.source) == (300, 200, "model")
     assert (said.answer_tokens, said.answer_compute_us) == (2, 200)
-    # Two ways of 1 to 2 ms, and the 0.1 s between the opening and the scripted answer.
+    # Two ways of 1 to 2 ms, and the 0.1 s between the commit and the scripted answer.
     assert 100_000 < said.answer_us < 106_000
     assert said.wire_us == said.answer_us - 300
     # Told once.
-    assert await world.follow(committed(6, [31])) is None
+    assert await world.follow(committed(7, [31])) is None
 
 
 @virtual
@@ -175,8 +176,9 @@ async def test_a_guess_that_nobody_asked_for_is_no_answer(world: World) -> None:
 @virtual
 async def test_a_tree_counts_as_deep_as_it_is(world: World) -> None:
     await world.paired()
-    await world.draft.say(guess(4, 20, 21, 22, parents=[-1, -1, 0], confidence=[0.6, 0.3, 0.9]))
-    said = await world.follow(committed(4, [20, 22, 30], drafted=2, serial=1))
+    await world.follow(committed(4, [9]))
+    await world.draft.say(guess(5, 20, 21, 22, parents=[-1, -1, 0], confidence=[0.6, 0.3, 0.9]))
+    said = await world.follow(committed(5, [20, 22, 30], drafted=2, serial=1))
     assert said.answer_tokens == 2
 
 
@@ -270,7 +272,7 @@ async def test_who_cannot_be_reached_was_never_there(world: World) -> None:
 @virtual
 async def test_another_worker_at_the_address_is_not_the_one_that_was_meant(world: World) -> None:
     await world.paired(draft_worker_id="d0")
-    assert world.faults == [(90, "DRAFT_GONE")]
+    assert world.faults == [(90, "DRAFT_UNREACHABLE")]
     assert not world.draft.opens
 
 
@@ -283,6 +285,37 @@ async def test_a_draft_that_is_silent_and_does_not_answer_is_given_up(world: Wor
     world.draft_host.silent_until_s = asyncio.get_running_loop().time() + 60
     await asyncio.sleep(5)
     assert world.faults == [(90, "DRAFT_GONE")]
+
+
+@virtual
+async def test_a_draft_that_owes_an_answer_for_two_minutes_is_given_up(world: World) -> None:
+    await world.paired()
+    await asyncio.sleep(100)
+    await world.draft.say(guess(4))
+    await asyncio.sleep(200)
+    assert not world.faults, "it has answered, and was not asked again"
+    await world.follow(committed(4, [9]))
+    await asyncio.sleep(110)
+    assert not world.faults
+    await asyncio.sleep(15)
+    assert world.faults == [(90, "DRAFT_GONE")]
+
+
+@virtual
+async def test_a_fault_in_hearing_ends_the_link_and_not_only_its_task(world: World) -> None:
+    await world.paired()
+    world.pairs._post = lambda events: {}["no"]
+    await world.draft.say(guess(4, 20))
+    assert world.faults == [(90, "DRAFT_GONE")]
+
+
+@virtual
+async def test_the_answer_to_an_opening_is_no_turnaround(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 20))
+    said = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
+    assert (said.answer_us, said.answer_tokens) == (0, 0)
+    assert said.wire_us > 0
 
 
 @virtual
