@@ -31,6 +31,6 @@ def test_no_schedule_breaks_a_promise() -> None:
 def test_equal_seeds_give_equal_runs() -> None:
     logs: list[list[str]] = [[], []]
     for log in logs:
-        run_schedule(draw(3), log.append)
+        run_schedule(draw(4), log.append)
     assert len(logs[0]) > 100
     assert logs[0] == logs[1]
