@@ -85,7 +85,8 @@ class Ahead:
     """How far beyond its guess it may go. Like `prepares` it changes from turn to turn only."""
     preparing: Preparing = field(default_factory=Preparing)
     _rounds: int = 0
-    """Of the turn, and the tokens of those that count, and their time."""
+    """Of the turn; then those of them that count, their tokens and their time."""
+    _counted: int = 0
     _tokens: int = 0
     _us: int = 0
     _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
@@ -105,19 +106,20 @@ class Ahead:
             self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
 
-    def round(self, *, tokens: int, us: int, step_us: float, turnaround_us: int) -> None:
-        """One round in which the draft was at work, and the tokens that it brought.
+    def round(self, *, tokens: int, us: int, step_us: float, turnaround_us: int, rounds: int = 1) -> None:
+        """Some rounds in which the draft was at work, and the tokens that they brought.
 
         `step_us` and `turnaround_us`: of late.
         """
-        self._rounds += 1
-        if self._rounds <= _SETTLING:
+        settling = self._rounds < _SETTLING
+        self._rounds += rounds
+        if settling:
             return
+        self._counted += rounds
         self._tokens += tokens
         self._us += us
-        counted = self._rounds - _SETTLING
-        if counted >= self.config.rounds_per_turn:
-            self.preparing.took(self.prepares, rounds=counted, tokens=self._tokens, us=self._us)
+        if self._counted >= self.config.rounds_per_turn:
+            self.preparing.took(self.prepares, rounds=self._counted, tokens=self._tokens, us=self._us)
             self._time(step_us, turnaround_us)
             self._turn()
 
@@ -149,5 +151,5 @@ class Ahead:
         prepares = self.config.num_alternatives > 0 and self.preparing.pays()
         # Whoever goes on as before has nothing to settle.
         self._rounds = _SETTLING if prepares == self.prepares else 0
-        self._tokens, self._us = 0, 0
+        self._counted = self._tokens = self._us = 0
         self.prepares = prepares

@@ -47,6 +47,12 @@ class Legs:
 
         Where the target talks to the draft itself, it has said of the drafts what is to be known.
         """
+        done.round_us = clamp_us(now_us - self._committed_us)
+        if self._log.waits or self._fresh:
+            self._add_wire(done, committed_len, now_us)
+        self._committed_us, self._fresh = now_us, False
+
+    def _add_wire(self, done: Round, committed_len: int, now_us: int) -> None:
         judged = self._log.take_judged(done.base_len, done.num_drafted, done.draft_serial, committed_len)
         last: SentDraft | None = None
         if judged:
@@ -54,10 +60,8 @@ class Legs:
             done.source = judged[-1].source
             if judged[-1].serial == done.draft_serial:
                 last = judged[-1]
-        done.round_us = clamp_us(now_us - self._committed_us)
         if last is not None or self._fresh:
             done.wire_us = clamp_us(done.wire_us + self._target_wire_us(done, last, now_us))
-        self._committed_us, self._fresh = now_us, False
 
     def _target_wire_us(self, done: Round, last: SentDraft | None, now_us: int) -> int:
         if last is not None:

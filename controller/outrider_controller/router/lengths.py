@@ -19,35 +19,57 @@ _JUDGING_STEPS = 0.04
 _MOST_SOURCES = 8
 
 
-@dataclass(slots=True)
-class _Position:
-    judged: float = 0.0
-    accepted: float = 0.0
+# Where weights are brought back to size: far below what a float holds.
+_LARGE = 1e9
 
-    @property
-    def acceptance(self) -> float:
-        return (_PRIOR_ACCEPTED + self.accepted) / (_PRIOR_JUDGED + self.judged)
+
+@dataclass(slots=True)
+class _Positions:
+    """Of one source. Instead of fading what was seen, each draft weighs more than the one before."""
+
+    weight: float = 1.0
+    """Of the last draft."""
+    judged: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def draft(self, num_verified: int, num_accepted: int) -> None:
+        self.weight = weight = self.weight / _KEEP
+        judged, accepted = self.judged, self.accepted
+        while len(judged) < num_verified:
+            judged.append(0.0)
+            accepted.append(0.0)
+        for number in range(num_verified):
+            judged[number] += weight
+        for number in range(min(num_accepted, num_verified)):
+            accepted[number] += weight
+        if weight > _LARGE:
+            self.weight = 1.0
+            self.judged = [value / weight for value in judged]
+            self.accepted = [value / weight for value in accepted]
+
+    def worthwhile(self, most: int, least: float) -> int:
+        """Positions whose acceptance is at least so much, where they were judged."""
+        prior_judged, prior_accepted = _PRIOR_JUDGED * self.weight, _PRIOR_ACCEPTED * self.weight
+        for number, judged in enumerate(self.judged[:most]):
+            if prior_accepted + self.accepted[number] < least * (prior_judged + judged):
+                return max(number, 1)
+        return most
 
 
 @dataclass(slots=True)
 class Lengths:
     """Of one request."""
 
-    _sources: dict[str, list[_Position]] = field(default_factory=dict)
+    _sources: dict[str, _Positions] = field(default_factory=dict)
 
     def judged(self, source: str, *, num_verified: int, num_accepted: int) -> None:
         """One draft: its first `num_verified` positions were judged, the first `num_accepted` of them accepted."""
-        if source not in self._sources and len(self._sources) >= _MOST_SOURCES:
-            source = next(iter(self._sources))
-        positions = self._sources.setdefault(source, [])
-        for position in positions:
-            position.judged *= _KEEP
-            position.accepted *= _KEEP
-        while len(positions) < num_verified:
-            positions.append(_Position())
-        for number, position in enumerate(positions[:num_verified]):
-            position.judged += 1
-            position.accepted += number < num_accepted
+        positions = self._sources.get(source)
+        if positions is None:
+            if len(self._sources) >= _MOST_SOURCES:
+                source = next(iter(self._sources))
+            positions = self._sources.setdefault(source, _Positions())
+        positions.draft(num_verified, num_accepted)
 
     def limit(self, most: int, drafting_steps: float = 0.0) -> int:
         """Positions worth asking for: at least 1, for whether any is belongs to `worth`, and at most `most`.
@@ -56,11 +78,4 @@ class Lengths:
         that in even where all before them were accepted are not worth it.
         """
         least = _JUDGING_STEPS + drafting_steps
-        return max((_worthwhile(positions, most, least) for positions in self._sources.values()), default=most)
-
-
-def _worthwhile(positions: list[_Position], most: int, least: float) -> int:
-    for number, position in enumerate(positions[:most]):
-        if position.acceptance < least:
-            return max(number, 1)
-    return most
+        return max((positions.worthwhile(most, least) for positions in self._sources.values()), default=most)

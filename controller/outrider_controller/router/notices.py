@@ -55,22 +55,21 @@ class Notices:
 
     def rounds(self, model: str, done: list[Round]) -> None:
         """Those of one engine step."""
-        count, observe = self._models[model].round, self._metrics.phases.observe
+        count, phases = self._models[model].round, self._metrics.phases
+        network, draft = [], []
         for one in done:
+            network.append(max(0, one.round_us - one.queue_us - one.verify_us) / 1e6)
             if one.num_drafted or one.num_dropped:
-                count(
-                    num_drafted=one.num_drafted,
-                    num_verified=one.num_verified,
-                    num_accepted=one.num_accepted,
-                    num_dropped=one.num_dropped,
-                )
-        observe("verify", [one.verify_us / 1e6 for one in done])
-        observe("network", [max(0, one.round_us - one.queue_us - one.verify_us) / 1e6 for one in done])
-        observe("draft", [one.draft_us / 1e6 for one in done if one.num_drafted])
+                count(one.num_drafted, one.num_verified, one.num_accepted, one.num_dropped)
+                if one.num_drafted:
+                    draft.append(one.draft_us / 1e6)
+        phases.observe_same("verify", done[0].verify_us / 1e6, len(done))
+        phases.observe("network", network)
+        phases.observe("draft", draft)
 
     def dropped(self, model: str, num_tokens: int) -> None:
         """Drafted tokens that found no target to go to."""
-        self._models[model].round(num_drafted=0, num_verified=0, num_accepted=0, num_dropped=num_tokens)
+        self._models[model].round(0, 0, 0, num_tokens)
 
     def late_reply(self, role: str) -> None:
         self._late.labels(role).inc()

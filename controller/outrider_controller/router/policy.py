@@ -19,8 +19,6 @@ from outrider_controller.router.worth import Standing, Worth
 _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
-_PRIOR_STEPS_AGAIN = (1 - _KEEP) * _PRIOR_STEPS
-_PRIOR_ACCEPTED_AGAIN = (1 - _KEEP) * _PRIOR_STEPS * _PRIOR_ACCEPTED
 # What is not waited for comes a little late every time, and works for nothing: where gain and wait are about even, that
 # is worse than either. Whether a draft pays that is waited for is measured, by `worth`.
 _PATIENCE = 1.5
@@ -59,6 +57,20 @@ def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float,
 
 
 @dataclass(slots=True)
+class _Seen:
+    """Rounds since the last decision."""
+
+    rounds: int = 0
+    tokens: int = 0
+    in_time: int = 0
+    """Rounds in which drafts were judged."""
+    accepted: int = 0
+    us: int = 0
+    step_us: int = 0
+    """Of all their steps."""
+
+
+@dataclass(slots=True)
 class Pace:
     """One request's pace: what its draft has shown so far, and the setting that follows."""
 
@@ -88,6 +100,7 @@ class Pace:
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
     _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
+    _seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
         self.ahead = Ahead(self.config)
@@ -130,41 +143,68 @@ class Pace:
         now_us: int,
         num_verified: int = 0,
         source: str = "",
+        decides: bool = True,
     ) -> Setting | None:
         """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably.
 
-        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from.
+        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from. Unless it `decides`, the round is kept for the next one that
+        does: to decide costs more than all else about a round.
         """
-        # The first commit after an opening: its step read a prompt, or the end of one.
         if self._asked:
-            round_us = now_us - self._asked[-1][1]
-            if self._turnarounds_us and not self.worth.resting:
-                self.ahead.round(tokens=num_tokens, us=round_us, step_us=self.step_us, turnaround_us=self.turnaround_us)
-            if not self.insistent:
-                self._weigh(num_tokens, num_drafted, step_us, round_us)
-            self.step_us = 0.8 * self.step_us + 0.2 * step_us if self.step_us > 0 else float(step_us)
-            self.worth.standing.step_us = self.step_us
+            seen = self._seen
+            seen.rounds += 1
+            seen.tokens += num_tokens
+            seen.accepted += num_accepted
+            seen.us += now_us - self._asked[-1][1]
+            seen.step_us += step_us
+            if num_drafted:
+                seen.in_time += 1
+            if decides:
+                self._learn(seen)
+                self._seen = _Seen()
+        # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
         if num_verified:
             # No more than was asked for, whatever a target says that it has judged.
             self.lengths.judged(source, num_verified=min(num_verified, self.limit), num_accepted=num_accepted)
-            self._longest = self._worthwhile(self.limit)
-        self._steps = _KEEP * self._steps + _PRIOR_STEPS_AGAIN + (num_drafted > 0)
-        self._accepted = _KEEP * self._accepted + _PRIOR_ACCEPTED_AGAIN + num_accepted
         self.unanswered += 1
         self._asked.append((committed_len, now_us))
+        if not decides:
+            return None
+        self._longest = self._worthwhile(self.limit)
         if self.unanswered >= self.config.silent_commits:
             self.speaking = False
         return self._change()
 
-    def _weigh(self, num_tokens: int, num_drafted: int, step_us: int, round_us: int) -> None:
+    def _learn(self, seen: _Seen) -> None:
+        rounds, step_us = seen.rounds, seen.step_us / seen.rounds
+        self._time_answers()
+        if self._turnarounds_us and not self.worth.resting:
+            self.ahead.round(
+                tokens=seen.tokens,
+                us=seen.us,
+                step_us=self.step_us,
+                turnaround_us=self.turnaround_us,
+                rounds=rounds,
+            )
+        if not self.insistent:
+            self._weigh(seen, step_us)
+        kept = 0.8**rounds
+        self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
+        self.worth.standing.step_us = self.step_us
+        kept = _KEEP**rounds
+        self._steps = kept * self._steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
+        self._accepted = kept * self._accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
+
+    def _weigh(self, seen: _Seen, step_us: float) -> None:
         worth = self.worth
         was_resting = worth.resting
         worth.round(
-            num_tokens=num_tokens,
-            num_drafted=num_drafted,
-            round_us=round_us,
+            num_tokens=seen.tokens,
+            num_in_time=seen.in_time,
+            round_us=seen.us,
             step_us=step_us,
             spoken=bool(self._turnarounds_us),
+            rounds=seen.rounds,
         )
         if was_resting and not worth.resting:
             # It has to read what was committed meanwhile, and is not waited for until it speaks.
@@ -173,6 +213,7 @@ class Pace:
     def _forget_draft(self) -> None:
         self.speaking, self.unanswered = False, 0
         self._asked.clear()
+        self._seen = _Seen()
         self._turnarounds_us.clear()
         self.turnaround_us = self.worth.standing.turnaround_us
 
@@ -191,6 +232,7 @@ class Pace:
             asked = (asked_us for committed_len, asked_us in reversed(self._asked) if committed_len == base_len)
             answer_us = now_us - next(asked, now_us)
         self.heard(answer_us, answers=not run_ahead, num_tokens=num_tokens, compute_us=compute_us)
+        self._time_answers()
         if was_speaking and self.turnaround_us == before_us:
             return None
         return self._change()
@@ -207,8 +249,11 @@ class Pace:
             self.ahead.answered(num_tokens, compute_us)
         if answer_us > 0:
             self._turnarounds_us.append(answer_us)
-            self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
         self.speaking, self.unanswered = True, 0
+
+    def _time_answers(self) -> None:
+        if self._turnarounds_us:
+            self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
 
     def _worthwhile(self, limit: int) -> int:
         return self.lengths.limit(limit, self.ahead.token_steps(self.step_us))

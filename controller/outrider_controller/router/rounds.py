@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from outrider.rpc.channel import create_channel
@@ -49,6 +49,9 @@ _MAX_TENANTS = 1024
 _MAX_APART = 1024
 # Until it is tried again.
 _APART_S = 60.0
+# Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
+# as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
+_DECISIONS_PER_STEP = 8
 
 
 class Rounds:
@@ -386,12 +389,13 @@ class Rounds:
                 except BadReply as bad:
                     self._lose_target(course, f"malformed reply: {bad}", Fault.WORKER)
                     continue
-                counted.append(done)
                 setting = course.pace.sent
                 course.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=now_us)
+                counted.append((course, course.draft, done))
                 self._committed(course, commit, done, now_us)
         if counted:
-            self._notices.rounds(link.info.model, counted)
+            # What the clients hear of this step is on its way first.
+            asyncio.get_running_loop().call_soon(self._think_over, link, counted, now_us)
         for error in reply.errors:
             if course := self._at_target(link, error.sequence_id):
                 self._target_refused(course, error)
@@ -415,36 +419,43 @@ class Rounds:
         if draft is not None and not draft.paired and not done.finish_reason:
             commit.sequence_id = draft.sequence_id
             draft.link.outbox.put_commit(commit)
+            session.legs.asked(session.committed_len, now_us)
         session.tell(done, course.new_response())
         course.carried_on()
         if done.finish_reason:
             course.wake()
             self._drop_target(course, None)
             self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
-            return
-        if draft is None:
-            return
-        if not draft.paired:
-            session.legs.asked(session.committed_len, now_us)
-        elif (said := done.drafting) is not None:
-            course.pace.heard(
-                said.answer_us,
-                answers=said.answer_us > 0,
-                num_tokens=said.answer_tokens,
-                compute_us=said.answer_compute_us,
+
+    def _think_over(
+        self, link: TargetLink, counted: Sequence[tuple[Course, DraftOpening | None, Round]], now_us: int
+    ) -> None:
+        """What follows from one step's rounds, of which each was drafted for by the opening given, if any."""
+        self._notices.rounds(link.info.model, [done for _, _, done in counted])
+        turns = -(-len(counted) // _DECISIONS_PER_STEP)
+        for course, draft, done in counted:
+            if draft is None or course.draft is not draft:
+                continue
+            if draft.paired and (said := done.drafting) is not None:
+                course.pace.heard(
+                    said.answer_us,
+                    answers=said.answer_us > 0,
+                    num_tokens=said.answer_tokens,
+                    compute_us=said.answer_compute_us,
+                )
+            setting = course.pace.committed(
+                done.base_len + len(done.token_ids),
+                num_tokens=len(done.token_ids),
+                num_drafted=done.num_drafted,
+                num_accepted=done.num_accepted,
+                num_verified=done.num_verified,
+                source=done.source,
+                step_us=done.verify_us,
+                now_us=now_us,
+                decides=turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0,
             )
-        setting = course.pace.committed(
-            session.committed_len,
-            num_tokens=len(done.token_ids),
-            num_drafted=done.num_drafted,
-            num_accepted=done.num_accepted,
-            num_verified=done.num_verified,
-            source=done.source,
-            step_us=done.verify_us,
-            now_us=now_us,
-        )
-        if setting is not None:
-            self._tell(course, setting)
+            if setting is not None:
+                self._tell(course, setting)
 
     def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)

@@ -126,15 +126,18 @@ class Session:
             response.metrics.CopyFrom(self.metrics.message())
 
     def _check(self, done: Round, token_ids: list[int]) -> None:
+        num_tokens, num_drafted, num_accepted = len(token_ids), done.num_drafted, done.num_accepted
         if self.finish_reason:
             raise BadReply("commit after the finish")
         if done.base_len != self.committed_len:
             raise BadReply(f"commit.base_len: expected {self.committed_len}, got {done.base_len}")
-        self._check_tokens(token_ids, done.finish_reason)
-        num_drafted, num_accepted = done.num_drafted, done.num_accepted
+        if done.finish_reason or not 0 < num_tokens < self.end - self.committed_len:
+            self._check_end(num_tokens, done.finish_reason)
+        if token_ids and max(token_ids) >= self.vocab_size:
+            raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
         if not num_accepted <= done.num_verified <= num_drafted:
             raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
-        if num_accepted > len(token_ids):
+        if num_accepted > num_tokens:
             raise BadReply("commit.num_accepted: more than token_ids")
         if rejected := done.rejected:
             if len(rejected) > num_drafted - num_accepted:
@@ -142,17 +145,14 @@ class Session:
             if max(rejected) >= self.vocab_size:
                 raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
 
-    def _check_tokens(self, token_ids: list[int], finish: sequence.FinishReason.ValueType) -> None:
+    def _check_end(self, num_tokens: int, finish: sequence.FinishReason.ValueType) -> None:
+        """Of a commit that ends the request, or should."""
+        remaining = self.end - self.committed_len
         if finish and finish not in _FINISHES:
             raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")
-        if not token_ids:
-            if finish != sequence.FINISH_REASON_LENGTH:
-                raise BadReply("commit.token_ids: empty")
-            return
-        if max(token_ids) >= self.vocab_size:
-            raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
-        remaining = self.end - self.committed_len
-        if len(token_ids) > remaining:
-            raise BadReply(f"commit.token_ids: {len(token_ids)} where {remaining} remained")
-        if not finish and len(token_ids) == remaining:
+        if not num_tokens and finish != sequence.FINISH_REASON_LENGTH:
+            raise BadReply("commit.token_ids: empty")
+        if num_tokens > remaining:
+            raise BadReply(f"commit.token_ids: {num_tokens} where {remaining} remained")
+        if not finish and num_tokens == remaining:
             raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.rpc.v1 import router_pb2 as router
@@ -18,8 +17,8 @@ class Sums:
     num_draft_tokens: int = 0
     num_verified_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    accepted: Counter[int] = field(default_factory=Counter)
-    """How many steps accepted exactly so many drafted tokens."""
+    acceptance_histogram: list[int] = field(default_factory=list)
+    """Entry i: steps in which exactly i drafted tokens were accepted."""
     num_steps: int = 0
     num_cached_tokens: int = 0
     num_dropped_draft_tokens: int = 0
@@ -48,12 +47,10 @@ class Sums:
         self.num_draft_tokens += num_drafted
         self.num_verified_tokens += done.num_verified
         self.num_accepted_draft_tokens += num_accepted
-        self.accepted[num_accepted] += 1
-
-    @property
-    def acceptance_histogram(self) -> list[int]:
-        """Entry i: steps in which exactly i drafted tokens were accepted."""
-        return [self.accepted[i] for i in range(max(self.accepted, default=-1) + 1)]
+        histogram = self.acceptance_histogram
+        while len(histogram) <= num_accepted:
+            histogram.append(0)
+        histogram[num_accepted] += 1
 
     def message(self) -> router.RequestMetrics:
         return router.RequestMetrics(

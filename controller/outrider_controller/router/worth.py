@@ -106,26 +106,32 @@ class Worth:
         if not self.resting:
             self._try()
 
-    def round(self, *, num_tokens: int, num_drafted: int, round_us: int, step_us: int, spoken: bool) -> None:
-        """One round. `spoken`: the draft is at work, not still busy with the prompt."""
+    def round(
+        self, *, num_tokens: int, num_in_time: int, round_us: int, step_us: float, spoken: bool, rounds: int = 1
+    ) -> None:
+        """Some rounds: their tokens, in how many of them drafts were judged, their time, and that of one's step.
+
+        `spoken`: the draft is at work, not still busy with the prompt.
+        """
         if self.resting:
-            self._rested(num_tokens, round_us)
-        elif spoken and self._in_time(num_drafted):
+            self._rested(num_tokens, round_us, rounds)
+        elif spoken and self._in_time(num_in_time, rounds):
             standing = self.standing
-            self._step_us = 0.8 * self._step_us + 0.2 * step_us if self._step_us else float(step_us)
+            faded = 0.8**rounds
+            self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else float(step_us)
             saved = num_tokens - round_us / (standing.plain_share * (self._step_us or 1.0))
-            self._rounds = _KEEP * self._rounds + 1
-            self._saved = _KEEP * self._saved + saved
-            standing.saving = _KEEP_KNOWN * standing.saving + (1 - _KEEP_KNOWN) * saved
+            faded = _KEEP**rounds
+            self._rounds = faded * self._rounds + rounds
+            self._saved = faded * self._saved + saved
+            faded = _KEEP_KNOWN**rounds
+            standing.saving = faded * standing.saving + (1 - faded) * saved / rounds
             self._judge(standing)
 
-    def _in_time(self, num_drafted: int) -> bool:
+    def _in_time(self, count: int, rounds: int) -> bool:
         """False until its first draft was judged: it has yet to catch up. Unless it never does."""
-        if num_drafted:
-            self._num_in_time += 1
-            return True
-        self._num_late += 1
-        return self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
+        self._num_in_time += count
+        self._num_late += rounds - count
+        return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
 
     def _judge(self, standing: Standing) -> None:
         if self._rounds <= _MIN_ROUNDS - 1:
@@ -147,11 +153,11 @@ class Worth:
         if self.standing.doubtful:
             self.standing.left = self.standing.rest_tokens
 
-    def _rested(self, num_tokens: int, round_us: int) -> None:
-        self._num_rested += 1
+    def _rested(self, num_tokens: int, round_us: int, rounds: int) -> None:
         # The first such round began with the draft at work.
-        if self._num_rested > 1 and self._step_us:
-            self.standing.rested(round_us / self._step_us)
+        if self._num_rested and self._step_us:
+            self.standing.rested(round_us / rounds / self._step_us)
+        self._num_rested += rounds
         self._tokens_rested += num_tokens
         if self._measuring:
             if self._tokens_rested >= MEASURING_TOKENS:

@@ -40,6 +40,11 @@ class DraftLog:
     """Committed length and time of what the draft was told last: which one it answers is told by where it begins."""
     _sent: list[SentDraft] = field(default_factory=list)
 
+    @property
+    def waits(self) -> bool:
+        """Whether any is still to be judged."""
+        return bool(self._sent)
+
     def clear(self) -> None:
         """The sequence was opened on another target, which counts drafts anew."""
         self._serial = 0
@@ -77,8 +82,6 @@ class DraftLog:
 
         A draft is charged to the first round that judged a part of it. What the round left behind is forgotten too.
         """
-        if not self._sent:
-            return []
         judged = self._judged(base_len, base_len + num_drafted, serial) if num_drafted else []
         self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in judged]
         return judged

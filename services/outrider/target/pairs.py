@@ -51,6 +51,8 @@ class _Pairing:
 
     def take_drafting(self, committed: Committed) -> sequence_pb2.Drafting | None:
         """What is to be told of it with this commit, if anything."""
+        if not (self.log.waits or self.spoke):
+            return None
         base_len, outcome = committed.base_len, committed.outcome
         judged = self.log.take_judged(
             *(base_len, outcome.num_drafted, committed.draft_serial, base_len + len(outcome.token_ids))

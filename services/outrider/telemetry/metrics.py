@@ -41,7 +41,7 @@ class SpeculationMetrics(Collector):
         self._num_accepted = 0
         registry.register(self)
 
-    def round(self, *, num_drafted: int, num_verified: int, num_accepted: int, num_dropped: int = 0) -> None:
+    def round(self, num_drafted: int, num_verified: int, num_accepted: int, num_dropped: int = 0) -> None:
         """One sequence's part of one step, as its Commit tells it."""
         self._num_wasted += num_drafted - num_accepted + num_dropped
         if num_drafted == 0:
@@ -101,6 +101,11 @@ class Durations(Collector):
         for duration_s in durations_s:
             counts[bisect_left(STEP_BUCKETS_S, duration_s)] += 1
         self._sums_s[value] += sum(durations_s)
+
+    def observe_same(self, value: str, duration_s: float, count: int) -> None:
+        """One duration, so many times. Raises KeyError for a value not given before."""
+        self._counts[value][bisect_left(STEP_BUCKETS_S, duration_s)] += count
+        self._sums_s[value] += count * duration_s
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._meaning, labels=[self._label])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.workers import simulated_info
 from outrider_controller.cli.bench.load import Load, LoadFailed, measure
+from outrider_controller.router.policy import Pace, Setting
 
 LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64)
 
@@ -35,3 +37,21 @@ async def test_what_the_router_refuses_is_told(fleet):
     router = await running(fleet)
     with pytest.raises(LoadFailed, match="INVALID_FIELD"):
         await measure(replace(LOAD, prompt_tokens=0), fleet.store, router)
+
+
+async def test_where_many_sequences_share_a_step_each_has_its_turn_to_be_thought_over(fleet, monkeypatch):
+    decided: dict[int, list[bool]] = {}
+    committed = Pace.committed
+
+    def watched(pace: Pace, *args: Any, **given: Any) -> Setting | None:
+        decided.setdefault(id(pace), []).append(given["decides"])
+        return committed(pace, *args, **given)
+
+    monkeypatch.setattr(Pace, "committed", watched)
+    load = replace(LOAD, sequences=40, per_target=40, per_draft=40, max_tokens=512)
+    await measure(load, fleet.store, await running(fleet))
+    # Five turns. In the steps of a prompt's end fewer may commit.
+    long = [rounds[10:] for rounds in decided.values() if len(rounds) > 40]
+    assert len(long) >= 30
+    for rounds in long:
+        assert 0.1 < sum(rounds) / len(rounds) < 0.5

@@ -56,6 +56,15 @@ def test_what_is_not_asked_for_is_tried_again_later():
     assert tried[0] == 2 and 1 <= sum(most > 2 for most in tried) <= 20
 
 
+def test_evidence_fades_however_much_there_was():
+    # Enough for weights to outgrow any bound many times over.
+    lengths = after(*[("model", 3, 2)] * 20_000)
+    assert lengths.limit(5, DRAFTING) == 2
+    for _ in range(400):
+        lengths.judged("model", num_verified=3, num_accepted=3)
+    assert lengths.limit(5, DRAFTING) == 5
+
+
 def test_names_that_a_draft_makes_up_are_bounded():
     lengths = after(*((f"made up {number}", 1, 0) for number in range(1000)))
     assert len(lengths._sources) <= 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
 from outrider_controller.router.worth import Standing
@@ -192,6 +193,43 @@ def test_preparing_is_worth_the_tokens_that_it_brings_too():
     pace.opened(5)
     asked = rounds(pace, 300, turnaround_us=10_000, hit_us=-3_000, more=1)
     assert asked[100:].count(0) < 40
+
+
+def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> Pace:
+    """After so many rounds, of which one in `turns` is thought over."""
+    pace = Pace(CONFIG, 5)
+    pace.opened(5, Standing(measured=True))
+    for number in range(count):
+        pace.committed(
+            100 + number,
+            num_tokens=accepted + 1,
+            num_drafted=4,
+            num_verified=4,
+            num_accepted=accepted,
+            source="model",
+            step_us=30_000 + 2_000 * (number % 2),
+            now_us=number * round_us,
+            decides=number % turns == turns - 1,
+        )
+        pace.heard(5_000, answers=True, num_tokens=4, compute_us=4_000)
+    return pace
+
+
+@pytest.mark.parametrize("turns", [2, 3, 5])
+def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
+    every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
+    assert some.accepted_per_step == pytest.approx(every.accepted_per_step, rel=0.02)
+    assert some.step_us == pytest.approx(every.step_us, rel=0.03)
+    assert some.worth.saving == pytest.approx(every.worth.saving, rel=0.05)
+    assert some.sent.max_draft_tokens == every.sent.max_draft_tokens == 2
+    assert min(some.sent.max_wait_us, every.sent.max_wait_us) > 30_000
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns):
+    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).worth.standing.doubtful
+    pace = in_turns(turns, accepted=0, round_us=45_000, count=40)
+    assert pace.worth.resting and pace.sent == PLAIN
 
 
 def test_the_next_request_goes_on_the_faster_way():

@@ -37,7 +37,7 @@ def play(drafted: Round, *, requests: int = 12, length: int = 64, standing: Stan
             spoken = not worth.resting and rounds_awake > 0
             count, us = drafted(rng) if spoken else (1, PLAIN_US)
             rounds_awake = 0 if worth.resting else rounds_awake + 1
-            worth.round(num_tokens=count, num_drafted=5 * spoken, round_us=us, step_us=PLAIN_US, spoken=spoken)
+            worth.round(num_tokens=count, num_in_time=int(spoken), round_us=us, step_us=PLAIN_US, spoken=spoken)
             tokens += count
             played.us += us
             played.drafted_rounds += spoken
@@ -113,13 +113,13 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
     worth.begin(Standing())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
     while not worth.resting:
-        worth.round(num_tokens=1, num_drafted=1, round_us=40_000, step_us=40_000, spoken=True)
+        worth.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, spoken=True)
     assert worth.standing.left == 0 and not worth.standing.doubtful
     while worth.resting:
-        worth.round(num_tokens=1, num_drafted=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
+        worth.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
     assert worth.standing.plain_share == pytest.approx(0.75)
     for _ in range(30):
-        worth.round(num_tokens=1, num_drafted=1, round_us=40_000, step_us=40_000, spoken=True)
+        worth.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, spoken=True)
     assert worth.resting
 
 
@@ -129,7 +129,7 @@ def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
     worth = Worth()
     worth.begin(standing)
     for _ in range(4):
-        worth.round(num_tokens=1, num_drafted=5, round_us=42_000, step_us=PLAIN_US, spoken=True)
+        worth.round(num_tokens=1, num_in_time=1, round_us=42_000, step_us=PLAIN_US, spoken=True)
     assert not worth.resting
 
 
@@ -139,7 +139,7 @@ def test_a_draft_that_is_never_in_time_rests_too():
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
     while not worth.resting:
-        worth.round(num_tokens=1, num_drafted=0, round_us=40_000, step_us=33_000, spoken=True)
+        worth.round(num_tokens=1, num_in_time=0, round_us=40_000, step_us=33_000, spoken=True)
         rounds += 1
     assert rounds < 15
 
@@ -151,7 +151,7 @@ def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
     while not worth.resting:
         in_time = rounds % 20 == 3
         worth.round(
-            num_tokens=2 if in_time else 1, num_drafted=int(in_time), round_us=40_000, step_us=35_000, spoken=True
+            num_tokens=2 if in_time else 1, num_in_time=int(in_time), round_us=40_000, step_us=35_000, spoken=True
         )
         rounds += 1
     assert rounds < 40
@@ -165,7 +165,7 @@ def begun(standing: Standing) -> Worth:
 
 def plainly(worth: Worth, rounds: int) -> None:
     for _ in range(rounds):
-        worth.round(num_tokens=1, num_drafted=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
+        worth.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
 
 
 def test_one_new_request_tries_again_while_the_others_go_on_resting():
