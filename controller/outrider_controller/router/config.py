@@ -28,7 +28,7 @@ class PolicyConfig:
     rounds_per_turn: int = 8
     """Rounds with and without such preparations take turns to show which are faster."""
     silent_commits: int = 2
-    """Commits a draft may leave unanswered before the target stops waiting for it."""
+    """Times that a target may wait for a draft in vain before it stops waiting for it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_draft_tokens <= 64:

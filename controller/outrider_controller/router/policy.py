@@ -81,6 +81,7 @@ class Pace:
     """The client asked for speculation: the draft is waited for, within the cap, whether or not that pays."""
     speaking: bool = False
     unanswered: int = 0
+    """Rounds in which the draft was waited for, and has said nothing since."""
     step_us: float = 0.0
     sent: Setting = PLAIN
     """The setting in force."""
@@ -143,11 +144,13 @@ class Pace:
         now_us: int,
         num_verified: int = 0,
         source: str = "",
+        waited: bool = True,
         decides: bool = True,
     ) -> Setting | None:
         """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably.
 
-        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from. Unless it `decides`, the round is kept for the next one that
+        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from; `waited`:
+        the target held the sequence back for a draft. Unless it `decides`, the round is kept for the next one that
         does: to decide costs more than all else about a round.
         """
         if self._asked:
@@ -166,7 +169,8 @@ class Pace:
         if num_verified:
             # No more than was asked for, whatever a target says that it has judged.
             self.lengths.judged(source, num_verified=min(num_verified, self.limit), num_accepted=num_accepted)
-        self.unanswered += 1
+        # One for which it did not wait was perhaps made before it was told to.
+        self.unanswered += waited
         self._asked.append((committed_len, now_us))
         if not decides:
             return None

@@ -452,6 +452,7 @@ class Rounds:
                 source=done.source,
                 step_us=done.verify_us,
                 now_us=now_us,
+                waited=done.wait_us > 0,
                 decides=turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0,
             )
             if setting is not None:

@@ -84,7 +84,9 @@ async def test_parts_of_a_round_are_not_more_than_the_round(fleet: Fleet) -> Non
     await fleet.draft(SimulatedDraft(delay_s=0.005, accuracy=0.5))
     await fleet.start()
     await fleet.ask(fleet.request(speculation=router.SPECULATION_MODE_ON))
-    rounds = (await ended_trace(fleet)).rounds[1:]
+    # Not the first ones: what is done for the first time in a process takes long.
+    rounds = (await ended_trace(fleet)).rounds[6:]
+    assert len(rounds) > 8
     parts_us = 0
     for one in rounds:
         timing = one.timing
@@ -102,8 +104,7 @@ async def test_real_workers_report_what_a_trace_needs(real_fleet: Fleet) -> None
     found = await ended_trace(real_fleet)
     check_adds_up(found, answer, len(prompt))
     drafted = [one for one in found.rounds if one.num_drafted]
-    # A draft is charged to the first of the rounds that judge a part of it.
-    assert any(one.timing.compute_us > 0 for one in drafted)
+    assert sum(one.timing.compute_us > 0 for one in drafted) > len(drafted) / 2
     assert any(one.timing.wait_us for one in found.rounds)
     assert all(one.batch_sequences == 1 and one.timing.verify_us for one in found.rounds)
     # What the target says of itself fills its rounds: clocks agree because each measures durations only.

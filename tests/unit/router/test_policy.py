@@ -78,6 +78,22 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
 
 
+def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against_the_draft():
+    # A target that decodes on while the draft is late hears of the decision to wait some rounds after it was made.
+    pace = opened()
+    committed(pace, 10, 0)
+    committed(pace, 11, 20_000)
+    assert pace.drafted(11, now_us=30_000).max_wait_us > 0
+    for number in range(5):
+        pace.committed(
+            12 + number, num_tokens=1, num_drafted=0, num_accepted=0, step_us=20_000, now_us=40_000, waited=False
+        )
+        assert pace.sent.max_wait_us > 0
+    for number in range(CONFIG.silent_commits):
+        committed(pace, 17 + number, 60_000)
+    assert pace.sent.max_wait_us == 0
+
+
 def silent(pace: Pace, rounds: int) -> list[Setting | None]:
     """Commits that the draft leaves unanswered, 20 ms apart."""
     return [
