@@ -9,9 +9,6 @@ concerned.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
-from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -29,14 +26,15 @@ from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
+from outrider_controller.router import clock
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.course import Course, DraftOpening, NewResponse, TargetOpening
-from outrider_controller.router.drafts import DraftRules
+from outrider_controller.router.course import Course, DraftOpening, NewResponse
 from outrider_controller.router.faults import Fault, Loss, fault_of
 from outrider_controller.router.links import Connect, Listener
 from outrider_controller.router.notices import Notices
+from outrider_controller.router.openings import Openings
 from outrider_controller.router.pairing import verification_mode
-from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit
+from outrider_controller.router.policy import PLAIN, Pace, draft_token_limit
 from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
 from outrider_controller.router.round import Round
 from outrider_controller.router.session import BadReply, Request, Session
@@ -45,10 +43,6 @@ from outrider_controller.router.worth import Standing
 
 # Whose standing with one draft is remembered.
 _MAX_TENANTS = 1024
-# Connections that came and went are among them.
-_MAX_APART = 1024
-# Until it is tried again.
-_APART_S = 60.0
 # Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
 # as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
 _DECISIONS_PER_STEP = 8
@@ -80,14 +74,9 @@ class Rounds:
         # In order of arrival: whoever came first is looked at first.
         self._courses: dict[Course, None] = {}
         self._ended = asyncio.Event()
-        self._by_target: dict[int, Course] = {}
-        self._by_draft: dict[int, Course] = {}
-        self._apart: OrderedDict[tuple[LinkKey, LinkKey], float] = OrderedDict()
-        """Targets that could not reach a draft, and when."""
+        self._openings = Openings(config, notices, first_id)
         self._standings: dict[str, dict[str, Standing]] = {}
         """Of drafts, by worker and tenant."""
-        # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
-        self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
 
     async def __aenter__(self) -> Rounds:
         await self.pools.__aenter__()
@@ -115,7 +104,7 @@ class Rounds:
         """
         course: Course | None = None
         reason, fault = sequence.CLOSE_REASON_CANCELLED, Cancelled.default_reason
-        recorder = self.traces.start(request, _now_us())
+        recorder = self.traces.start(request, clock.now_us())
         try:
             async with _within(deadline_s):
                 course = await self._begin(request, new_response, recorder)
@@ -130,7 +119,7 @@ class Rounds:
         finally:
             if course is not None:
                 self._end(course, reason)
-            self.traces.end(recorder, fault, _now_us())
+            self.traces.end(recorder, fault, clock.now_us())
 
     async def _drive(self, course: Course) -> None:
         while not course.session.finished:
@@ -148,7 +137,8 @@ class Rounds:
             wanted=request.speculation != router.SPECULATION_MODE_OFF,
             requested=request.max_draft_tokens,
         )
-        draft = await self.pools.choose_draft(target.info, prefix, (), self._drafts_of(target)) if limit else None
+        drafts = self._openings.drafts_of(target)
+        draft = await self.pools.choose_draft(target.info, prefix, (), drafts) if limit else None
         course = self._new_course(request, new_response, target, draft, limit, recorder)
         self._courses[course] = None
         self._open_both(course, target, draft)
@@ -168,7 +158,7 @@ class Rounds:
             seeded=request.seeded,
             draft_kind=draft.info.draft_kind if draft else None,
         )
-        session = Session(request, mode, target.info.vocab_size, opened_us=_now_us())
+        session = Session(request, mode, target.info.vocab_size, opened_us=clock.now_us())
         recorder.placed(session)
         return Course(
             session,
@@ -183,9 +173,9 @@ class Rounds:
         setting, drafts = PLAIN, draft is not None and draft.up
         if draft is not None and drafts:
             setting = course.pace.opened(_draft_limit(course, target, draft), self._standing(course, draft))
-        self._open_target(course, target, setting)
+        self._openings.open_target(course, target, setting)
         if draft is not None and drafts:
-            self._open_draft(course, draft, setting)
+            self._openings.open_draft(course, draft, setting)
 
     async def _place(self, course: Course) -> None:
         """Opens the session where it is missing. Raises when no target can be had."""
@@ -219,11 +209,11 @@ class Rounds:
             course.session.metrics.num_target_failovers += 1
             self._notices.failover("target")
         setting, draft = course.pace.opened(course.pace.limit) if course.draft else PLAIN, course.draft
-        self._open_target(course, target, setting)
+        self._openings.open_target(course, target, setting)
         if draft is not None and draft.paired:
             # It was open there for the target before, and is closed with it.
-            self._drop_draft(course, None)
-            self._open_draft(course, draft.link, setting)
+            self._openings.drop_draft(course, None)
+            self._openings.open_draft(course, draft.link, setting)
 
     async def _endure_failures(self, course: Course) -> None:
         """Raises when so many targets failed with this request that it must be the cause."""
@@ -277,7 +267,8 @@ class Rounds:
         if course.target is None or course.draft_failures >= self._config.failover.max_draft_failures:
             return
         link = course.target.link
-        draft = await self.pools.choose_draft(link.info, course.prefix, course.avoid_drafts, self._drafts_of(link))
+        drafts = self._openings.drafts_of(link)
+        draft = await self.pools.choose_draft(link.info, course.prefix, course.avoid_drafts, drafts)
         # The search waited: the target may be gone, the session finished.
         if draft is None or course.target is None or not course.lacks_draft:
             return
@@ -285,105 +276,22 @@ class Rounds:
         if course.num_drafts:
             course.session.metrics.num_draft_failovers += 1
             self._notices.failover("draft")
-        self._open_draft(course, draft, setting)
-        self._tell_target(course, setting)
-
-    def _drafts_of(self, target: TargetLink) -> Counter[str]:
-        """By worker, how many of this target's sequences it drafts for."""
-        courses = [self._by_target[sequence_id] for sequence_id in target.open_sequences]
-        return Counter(course.draft.link.worker_id for course in courses if course.draft is not None)
-
-    # -- opening and closing
-
-    def _open_target(self, course: Course, link: TargetLink, setting: Setting) -> None:
-        if not link.up:
-            course.wake()
-            return
-        opening = TargetOpening(next(self._ids), link)
-        course.target = opening
-        course.num_targets += 1
-        course.rounds_here = 0
-        self._by_target[opening.sequence_id] = course
-        link.open_sequences.add(opening.sequence_id)
-        link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
-        now_us = _now_us()
-        course.session.legs.opened(now_us)
-        course.recorder.opened(link.info, now_us)
-
-    def _open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
-        most = course.pace.limit + self._config.policy.run_ahead_tokens
-        rules = DraftRules(most, link.info.max_context_len)
-        target = self._pairs_with(course, link)
-        opening = DraftOpening(next(self._ids), link, rules, _told(setting), target is not None)
-        course.draft = opening
-        course.num_drafts += 1
-        self._by_draft[opening.sequence_id] = course
-        link.open_sequences.add(opening.sequence_id)
-        now_us = _now_us()
-        if target is not None:
-            link.paired_sequences.add(opening.sequence_id)
-            target.link.outbox.pair(
-                target_pb2.PairSequence(
-                    sequence_id=target.sequence_id,
-                    draft_address=link.address,
-                    draft_worker_id=link.worker_id,
-                    draft_sequence_id=opening.sequence_id,
-                )
-            )
-        else:
-            link.outbox.open(course.session.open_message(opening.sequence_id, _speculation(setting)))
-            course.session.legs.asked(course.session.committed_len, now_us)
-        course.recorder.opened(link.info, now_us)
-
-    def _pairs_with(self, course: Course, draft: DraftLink) -> TargetOpening | None:
-        """The target that is to talk to this draft itself, if one is."""
-        target = course.target
-        if target is None or not self._config.pair_workers:
-            return None
-        found_s = self._apart.get((target.link.key, draft.key))
-        if found_s is not None and asyncio.get_running_loop().time() - found_s < _APART_S:
-            return None
-        return target
+        self._openings.open_draft(course, draft, setting)
+        self._openings.tell_target(course, setting)
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.pop(course, None)
         self._ended.set()
-        self._drop_target(course, reason)
-        self._drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
-
-    def _drop_target(self, course: Course, reason: sequence.CloseReason.ValueType | None) -> TargetOpening | None:
-        """Forgets the target's sequence, and closes it there if a reason is given."""
-        opening, course.target = course.target, None
-        if opening is None:
-            return None
-        del self._by_target[opening.sequence_id]
-        opening.link.open_sequences.discard(opening.sequence_id)
-        if reason is not None and opening.link.up:
-            opening.link.outbox.close(sequence.CloseSequence(sequence_id=opening.sequence_id, reason=reason))
-        return opening
-
-    def _drop_draft(self, course: Course, reason: sequence.CloseReason.ValueType | None) -> DraftOpening | None:
-        opening, course.draft = course.draft, None
-        if opening is None:
-            return None
-        del self._by_draft[opening.sequence_id]
-        opening.link.open_sequences.discard(opening.sequence_id)
-        if opening.paired:
-            opening.link.paired_sequences.discard(opening.sequence_id)
-            # Without a target here it has ended with the target's sequence.
-            if reason is not None and course.target is not None and course.target.link.up:
-                course.target.link.outbox.pair(target_pb2.PairSequence(sequence_id=course.target.sequence_id))
-        elif reason is not None and opening.link.up:
-            opening.link.outbox.close(sequence.CloseSequence(sequence_id=opening.sequence_id, reason=reason))
-        return opening
+        self._openings.drop_target(course, reason)
+        self._openings.drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
 
     # -- what targets say
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
-        now_us, step_us, batch_sequences = _now_us(), reply.step_us, reply.batch_sequences
+        now_us, step_us, batch_sequences = clock.now_us(), reply.step_us, reply.batch_sequences
         counted = []
         for commit in reply.commits:
-            if course := self._at_target(link, commit.sequence_id):
+            if course := self._openings.at_target(link, commit.sequence_id):
                 try:
                     done = course.session.apply(commit, step_us=step_us, now_us=now_us)
                 except BadReply as bad:
@@ -397,21 +305,13 @@ class Rounds:
             # What the clients hear of this step is on its way first.
             asyncio.get_running_loop().call_soon(self._think_over, link, counted, now_us)
         for error in reply.errors:
-            if course := self._at_target(link, error.sequence_id):
+            if course := self._openings.at_target(link, error.sequence_id):
                 self._target_refused(course, error)
         for refused in reply.refused_drafts:
-            if (course := self._at_target(link, refused.sequence_id)) and course.draft is not None:
+            if (course := self._openings.at_target(link, refused.sequence_id)) and course.draft is not None:
                 self._lose_draft(course, f"refused by the target: {refused.field or refused.reason}", Loss.MALFORMED)
         for error in reply.draft_errors:
             self._pairing_failed(link, error)
-
-    def _at_target(self, link: TargetLink, sequence_id: int) -> Course | None:
-        """The session that is open there under this id. Late replies, and replies about others' ids, find none."""
-        course = self._by_target.get(sequence_id)
-        if course is None or course.target is None or course.target.link is not link:
-            self._notices.late_reply("target")
-            return None
-        return course
 
     def _committed(self, course: Course, commit: sequence.Commit, done: Round, now_us: int) -> None:
         """Tells the draft and the client; the draft first, for the target waits for it."""
@@ -424,8 +324,8 @@ class Rounds:
         course.carried_on()
         if done.finish_reason:
             course.wake()
-            self._drop_target(course, None)
-            self._drop_draft(course, sequence.CLOSE_REASON_FINISHED)
+            self._openings.drop_target(course, None)
+            self._openings.drop_draft(course, sequence.CLOSE_REASON_FINISHED)
 
     def _think_over(
         self, link: TargetLink, counted: Sequence[tuple[Course, DraftOpening | None, Round]], now_us: int
@@ -456,24 +356,24 @@ class Rounds:
                 decides=turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0,
             )
             if setting is not None:
-                self._tell(course, setting)
+                self._openings.tell(course, setting)
 
     def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
         fault = fault_of(error.code)
         if fault is Fault.REQUEST:
-            self._drop_target(course, None)
+            self._openings.drop_target(course, None)
             course.events.put_nowait(error)
             return
         self._lose_target(course, str(error), fault)
 
     def _target_down(self, link: TargetLink) -> None:
         for sequence_id in tuple(link.open_sequences):
-            self._lose_target(self._by_target[sequence_id], link.problem, Fault.CONNECTION)
+            self._lose_target(self._openings.by_target[sequence_id], link.problem, Fault.CONNECTION)
         self.pools.notify()
 
     def _lose_target(self, course: Course, why: str, fault: Fault) -> None:
-        opening = self._drop_target(course, sequence.CLOSE_REASON_MOVED)
+        opening = self._openings.drop_target(course, sequence.CLOSE_REASON_MOVED)
         if opening is None:
             return
         if fault is Fault.FULL:
@@ -483,7 +383,7 @@ class Rounds:
         else:
             course.failed_targets.add(opening.link.key)
         course.target_failures += fault is Fault.WORKER
-        course.recorder.lost(opening.link.info, fault.value, _now_us())
+        course.recorder.lost(opening.link.info, fault.value, clock.now_us())
         course.lost_connections += fault is Fault.CONNECTION
         self._notices.lost_target(opening.link.worker_id, course.session.request, fault, why)
         course.wake()
@@ -491,20 +391,13 @@ class Rounds:
     # -- what drafts say
 
     def _draft_replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
-        now_us = _now_us()
+        now_us = clock.now_us()
         for draft in reply.drafts:
-            if course := self._at_draft(link, draft.sequence_id):
+            if course := self._openings.at_draft(link, draft.sequence_id):
                 self._draft(course, draft, now_us)
         for error in reply.errors:
-            if course := self._at_draft(link, error.sequence_id):
+            if course := self._openings.at_draft(link, error.sequence_id):
                 self._lose_draft(course, str(from_sequence_error(error)), Loss.ERROR)
-
-    def _at_draft(self, link: DraftLink, sequence_id: int) -> Course | None:
-        course = self._by_draft.get(sequence_id)
-        if course is None or course.draft is None or course.draft.link is not link:
-            self._notices.late_reply("draft")
-            return None
-        return course
 
     def _draft(self, course: Course, draft: sequence.Draft, now_us: int) -> None:
         opening, target = course.draft, course.target
@@ -525,22 +418,17 @@ class Rounds:
             base_len, now_us, run_ahead=draft.run_ahead, num_tokens=num_tokens, compute_us=draft.compute_us
         )
         if setting is not None:
-            self._tell(course, setting)
+            self._openings.tell(course, setting)
 
     def _pairing_failed(self, target: TargetLink, error: sequence.SequenceError) -> None:
         """A target's word of a draft that it talks to itself."""
-        course = self._by_draft.get(error.sequence_id)
-        if course is None or course.target is None or course.target.link is not target or course.draft is None:
-            self._notices.late_reply("draft")
-            return
-        if not course.draft.paired:
+        course = self._openings.at_draft_of(target, error.sequence_id)
+        if course is None or course.draft is None or not course.draft.paired:
             return
         why = str(from_sequence_error(error))
         if error.reason == "DRAFT_UNREACHABLE":
             # Nothing is known against it: what the two say to each other goes through here.
-            self._apart[target.key, course.draft.link.key] = asyncio.get_running_loop().time()
-            if len(self._apart) > _MAX_APART:
-                self._apart.popitem(last=False)
+            self._openings.apart(target, course.draft.link)
             self._part(course, why)
         elif error.reason == "DRAFT_GONE":
             # Their connection broke. Whether the worker is there, its own link to this router tells.
@@ -551,29 +439,29 @@ class Rounds:
     def _draft_down(self, link: DraftLink) -> None:
         self._standings.pop(link.worker_id, None)
         for sequence_id in tuple(link.open_sequences):
-            self._lose_draft(self._by_draft[sequence_id], link.problem, Loss.WORKER)
+            self._lose_draft(self._openings.by_draft[sequence_id], link.problem, Loss.WORKER)
         self.pools.notify()
 
     def _lose_draft(self, course: Course, why: str, loss: Loss, *, avoid: bool = True) -> None:
         """The target decodes plainly from now on; another draft, or the same unless it is to `avoid`, is looked for."""
-        opening = self._drop_draft(course, sequence.CLOSE_REASON_MOVED)
+        opening = self._openings.drop_draft(course, sequence.CLOSE_REASON_MOVED)
         if opening is None:
             return
         if avoid:
             course.avoid_drafts.add(opening.link.key)
         course.draft_failures += 1
-        self._tell_target(course, course.pace.lost())
-        course.recorder.lost(opening.link.info, loss.value, _now_us())
+        self._openings.tell_target(course, course.pace.lost())
+        course.recorder.lost(opening.link.info, loss.value, clock.now_us())
         self._notices.lost_draft(opening.link.worker_id, course.session.request, loss, why)
         course.wake()
 
     def _part(self, course: Course, why: str) -> None:
         """The draft is opened again by this router, unless another is chosen meanwhile."""
-        opening = self._drop_draft(course, None)
+        opening = self._openings.drop_draft(course, None)
         if opening is None:
             return
-        self._tell_target(course, course.pace.lost())
-        course.recorder.lost(opening.link.info, Loss.UNREACHABLE.value, _now_us())
+        self._openings.tell_target(course, course.pace.lost())
+        course.recorder.lost(opening.link.info, Loss.UNREACHABLE.value, clock.now_us())
         self._notices.lost_draft(opening.link.worker_id, course.session.request, Loss.UNREACHABLE, why)
         course.wake()
 
@@ -585,24 +473,6 @@ class Rounds:
         if course.session.request.tenant not in tenants and len(tenants) >= _MAX_TENANTS:
             del tenants[next(iter(tenants))]
         return tenants.setdefault(course.session.request.tenant, Standing())
-
-    def _tell(self, course: Course, setting: Setting) -> None:
-        """Both, where it concerns both: a draft only needs to hear that it may rest, or is wanted again."""
-        self._tell_target(course, setting)
-        draft, told = course.draft, _told(setting)
-        if draft is None or told == draft.told:
-            return
-        draft.told = told
-        if draft.paired:
-            return
-        draft.link.outbox.set(sequence.SetSpeculation(sequence_id=draft.sequence_id, speculation=_speculation(setting)))
-
-    def _tell_target(self, course: Course, setting: Setting) -> None:
-        if course.target is None:
-            return
-        course.target.link.outbox.set(
-            sequence.SetSpeculation(sequence_id=course.target.sequence_id, speculation=_speculation(setting))
-        )
 
     def _link_up(self, link: TargetLink | DraftLink) -> None:
         self.pools.notify()
@@ -629,21 +499,3 @@ def _draft_limit(course: Course, target: TargetLink, draft: DraftLink) -> int:
     """What the request may have, lowered to what both workers can do. A worker that names 0 names no limit."""
     limits = (course.draft_limit, target.info.max_draft_tokens, draft.info.max_draft_tokens)
     return min(limit for limit in limits if limit)
-
-
-def _told(setting: Setting) -> tuple[int, int, int]:
-    """What of a setting concerns a draft."""
-    return setting.max_draft_tokens, setting.run_ahead_tokens, setting.num_alternatives
-
-
-def _speculation(setting: Setting) -> sequence.Speculation:
-    return sequence.Speculation(
-        max_draft_tokens=setting.max_draft_tokens,
-        max_wait_us=setting.max_wait_us,
-        run_ahead_tokens=setting.run_ahead_tokens,
-        num_alternatives=setting.num_alternatives,
-    )
-
-
-def _now_us() -> int:
-    return int(asyncio.get_running_loop().time() * 1e6)

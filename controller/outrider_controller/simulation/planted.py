@@ -137,7 +137,7 @@ def _end_at_draft(shipped: Any) -> Any:
 
 def _no_close(shipped: Any) -> Any:
     def end(rounds: Any, course: Any, reason: Any) -> None:
-        rounds._drop_target(course, None)
+        rounds._openings.drop_target(course, None)
         shipped(rounds, course, reason)
 
     return end

@@ -263,8 +263,8 @@ class RouterProcess(Process):
     def leftovers(self) -> list[str]:
         rounds = self.rounds
         found = [f"{rounds.num_sessions} sessions are open"] if rounds.num_sessions else []
-        found += [f"target sequence {i} is known" for i in rounds._by_target]
-        found += [f"draft sequence {i} is known" for i in rounds._by_draft]
+        found += [f"target sequence {i} is known" for i in rounds._openings.by_target]
+        found += [f"draft sequence {i} is known" for i in rounds._openings.by_draft]
         links: list[WorkerLink[Any, Any]] = [*rounds.pools._targets.values(), *rounds.pools._drafts.values()]
         found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in links if x.open_sequences]
         if self.servicer._num_calls:
