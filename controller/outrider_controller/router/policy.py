@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from outrider_controller.router.ahead import Ahead
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.lengths import Lengths
+from outrider_controller.router.round import Round
 from outrider_controller.router.worth import Standing, Worth
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
@@ -133,45 +134,31 @@ class Pace:
         self.sent = PLAIN
         return self.sent
 
-    def committed(
-        self,
-        committed_len: int,
-        *,
-        num_tokens: int,
-        num_drafted: int,
-        num_accepted: int,
-        step_us: int,
-        now_us: int,
-        num_verified: int = 0,
-        source: str = "",
-        waited: bool = True,
-        decides: bool = True,
-    ) -> Setting | None:
-        """One round's outcome, `committed_len` included. Returns a setting to send when it changes noticeably.
+    def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Setting | None:
+        """A round that the session has taken. Returns a setting to send when it changes noticeably.
 
-        `num_verified`: drafted tokens that were judged; `source`: which part of the drafter they are from; `waited`:
-        the target held the sequence back for a draft. Unless it `decides`, the round is kept for the next one that
-        does: to decide costs more than all else about a round.
+        Unless it `decides`, the round is kept for the next one that does: to decide costs more than all else about a
+        round.
         """
         if self._asked:
             seen = self._seen
             seen.rounds += 1
-            seen.tokens += num_tokens
-            seen.accepted += num_accepted
+            seen.tokens += len(done.token_ids)
+            seen.accepted += done.num_accepted
             seen.us += now_us - self._asked[-1][1]
-            seen.step_us += step_us
-            if num_drafted:
+            seen.step_us += done.verify_us
+            if done.num_drafted:
                 seen.in_time += 1
             if decides:
                 self._learn(seen)
                 self._seen = _Seen()
         # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
-        if num_verified:
+        if num_verified := done.num_verified:
             # No more than was asked for, whatever a target says that it has judged.
-            self.lengths.judged(source, num_verified=min(num_verified, self.limit), num_accepted=num_accepted)
+            self.lengths.judged(done.source, num_verified=min(num_verified, self.limit), num_accepted=done.num_accepted)
         # One for which it did not wait was perhaps made before it was told to.
-        self.unanswered += waited
-        self._asked.append((committed_len, now_us))
+        self.unanswered += done.wait_us > 0
+        self._asked.append((done.committed_len, now_us))
         if not decides:
             return None
         self._longest = self._worthwhile(self.limit)

@@ -68,6 +68,11 @@ class Round:
             done.source = drafting.source
         return done
 
+    @property
+    def committed_len(self) -> int:
+        """After it."""
+        return self.base_len + len(self.token_ids)
+
     def fill(self, response: router.RouteResponse) -> None:
         """Writes what the client hears of it into an empty message. What is 0 is left out: it costs as much."""
         response.token_ids.extend(self.token_ids)

@@ -343,18 +343,8 @@ class Rounds:
                     num_tokens=said.answer_tokens,
                     compute_us=said.answer_compute_us,
                 )
-            setting = course.pace.committed(
-                done.base_len + len(done.token_ids),
-                num_tokens=len(done.token_ids),
-                num_drafted=done.num_drafted,
-                num_accepted=done.num_accepted,
-                num_verified=done.num_verified,
-                source=done.source,
-                step_us=done.verify_us,
-                now_us=now_us,
-                waited=done.wait_us > 0,
-                decides=turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0,
-            )
+            decides = turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0
+            setting = course.pace.committed(done, now_us, decides=decides)
             if setting is not None:
                 self._openings.tell(course, setting)
 

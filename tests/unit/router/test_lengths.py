@@ -6,6 +6,8 @@ from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.lengths import Lengths
 from outrider_controller.router.policy import Pace
 
+from tests.unit.router.test_policy import a_round
+
 DRAFTING = 0.04
 """Steps that drafting a token takes."""
 
@@ -75,16 +77,16 @@ def test_the_setting_that_is_sent_follows_and_is_not_sent_without_a_change():
     assert pace.opened(5).max_draft_tokens == 5
     sent = []
     for number in range(80):
-        setting = pace.committed(
+        done = a_round(
             10 + number,
             num_tokens=2,
+            step_us=10_000,
             num_drafted=2,
             # A target that claims more than was asked for is believed no further than that.
             num_verified=10**9 if number == 0 else 2,
             num_accepted=1,
             source="model",
-            step_us=10_000,
-            now_us=20_000 * number,
         )
+        setting = pace.committed(done, 20_000 * number)
         sent += [setting.max_draft_tokens] if setting is not None else []
     assert sent == [1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
+from outrider_controller.router.round import Round
 from outrider_controller.router.worth import Standing
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
@@ -35,8 +37,23 @@ def test_nothing_is_waited_for_while_it_is_unknown_how_long_that_would_be():
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=20_000, turnaround_us=0) == 0
 
 
-def committed(pace: Pace, length: int, now_us: int, step_us: int = 20_000) -> Setting | None:
-    return pace.committed(length, num_tokens=1, num_drafted=0, num_accepted=0, step_us=step_us, now_us=now_us)
+def a_round(
+    committed_len: int, *, num_tokens: int, step_us: int = 20_000, wait_us: int = 1, source: str = "", **fields: int
+) -> Round:
+    """One after which so much is committed. `fields` are a Commit's."""
+    commit = sequence.Commit(
+        base_len=committed_len - num_tokens, token_ids=range(num_tokens), queue_us=wait_us, wait_us=wait_us, **fields
+    )
+    if source:
+        commit.drafting.source = source
+    return Round.of(commit, step_us)
+
+
+def committed(
+    pace: Pace, length: int, now_us: int, step_us: int = 20_000, *, num_tokens: int = 1, **fields: int
+) -> Setting | None:
+    """A round before which the target waited, unless `wait_us` is given. `fields` are those of `a_round`."""
+    return pace.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
 
 
 def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
@@ -85,9 +102,7 @@ def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against
     committed(pace, 11, 20_000)
     assert pace.drafted(11, now_us=30_000).max_wait_us > 0
     for number in range(5):
-        pace.committed(
-            12 + number, num_tokens=1, num_drafted=0, num_accepted=0, step_us=20_000, now_us=40_000, waited=False
-        )
+        committed(pace, 12 + number, 40_000, wait_us=0)
         assert pace.sent.max_wait_us > 0
     for number in range(CONFIG.silent_commits):
         committed(pace, 17 + number, 60_000)
@@ -96,10 +111,7 @@ def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against
 
 def silent(pace: Pace, rounds: int) -> list[Setting | None]:
     """Commits that the draft leaves unanswered, 20 ms apart."""
-    return [
-        pace.committed(i, num_tokens=1, num_drafted=0, num_accepted=0, step_us=20_000, now_us=i * 20_000)
-        for i in range(10, 10 + rounds)
-    ]
+    return [committed(pace, i, i * 20_000) for i in range(10, 10 + rounds)]
 
 
 def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
@@ -132,10 +144,9 @@ def test_a_lost_draft_means_plain_decoding():
 def played(pace: Pace, rounds: int, *, drafted: int, accepted: int) -> list[int]:
     """Waits set during rounds of a 20 ms step and a 15 ms draft, with this many tokens accepted in each."""
     settings = []
-    for i in range(rounds):
+    for i in range(100, 100 + rounds):
         now_us = i * 35_000
-        outcome = {"num_tokens": accepted + 1, "num_drafted": drafted, "num_accepted": accepted}
-        settings.append(pace.committed(i, **outcome, step_us=20_000, now_us=now_us))
+        settings.append(committed(pace, i, now_us, num_tokens=accepted + 1, num_drafted=drafted, num_accepted=accepted))
         settings.append(pace.drafted(i, now_us + 15_000))
     return [setting.max_wait_us for setting in settings if setting is not None]
 
@@ -179,14 +190,7 @@ def rounds(
         prepares = pace.sent.num_alternatives > 0
         now_us += 20_000 + turnaround_us - (hit_us if prepares else 0)
         num_tokens = 2 + (more if prepares and i % 2 else 0)
-        pace.committed(
-            100 + i,
-            num_tokens=num_tokens,
-            num_drafted=3,
-            num_accepted=num_tokens - 1,
-            step_us=20_000,
-            now_us=now_us,
-        )
+        committed(pace, 100 + i, now_us, num_tokens=num_tokens, num_drafted=3, num_accepted=num_tokens - 1)
         pace.drafted(100 + i, now_us + turnaround_us, num_tokens=3, compute_us=compute_us)
         asked.append(pace.sent.num_alternatives)
     return asked
@@ -216,17 +220,16 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
     pace = Pace(CONFIG, 5)
     pace.opened(5, Standing(measured=True))
     for number in range(count):
-        pace.committed(
+        done = a_round(
             100 + number,
             num_tokens=accepted + 1,
+            step_us=30_000 + 2_000 * (number % 2),
             num_drafted=4,
             num_verified=4,
             num_accepted=accepted,
             source="model",
-            step_us=30_000 + 2_000 * (number % 2),
-            now_us=number * round_us,
-            decides=number % turns == turns - 1,
         )
+        pace.committed(done, number * round_us, decides=number % turns == turns - 1)
         pace.heard(5_000, answers=True, num_tokens=4, compute_us=4_000)
     return pace
 
