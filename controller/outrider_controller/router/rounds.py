@@ -137,8 +137,9 @@ class Rounds:
             wanted=request.speculation != router.SPECULATION_MODE_OFF,
             requested=request.max_draft_tokens,
         )
-        drafts = self._openings.drafts_of(target)
-        draft = await self.pools.choose_draft(target.info, prefix, (), drafts) if limit else None
+        draft = None
+        if limit:
+            draft = await self.pools.choose_draft(target.info, prefix, (), self._openings.drafts_of(target))
         course = self._new_course(request, new_response, target, draft, limit, recorder)
         self._courses[course] = None
         self._open_both(course, target, draft)
