@@ -12,6 +12,7 @@ import grpc
 
 from outrider.gateway.router_stream import RouterStream
 from outrider.metadata.store import MetadataStore
+from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
@@ -39,20 +40,30 @@ class FixedRouters:
 
 @dataclass(slots=True)
 class LeasedRouters:
-    """Routers that hold a lease in the metadata store, asked for at most every `max_age_s`."""
+    """Routers that hold a lease in the metadata store, read at most every `max_age_s`."""
 
     store: MetadataStore
     max_age_s: float = 0.5
     _known: list[str] = field(default_factory=list)
     _read_s: float = float("-inf")
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def addresses(self) -> list[str]:
-        now_s = time.monotonic()
-        if now_s - self._read_s >= self.max_age_s:
-            self._read_s = now_s
-            leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER)
-            self._known = [lease.address for lease in leases if not lease.load.draining]
+        if self._known:
+            await self._read(None)
+        else:
+            # Without a router there is no answer: worth the longer wait, and that for another call's reading.
+            async with self._reading:
+                await self._read(BACKGROUND_TIMEOUT_S)
         return self._known
+
+    async def _read(self, timeout_s: float | None) -> None:
+        now_s = time.monotonic()
+        if now_s - self._read_s < self.max_age_s:
+            return
+        self._read_s = now_s
+        leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER, timeout_s=timeout_s)
+        self._known = [lease.address for lease in leases if not lease.load.draining]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from outrider.metadata.directory import LeaseRecord
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
 logger = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ HEARTBEAT_S = 1.0
 class LeaseWriter(Protocol):
     """The store, as a lease sees it. Neither raises because the store is away."""
 
-    def write_lease(self, record: LeaseRecord, timeout_s: float | None) -> Awaitable[None]: ...
+    def write_lease(self, record: LeaseRecord) -> Awaitable[None]: ...
 
     def remove_lease(self, lease: Lease) -> Awaitable[None]: ...
 
@@ -47,7 +46,7 @@ class Lease:
         self._wake.set()
 
     async def __aenter__(self) -> Lease:
-        await self._beat(None)
+        await self._beat()
         self._task = asyncio.create_task(self._run(), name=f"lease-{self.record.info.worker_id}")
         return self
 
@@ -64,9 +63,9 @@ class Lease:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._wake.wait()
             self._wake.clear()
-            await self._beat(BACKGROUND_TIMEOUT_S)
+            await self._beat()
 
-    async def _beat(self, timeout_s: float | None) -> None:
+    async def _beat(self) -> None:
         try:
             load = self._load()
         except Exception:
@@ -74,4 +73,4 @@ class Lease:
             logger.exception("load of %s is unknown", self.record.info.worker_id)
             load = self.record.load
         self.record = LeaseRecord(self.record.info, load, self.record.address, self.record.pid)
-        await self._writer.write_lease(self.record, timeout_s)
+        await self._writer.write_lease(self.record)

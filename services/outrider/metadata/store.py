@@ -116,17 +116,22 @@ class MetadataStore:
         self._leases.add(lease)
         return lease
 
-    async def workers(self, role: worker_pb2.WorkerRole.ValueType | None = None) -> list[LeaseRecord]:
-        """Live workers of one role, or all, ordered by id. The last known ones while Redis is away."""
+    async def workers(
+        self, role: worker_pb2.WorkerRole.ValueType | None = None, *, timeout_s: float | None = None
+    ) -> list[LeaseRecord]:
+        """Live workers of one role, or all, ordered by id. The last known ones while Redis is away.
+
+        `timeout_s` is for callers to whom an answer that comes late is worth more than the last known one.
+        """
         roles = ROLES if role is None else (role,)
-        sightings = await self._link.call(lambda redis: self._read_leases(redis, roles))
+        sightings = await self._link.call(lambda redis: self._read_leases(redis, roles), timeout_s)
         now_s = time.monotonic()
         if sightings is not None:
             self._directory.update(sightings, now_s)
             self._directory.expire(now_s)
         return self._directory.records(role, now_s)
 
-    async def write_lease(self, record: LeaseRecord, timeout_s: float | None) -> None:
+    async def write_lease(self, record: LeaseRecord) -> None:
         """One heartbeat: the lease and the worker's part of the prefix index live on for one term."""
         role, worker_id = record.key
         prefix_key = self._keys.prefix(role, worker_id)
@@ -138,12 +143,12 @@ class MetadataStore:
             pipe.pexpire(prefix_key, _TTL_MS)
             return bool((await pipe.execute())[-1])
 
-        has_prefix = await self._link.call(work, timeout_s)
+        has_prefix = await self._link.call(work, BACKGROUND_TIMEOUT_S)
         mirror = self._mirrors.get(record.key)
         if mirror is not None and has_prefix is not None:
             # Expired while we could not renew it, or lost with the server's memory.
             mirror.stale |= bool(mirror.held) and not has_prefix
-            await self._flush(record.key, mirror, timeout_s)
+            await self._flush(record.key, mirror)
 
     async def remove_lease(self, lease: Lease) -> None:
         """Gives the lease back: readers drop the worker at once instead of when its term is over."""
@@ -210,7 +215,7 @@ class MetadataStore:
         """
         mirror = self._mirrors.setdefault((role, worker_id), PrefixMirror())
         mirror.apply(added, removed)
-        await self._flush((role, worker_id), mirror, None)
+        await self._flush((role, worker_id), mirror)
 
     async def lookup_prefix(self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
         """For each worker that has the first block: how many leading blocks it has. Empty while Redis is away."""
@@ -225,7 +230,7 @@ class MetadataStore:
 
         return await self._link.call(work) or {}
 
-    async def _flush(self, key: Key, mirror: PrefixMirror, timeout_s: float | None) -> None:
+    async def _flush(self, key: Key, mirror: PrefixMirror) -> None:
         if mirror.flushing:
             return
         mirror.flushing = True
@@ -233,16 +238,14 @@ class MetadataStore:
             while mirror.dirty:
                 anew = mirror.stale
                 added, removed = (mirror.take_all(), []) if anew else mirror.take_pending()
-                if not await self._write_prefix(key, added, removed, anew=anew, timeout_s=timeout_s):
+                if not await self._write_prefix(key, added, removed, anew=anew):
                     # Perhaps half of it arrived.
                     mirror.stale = True
                     return
         finally:
             mirror.flushing = False
 
-    async def _write_prefix(
-        self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool, timeout_s: float | None
-    ) -> bool:
+    async def _write_prefix(self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool) -> bool:
         prefix_key = self._keys.prefix(*key)
 
         async def work(redis: Redis) -> bool:
@@ -257,7 +260,7 @@ class MetadataStore:
             await pipe.execute()
             return True
 
-        return await self._link.call(work, timeout_s) is not None
+        return await self._link.call(work, BACKGROUND_TIMEOUT_S) is not None
 
     # Events
 

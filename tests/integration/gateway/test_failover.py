@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from outrider.gateway.config import Failover, GatewayConfig
+from outrider.gateway.routers import LeasedRouters
 from outrider.gateway.server import running
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.embedded import EmbeddedServer
@@ -186,6 +189,21 @@ async def test_a_request_that_has_tokens_is_never_dropped_for_load(
     assert (text, token_ids, calls) == (TEXT, ids, 4)
 
 
+async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_time(tmp_path: Path) -> None:
+    info = worker_pb2.WorkerInfo(protocol_version=1, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1")
+    with EmbeddedServer.start(tmp_path) as redis:
+        async with (
+            MetadataStore.connect(redis.url) as registry,
+            registry.register(info, "127.0.0.1:7001", worker_pb2.WorkerLoad),
+            MetadataStore.connect(redis.url) as store,
+        ):
+            routers = LeasedRouters(store)
+            os.kill(redis.pid, signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.3, os.kill, redis.pid, signal.SIGCONT)
+            found = await asyncio.gather(*(routers.addresses() for _ in range(3)))
+    assert found == [["127.0.0.1:7001"]] * 3
+
+
 async def test_routers_are_found_by_their_leases(
     tiny: Path, tmp_path: Path, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
@@ -195,7 +213,7 @@ async def test_routers_are_found_by_their_leases(
         info = worker_pb2.WorkerInfo(protocol_version=1, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1")
         async with (
             routing(router) as address,
-            MetadataStore.connect(redis.url) as store,
+            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
             store.register(info, address, worker_pb2.WorkerLoad),
             running(config) as started,
         ):

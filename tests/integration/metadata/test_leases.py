@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,16 @@ async def test_a_lease_tells_others_who_where_and_how_loaded(
     assert (lease.info, lease.load) == (info("t1"), load)
     assert (lease.address, lease.pid) == ("127.0.0.1:7001", os.getpid())
     assert 0 <= lease.age_ms < 1000
+
+
+async def test_a_server_slower_than_a_request_would_wait_is_told_of_a_worker_that_starts(
+    server: EmbeddedServer, reader: MetadataStore, info: Info
+) -> None:
+    async with MetadataStore.connect(server.url) as store:
+        os.kill(server.pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.3, os.kill, server.pid, signal.SIGCONT)
+        async with store.register(info(), "127.0.0.1:7001", idle):
+            assert await ids(reader) == ["t1"]
 
 
 async def test_workers_can_be_asked_for_by_role(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
