@@ -26,7 +26,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 async def test_the_lease_names_the_worker_and_its_address_and_goes_with_it(served: Serve, url: str) -> None:
-    async with MetadataStore.connect(url) as store:
+    async with MetadataStore.connect(url, call_timeout_s=2.0) as store:
         async with served(metadata_url=url) as (_, servicer):
             [record] = await store.workers(ROLE)
             assert record.info == servicer.info
@@ -37,7 +37,10 @@ async def test_the_lease_names_the_worker_and_its_address_and_goes_with_it(serve
 
 async def test_prefixes_of_committed_text_are_published(served: Serve, url: str) -> None:
     prompt = [i % 300 for i in range(40)]
-    async with MetadataStore.connect(url) as store, served(DrafterKind.MODEL, metadata_url=url) as (stub, servicer):
+    async with (
+        MetadataStore.connect(url, call_timeout_s=2.0) as store,
+        served(DrafterKind.MODEL, metadata_url=url) as (stub, servicer),
+    ):
         call = stub.Draft()
         await call.write(draft_pb2.DraftRequest(opens=[opening(1, prompt, cache_salt=b"tenant")]))
         await read(call)

@@ -130,17 +130,17 @@ async def test_a_client_that_leaves_cancels_the_call(serve: Any, router: Scripte
         unary = stub.Generate(Request(model=MODEL, text="hi"))
         await until(lambda: len(router.requests) == 6)
         unary.cancel()
-        await until(lambda: router.num_cancelled == 6 and gateway.core.admission.running == 0, timeout_s=1.0)
+        await until(lambda: router.num_cancelled == 6 and gateway.core.admission.running == 0)
 
 
 async def test_the_callers_deadline_is_passed_on_with_a_margin_and_kept(serve: Any, router: ScriptedRouter) -> None:
     router.script = saying([40] * 400, pause_s=0.05)
     async with serve() as (gateway, stub):
-        error = await failure(stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")), timeout=0.4))
+        error = await failure(stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")), timeout=2.0))
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until(lambda: gateway.core.admission.running == 0, timeout_s=1.0)
+        await until(lambda: gateway.core.admission.running == 0)
     assert router.timeouts_s[0] is not None
-    assert router.timeouts_s[0] < 0.4
+    assert router.timeouts_s[0] < 2.0
 
 
 async def test_overload_carries_a_retry_delay(serve: Any, router: ScriptedRouter) -> None:

@@ -235,7 +235,7 @@ async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
         stream = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stream=True)
         await anext(aiter(stream))
         await stream.close()
-        await until(lambda: router.num_cancelled == 1 and gateway.core.admission.running == 0, timeout_s=1.0)
+        await until(lambda: router.num_cancelled == 1 and gateway.core.admission.running == 0)
 
 
 async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serve: Any, router: ScriptedRouter) -> None:
@@ -243,8 +243,8 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serv
     async with serve() as (gateway, client):
         for stream in (False, True):
             with pytest.raises(openai.APITimeoutError):
-                await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=0.3)
-        await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0, timeout_s=1.0)
+                await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=1.0)
+        await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0)
         assert 'outrider_request_failure_total{reason="cancelled"} 2.0' in gateway.core.meter.exposition().decode()
 
 
@@ -301,12 +301,12 @@ async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(serv
 
 async def test_the_time_limit_is_a_504_and_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
     router.script = silence
-    async with serve(limits=Limits(request_timeout_s=0.3)) as (gateway, _):
+    async with serve(limits=Limits(request_timeout_s=1.0)) as (gateway, _):
         answer = await post(gateway, {"model": MODEL, "prompt": "a"})
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_exceeded"
     assert router.timeouts_s[0] is not None
-    assert router.timeouts_s[0] <= 0.3
+    assert router.timeouts_s[0] <= 1.0
 
 
 async def test_more_requests_than_allowed_are_sent_away_with_retry_after(serve: Any, router: ScriptedRouter) -> None:

@@ -278,7 +278,7 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
     async with target(tiny) as (servicer, stub):
         other = Router(stub)
         await other.send(opens=[open_sequence(1, [9], stopping=LONG)])
-        router = Router(stub, timeout_s=0.3 if how == "deadline" else None)
+        router = Router(stub, timeout_s=2.0 if how == "deadline" else None)
         held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
         await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)])
         await router.read()
@@ -359,7 +359,7 @@ async def test_an_unusable_model_ends_the_process_with_one_line(tmp_path: Path) 
 async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Path, tmp_path: Path) -> None:
     prompt = list(range(10, 50))
     with EmbeddedServer.start(tmp_path / "metadata") as metadata:
-        async with MetadataStore.connect(metadata.url) as store:
+        async with MetadataStore.connect(metadata.url, call_timeout_s=2.0) as store:
             async with target(tiny, metadata_url=metadata.url) as (servicer, stub):
                 router = Router(stub)
                 await router.send(opens=[open_sequence(1, prompt, cache_salt=b"tenant")])
