@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outrider_controller.router.ahead import Preparing
 
 FIRST_REST_TOKENS = 64
-LONGEST_REST_TOKENS = 2048
+LONGEST_REST_TOKENS = 512
 MEASURING_TOKENS = 8
 """Committed plainly to see what a plain round takes."""
 # In mid-request a draft that has rested must read again all there is, beside a target that is decoding.
@@ -65,6 +65,8 @@ class Standing:
         self.measured = True
 
     def failed(self) -> None:
+        # What it failed for may be over when it is tried again, a busy machine for one: that trial is judged by itself.
+        self.saving = 0.0
         self.left = self.rest_tokens
         self.rest_tokens = min(2 * self.rest_tokens, LONGEST_REST_TOKENS)
 

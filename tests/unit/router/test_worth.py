@@ -74,6 +74,19 @@ def test_a_draft_that_pays_is_hardly_ever_at_rest():
     assert play(good, requests=40).ratio > 0.93 * always.ratio
 
 
+@pytest.mark.parametrize("requests", [8, 80])
+def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(requests: int):
+    def busy(rng: random.Random) -> tuple[int, int]:
+        return good(rng)[0], rng.choice([45_000, 75_000, 150_000])
+
+    good = accepting(0.6, 42_000)
+    standing = Standing()
+    before = play(good, requests=40, standing=standing).ratio
+    assert play(busy, requests=requests, standing=standing).ratio > 0.95
+    play(good, standing=standing)
+    assert play(good, requests=40, standing=standing).ratio > 0.97 * before
+
+
 def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
     for us in (54_000, 58_000, 63_000, 70_000):
         assert play(accepting(0.5, us), requests=40).ratio > 0.97
