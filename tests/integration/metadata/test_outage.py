@@ -18,8 +18,8 @@ from outrider.rpc.v1 import worker_pb2
 TARGET = worker_pb2.WORKER_ROLE_TARGET
 HASHES = [bytes([i]) * 16 for i in range(4)]
 
-# 50 ms, and what the scheduler of a busy machine may add.
-BOUND_S = 0.25
+# 50 ms, and what the scheduler of a busy machine may add; well under what background work waits.
+BOUND_S = 0.5
 
 Info = Callable[..., worker_pb2.WorkerInfo]
 Eventually = Callable[..., Awaitable[float]]
@@ -103,7 +103,8 @@ async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
             start_s = time.monotonic()
             for _ in range(1000):
                 assert await ids(reader) == ["t1"]
-            assert time.monotonic() - start_s < 1
+            # At 50 ms each they would take 50 s.
+            assert time.monotonic() - start_s < 10
             await eventually(lambda: is_available(reader, False))
         finally:
             os.kill(server.pid, signal.SIGCONT)

@@ -219,7 +219,8 @@ async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet, e
     started_s = time.monotonic()
     error = await refusal_of(fleet, fleet.request(max_new_tokens=4000), timeout=budget_s)
     assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert time.monotonic() - started_s < budget_s + 0.15
+    # Not after the 40 s that the answer would take.
+    assert time.monotonic() - started_s < budget_s + 5
     await eventually(lambda: not target.live and not draft.live)
 
 
