@@ -80,7 +80,6 @@ class Pace:
     """Most drafted tokens per step, already lowered to what both workers can do."""
     insistent: bool = False
     """The client asked for speculation: the draft is waited for, within the cap, whether or not that pays."""
-    speaking: bool = False
     unanswered: int = 0
     """Rounds in which the draft was waited for, and has said nothing since."""
     step_us: float = 0.0
@@ -111,8 +110,12 @@ class Pace:
     def accepted_per_step(self) -> float:
         return self._accepted / self._steps
 
+    @property
+    def silent(self) -> bool:
+        return self.unanswered >= self.config.silent_commits
+
     def opened(self, limit: int, standing: Standing | None = None) -> Setting:
-        """A draft was opened. The target does not wait until it has spoken: it may be busy with a long prefill.
+        """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has heard of it.
 
         `standing` is the draft's; without it, the draft is the one there was.
         """
@@ -130,7 +133,7 @@ class Pace:
 
     def lost(self) -> Setting:
         """The draft is gone: decode plainly."""
-        self.limit, self._longest, self.speaking = 0, 0, False
+        self.limit, self._longest = 0, 0
         self.sent = PLAIN
         return self.sent
 
@@ -162,8 +165,6 @@ class Pace:
         if not decides:
             return None
         self._longest = self._worthwhile(self.limit)
-        if self.unanswered >= self.config.silent_commits:
-            self.speaking = False
         return self._change()
 
     def _learn(self, seen: _Seen) -> None:
@@ -198,11 +199,11 @@ class Pace:
             rounds=seen.rounds,
         )
         if was_resting and not worth.resting:
-            # It has to read what was committed meanwhile, and is not waited for until it speaks.
+            # It has to read what was committed meanwhile.
             self._forget_draft()
 
     def _forget_draft(self) -> None:
-        self.speaking, self.unanswered = False, 0
+        self.unanswered = 0
         self._asked.clear()
         self._seen = _Seen()
         self._turnarounds_us.clear()
@@ -217,14 +218,14 @@ class Pace:
         """
         if self.worth.resting:
             return None
-        before_us, was_speaking = self.turnaround_us, self.speaking
+        before_us, was_silent = self.turnaround_us, self.silent
         answer_us = 0
         if not run_ahead:
             asked = (asked_us for committed_len, asked_us in reversed(self._asked) if committed_len == base_len)
             answer_us = now_us - next(asked, now_us)
         self.heard(answer_us, answers=not run_ahead, num_tokens=num_tokens, compute_us=compute_us)
         self._time_answers()
-        if was_speaking and self.turnaround_us == before_us:
+        if self.turnaround_us == before_us and not was_silent:
             return None
         return self._change()
 
@@ -240,7 +241,7 @@ class Pace:
             self.ahead.answered(num_tokens, compute_us)
         if answer_us > 0:
             self._turnarounds_us.append(answer_us)
-        self.speaking, self.unanswered = True, 0
+        self.unanswered = 0
 
     def _time_answers(self) -> None:
         if self._turnarounds_us:
@@ -255,7 +256,7 @@ class Pace:
         return Setting(self._longest, self._wait_us(), self.ahead.run_ahead_tokens, self.ahead.num_alternatives)
 
     def _wait_us(self) -> int:
-        if self.limit == 0 or self.worth.resting or not self.speaking:
+        if self.limit == 0 or self.worth.resting or self.silent:
             return 0
         cap_us = self.config.max_wait_us
         if self.insistent:

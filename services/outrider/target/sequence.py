@@ -45,6 +45,8 @@ class TargetSequence:
     answered_s: float | None = None
     """Since the last step: when there was first nothing more to wait for."""
     num_commits: int = 0
+    heard: bool = False
+    """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
@@ -83,7 +85,7 @@ class TargetSequence:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""
         speculation, drafts = self.speculation, self.drafts
         wants_draft = speculation.max_draft_tokens and not drafts.token_ids and self.remaining > 1
-        if not wants_draft or self.pending != 1 or drafts.declined_len >= self.committed_len:
+        if not (wants_draft and self.heard) or self.pending != 1 or drafts.declined_len >= self.committed_len:
             return None
         until = self.ready_since_s + speculation.max_wait_us * 1e-6
         return until if until > now_s else None
@@ -91,6 +93,7 @@ class TargetSequence:
     def offer(self, draft: OfferedDraft) -> None:
         """Buffers what is useful of a draft. Raises InvalidField when it could not be judged."""
         draft.check(self.opening.params, self.mode)
+        self.heard = True
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
@@ -100,6 +103,7 @@ class TargetSequence:
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
         self.drafts.cut(speculation.capacity)
+        self.heard &= speculation.max_draft_tokens > 0
 
     def start_step(self, now_s: float, num_drafted: int) -> None:
         """Books the time in which it stood ready for the step that begins now and judges `num_drafted` drafts."""

@@ -80,6 +80,7 @@ class _Sequence:
     epoch: int = 0
     answered_s: float = 0.0
     serial: int = 0
+    heard: bool = False
 
     @classmethod
     def of(cls, opening: sequence.OpenSequence) -> _Sequence:
@@ -90,8 +91,13 @@ class _Sequence:
     def num_output(self) -> int:
         return len(self.tokens) - len(self.opening.prompt_token_ids)
 
+    def adjust(self, speculation: sequence.Speculation) -> None:
+        self.speculation = speculation
+        self.heard &= speculation.max_draft_tokens > 0
+
     def offer(self, draft: sequence.Draft) -> None:
         """Keeps what continues the truth; drops and counts the rest."""
+        self.heard = True
         known = [*self.tokens[draft.base_len :], *self.draft]
         overlap = len(self.tokens) + len(self.draft) - draft.base_len
         tokens = list(draft.token_ids)
@@ -247,7 +253,7 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         for setting in request.settings:
             self.settings.append(setting)
             if setting.sequence_id in mine:
-                mine[setting.sequence_id].speculation = setting.speculation
+                mine[setting.sequence_id].adjust(setting.speculation)
         for close in request.closes:
             self.closes.append(close)
             if not self.heeds_closes:
@@ -258,7 +264,7 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     def _step(self, mine: dict[int, _Sequence], pending: target_pb2.VerifyResponse) -> None:
         now_s = asyncio.get_running_loop().time()
         for sequence_id, state in list(mine.items()):
-            waits = state.speculation.max_draft_tokens and not state.draft
+            waits = state.heard and state.speculation.max_draft_tokens and not state.draft
             if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
                 continue
             started_s = max(state.ready_s, now_s - self.step_s)

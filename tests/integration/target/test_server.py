@@ -135,7 +135,9 @@ async def test_drafts_over_the_wire_change_the_rounds_and_not_the_text(tiny: Pat
             plain = router.text[1]
             rounds = len(router.responses)
             held = sp.Speculation(max_draft_tokens=4, max_wait_us=5_000_000)
-            await router.send(opens=[open_sequence(2, [5, 6, 7], sampling=sampling, mode=mode, speculation=held)])
+            first_word = sp.Draft(sequence_id=2, base_len=3)
+            again = open_sequence(2, [5, 6, 7], sampling=sampling, mode=mode, speculation=held)
+            await router.send(opens=[again], drafts=[first_word])
             while 2 not in router.finish:
                 await router.read()
                 done = len(router.text[2])
@@ -145,6 +147,10 @@ async def test_drafts_over_the_wire_change_the_rounds_and_not_the_text(tiny: Pat
         assert len(router.responses) - rounds < rounds / 2
         accepted = sum(c.num_accepted for r in router.responses for c in r.commits if c.sequence_id == 2)
         assert accepted >= 12
+
+
+# Of a draft that has nothing for the prompt's end: it is waited for from then on.
+FIRST_WORD = sp.Draft(sequence_id=1, base_len=2)
 
 
 def malformed_drafts(sequence_id: int) -> list[tuple[str, sp.Draft]]:
@@ -179,7 +185,8 @@ async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tin
     bad = malformed_drafts(1)
     async with target(tiny) as (_, stub):
         router = Router(stub)
-        await router.send(opens=[open_sequence(1, [5, 6, 7], speculation=patient, **ratio), open_sequence(2, [7])])
+        opens = [open_sequence(1, [5, 6, 7], speculation=patient, **ratio), open_sequence(2, [7])]
+        await router.send(opens=opens, drafts=[FIRST_WORD])
         await router.read()
         await router.send(drafts=[draft for _, draft in bad])
         await router.finished(2)
@@ -280,7 +287,7 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
         await other.send(opens=[open_sequence(1, [9], stopping=LONG)])
         router = Router(stub, timeout_s=2.0 if how == "deadline" else None)
         held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)])
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)], drafts=[FIRST_WORD])
         await router.read()
         if how == "cancel":
             router.call.cancel()
@@ -310,7 +317,7 @@ async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
     async with target(tiny) as (servicer, stub):
         router = Router(stub)
         held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)])
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)], drafts=[FIRST_WORD])
         await router.read()
         servicer.start_drain()
         await drain(servicer, timeout_s=0.05)

@@ -85,6 +85,7 @@ def test_the_setting_that_is_sent_follows_and_is_not_sent_without_a_change():
             # A target that claims more than was asked for is believed no further than that.
             num_verified=10**9 if number == 0 else 2,
             num_accepted=1,
+            wait_us=0,
             source="model",
         )
         setting = pace.committed(done, 20_000 * number)

@@ -95,6 +95,16 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
 
 
+def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
+    standing = Standing()
+    first, second = Pace(CONFIG, 5), Pace(CONFIG, 5)
+    assert first.opened(5, standing).max_wait_us == 0
+    committed(first, 10, 0)
+    committed(first, 11, 20_000)
+    first.drafted(11, now_us=35_000)
+    assert second.opened(5, standing).max_wait_us == 30_000
+
+
 def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against_the_draft():
     # A target that decodes on while the draft is late hears of the decision to wait some rounds after it was made.
     pace = opened()

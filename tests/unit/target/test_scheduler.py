@@ -23,11 +23,13 @@ def sequence(
     speculation: Speculation = FOUR_AHEAD,
     max_new_tokens: int = 100,
     ready_since_s: float = 0.0,
+    heard: bool = True,
 ) -> TargetSequence:
     what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
     made = TargetSequence(SequenceKey(1, serial), serial, what, 512, ready_since_s)
     if cached is not None:
         made.kv = EngineSequence(tokens=[1] * cached)
+    made.heard = heard
     if drafts:
         made.offer(OfferedDraft(0, length, (7,) * drafts))
     return made
@@ -119,6 +121,21 @@ def test_a_sequence_waits_for_its_draft_while_others_go_on() -> None:
     planned = plan([sequence(0, speculation=WAITING), sequence(1)], BATCHING, free_blocks=9, now_s=0.001)
     assert rows(planned) == [(1, 1, 0, True)]
     assert planned.wake_at_s == pytest.approx(0.005)
+
+
+def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
+    silent = sequence(0, speculation=WAITING, heard=False)
+    assert rows(plan([silent], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
+    # Of what was committed before, and dropped.
+    silent.offer(OfferedDraft(0, 8, (3, 3)))
+    assert plan([silent], BATCHING, free_blocks=9, now_s=0.001).held
+
+
+def test_a_draft_that_rested_is_waited_for_after_its_next_word() -> None:
+    rested = sequence(0, speculation=WAITING)
+    rested.adjust(Speculation(0, 0, 0))
+    rested.adjust(WAITING)
+    assert rows(plan([rested], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
 
 def test_the_wait_ends_at_its_bound() -> None:

@@ -356,9 +356,15 @@ def test_when_the_drain_expires_the_rest_is_given_back(tiny: Path) -> None:
     assert bench.worker.load.num_sequences == 0
 
 
+def first_word(number: int) -> Offered:
+    """A draft is there, and has nothing for the prompt's end. It is waited for from now on."""
+    return Offered(key(number), OfferedDraft(0, len(PROMPTS[number]), ()))
+
+
 def test_a_waiting_sequence_is_stepped_when_its_bound_has_passed(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=5000)))
+    bench.apply(first_word(0))
     bench.step()
     assert bench.step() == pytest.approx(bench.now_s + 0.005)
     bench.now_s += 0.006
@@ -374,6 +380,7 @@ def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> N
     alone = Bench(tiny)
     for each in (bench, alone):
         each.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=50_000)))
+        each.apply(first_word(0))
         each.step()
     alone.now_s += 1
     while not alone.told[key(0)].finish.value:
@@ -416,6 +423,7 @@ def test_a_long_prompt_is_charged_with_the_steps_before_the_one_that_decides(tin
 def test_turning_speculation_off_ends_the_wait_and_drops_the_buffer(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], speculation=Speculation(max_draft_tokens=4, max_wait_us=10**6)))
+    bench.apply(first_word(0))
     bench.step()
     bench.offer(0, len(bench.tokens[key(0)]), [1, 2])
     bench.adjust(0, Speculation())
