@@ -17,7 +17,7 @@ LONGEST_REST_TOKENS = 512
 MEASURING_TOKENS = 8
 """Committed plainly to see what a plain round takes."""
 # In mid-request a draft that has rested must read again all there is, beside a target that is decoding.
-_MIN_REST_WITHIN_TOKENS = 256
+_MIN_REST_WITHIN_TOKENS = 128
 _MIN_ROUNDS = 3
 """Of a trial, before it can fail."""
 # What was known before counts as much as so many rounds: a few unlucky ones do not condemn a draft that has paid.
