@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.metadata import LeaseRecord
+from outrider.rpc.v1 import worker_pb2 as worker
+
 # Of a worker's limit: loads that differ by less are about the same.
 _ALIKE = 0.125
+# Two heartbeats. What a worker had to do before may be done, and while the metadata store is away nobody would say so.
+_BELIEVED_MS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,15 @@ class Candidate:
     def load(self) -> float:
         """Share of its limit in use; the bare number where it has none."""
         return self.num_sequences / self.max_sequences if self.max_sequences else float(self.num_sequences)
+
+
+def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
+    """What it reported; of an old report only whether it is leaving, which no worker takes back."""
+    return record.load if record.age_ms <= _BELIEVED_MS else only_leaving(record.load)
+
+
+def only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:
+    return worker.WorkerLoad(draining=load.draining)
 
 
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:

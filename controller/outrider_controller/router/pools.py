@@ -18,7 +18,7 @@ from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.router.choice import Candidate, rank
+from outrider_controller.router.choice import Candidate, believed_load, only_leaving, rank
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.links import DRAFT_VERBS, TARGET_VERBS, Connect, Listener, Verbs, WorkerLink
 from outrider_controller.router.pairing import pairing_problem
@@ -212,7 +212,7 @@ class Pools:
         return matched
 
     def _candidate(self, link: WorkerLink[Any, Any], matched_blocks: int = 0, num_together: int = 0) -> Candidate:
-        load = self._loads.get(link.worker_id, link.load)
+        load = self._load(link)
         return Candidate(
             worker_id=link.worker_id,
             matched_blocks=matched_blocks,
@@ -223,7 +223,12 @@ class Pools:
         )
 
     def _takes_work(self, link: WorkerLink[Any, Any]) -> bool:
-        return not self._loads.get(link.worker_id, link.load).draining
+        return not self._load(link).draining
+
+    def _load(self, link: WorkerLink[Any, Any]) -> worker.WorkerLoad:
+        """Without a lease, which the store may have lost, only what can be told of a worker that was reached once."""
+        known = self._loads.get(link.worker_id)
+        return only_leaving(link.load) if known is None else known
 
     def _pairs(self, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> bool:
         problem = pairing_problem(target, draft)
@@ -246,7 +251,7 @@ class Pools:
     async def refresh(self) -> None:
         """Connects to newly leased workers and lets go of those whose lease and stream are both gone."""
         records = await self._directory.workers()
-        self._loads = {r.info.worker_id: r.load for r in records}
+        self._loads = {r.info.worker_id: believed_load(r) for r in records}
         for record in records:
             if record.info.role == worker.WORKER_ROLE_TARGET:
                 self._seen[record.info.model] = record.info

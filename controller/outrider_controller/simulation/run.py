@@ -25,6 +25,8 @@ Print = Callable[[str], None]
 _PATIENCE_S = 120.0
 # After the last request: the way of a close, one step, and a link that comes back.
 _SETTLE_S = 1.2
+# Until a router that has lost the metadata store no longer believes what it read there last.
+_DISBELIEF_S = 2.0
 
 
 @dataclass(slots=True)
@@ -72,6 +74,7 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
         await asyncio.sleep(_SETTLE_S)
         outcome.violations += leftovers(world)
         if not outcome.violations:
+            await asyncio.sleep(_DISBELIEF_S)
             answers.append(await _last(world, clients))
             await asyncio.sleep(_SETTLE_S / 2)
             outcome.violations += leftovers(world)

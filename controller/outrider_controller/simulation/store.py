@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -31,6 +31,7 @@ class SimulatedStore:
         self._loop = asyncio.get_running_loop()
         self._leases: dict[str, _Lease] = {}
         self._last: list[LeaseRecord] = []
+        self._read_s = 0.0
 
     @property
     def available(self) -> bool:
@@ -50,7 +51,9 @@ class SimulatedStore:
         if self.available:
             self._expire()
             self._last = [LeaseRecord(x.info, x.load(), x.address, 1) for x in self._leases.values()]
-        return [record for record in self._last if role in (None, record.info.role)]
+            self._read_s = self._loop.time()
+        age_ms = round((self._loop.time() - self._read_s) * 1000)
+        return [replace(record, age_ms=age_ms) for record in self._last if role in (None, record.info.role)]
 
     async def lookup_prefix(self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
         found: dict[str, int] = {}

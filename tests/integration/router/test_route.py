@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from contextlib import AsyncExitStack, suppress
 
 import grpc
 import pytest
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.errors import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, next_token
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
+
+from tests.integration.router.conftest import Fleet
 
 
 async def refusal_of(fleet, request, **options):
@@ -108,7 +113,9 @@ async def test_every_kind_of_sampling_opens_in_its_mode(fleet):
     hot = sequence.Sampling(temperature=0.8, top_p=0.95, seed=7)
     await fleet.ask(fleet.request())
     await fleet.ask(fleet.request(sampling=hot, seeded=True))
-    answer = await fleet.ask(fleet.request(sampling=sequence.Sampling(temperature=0.8, top_p=0.95)))
+    by_ratio = fleet.request([5, 6], 200, sampling=sequence.Sampling(temperature=0.8, top_p=0.95))
+    by_ratio.speculation = router.SPECULATION_MODE_ON
+    answer = await fleet.ask(by_ratio)
     assert [o.mode for o in target.opens] == [
         sequence.VERIFICATION_MODE_GREEDY,
         sequence.VERIFICATION_MODE_COUPLED,
@@ -249,6 +256,24 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
     assert len(target.opens) == 2
     for call in calls:
         call.cancel()
+
+
+async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_be_full_for_ever(tmp_path):
+    target = SimulatedTarget(max_sequences=2)
+    target.load.num_running = 2
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(EmbeddedServer.start(tmp_path))
+        fleet = Fleet(await stack.enter_async_context(MetadataStore.connect(redis.url)), stack)
+        await fleet.target(target)
+        await fleet.start()
+        assert (await refusal_of(fleet, fleet.request())).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        redis.stop()
+        target.load.num_running = 0
+        async with asyncio.timeout(20):
+            while not target.opens:
+                with suppress(grpc.aio.AioRpcError):
+                    await fleet.ask(fleet.request())
+                await asyncio.sleep(0.1)
 
 
 async def test_a_target_that_refuses_for_want_of_room_is_not_asked_twice_by_a_new_request(fleet):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.workers import simulated_info
-from outrider_controller.router.choice import Candidate, rank
+from outrider_controller.router.choice import Candidate, believed_load, rank
 from outrider_controller.router.faults import Fault, fault_of
 from outrider_controller.router.pairing import info_problem, pairing_problem, verification_mode
 
@@ -22,6 +23,13 @@ def candidate(worker_id: str, matched: int = 0, load: int = 0, limit: int = 10, 
 
 def order(*candidates: Candidate) -> list[str]:
     return [c.worker_id for c in rank(candidates)]
+
+
+def test_an_old_report_tells_only_who_is_leaving():
+    load = worker.WorkerLoad(num_running=64, num_waiting=3, num_free_blocks=1, draining=True)
+    fresh = LeaseRecord(TARGET, load, "127.0.0.1:7001", pid=1, age_ms=1800)
+    assert believed_load(fresh) == load
+    assert believed_load(replace(fresh, age_ms=2500)) == worker.WorkerLoad(draining=True)
 
 
 def test_the_longest_cached_prefix_wins_then_the_least_load():
