@@ -93,7 +93,8 @@ class TargetSequence:
     def offer(self, draft: OfferedDraft) -> None:
         """Buffers what is useful of a draft. Raises InvalidField when it could not be judged."""
         draft.check(self.opening.params, self.mode)
-        self.heard = True
+        # What comes after drafts were disallowed was said before the draft knew.
+        self.heard |= self.speculation.max_draft_tokens > 0
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)

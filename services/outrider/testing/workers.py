@@ -97,7 +97,7 @@ class _Sequence:
 
     def offer(self, draft: sequence.Draft) -> None:
         """Keeps what continues the truth; drops and counts the rest."""
-        self.heard = True
+        self.heard |= self.speculation.max_draft_tokens > 0
         known = [*self.tokens[draft.base_len :], *self.draft]
         overlap = len(self.tokens) + len(self.draft) - draft.base_len
         tokens = list(draft.token_ids)

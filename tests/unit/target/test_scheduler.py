@@ -134,6 +134,8 @@ def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
 def test_a_draft_that_rested_is_waited_for_after_its_next_word() -> None:
     rested = sequence(0, speculation=WAITING)
     rested.adjust(Speculation(0, 0, 0))
+    # Said before it knew.
+    rested.offer(OfferedDraft(0, 10, (3, 3)))
     rested.adjust(WAITING)
     assert rows(plan([rested], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
