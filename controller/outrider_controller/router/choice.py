@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.metadata import LeaseRecord
+from outrider.metadata.lease import HEARTBEAT_S
 from outrider.rpc.v1 import worker_pb2 as worker
 
 # Of a worker's limit: loads that differ by less are about the same.
 _ALIKE = 0.125
-# Two heartbeats. What a worker had to do before may be done, and while the metadata store is away nobody would say so.
-_BELIEVED_MS = 2000
+# How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
+# would say so.
+BELIEVED_S = 2 * HEARTBEAT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Candidate:
 
 def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
     """What it reported; of an old report only whether it is leaving, which no worker takes back."""
-    return record.load if record.age_ms <= _BELIEVED_MS else only_leaving(record.load)
+    return record.load if record.age_ms <= BELIEVED_S * 1000 else only_leaving(record.load)
 
 
 def only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from outrider.gateway.requests import SpeculationChoice
 from outrider.testing.virtual_time import Deadlock, Livelock, VirtualLoop, run_virtually
 
+from outrider_controller.router.choice import BELIEVED_S
 from outrider_controller.simulation.client import Clients, Told
 from outrider_controller.simulation.processes import TargetProcess
 from outrider_controller.simulation.schedule import RequestPlan, Schedule
@@ -25,8 +26,6 @@ Print = Callable[[str], None]
 _PATIENCE_S = 120.0
 # After the last request: the way of a close, one step, and a link that comes back.
 _SETTLE_S = 1.2
-# Until a router that has lost the metadata store no longer believes what it read there last.
-_DISBELIEF_S = 2.0
 
 
 @dataclass(slots=True)
@@ -74,7 +73,8 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
         await asyncio.sleep(_SETTLE_S)
         outcome.violations += leftovers(world)
         if not outcome.violations:
-            await asyncio.sleep(_DISBELIEF_S)
+            # A router that has lost the metadata store may believe what it read there last until then.
+            await asyncio.sleep(BELIEVED_S)
             answers.append(await _last(world, clients))
             await asyncio.sleep(_SETTLE_S / 2)
             outcome.violations += leftovers(world)
