@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,10 +33,12 @@ def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """As verify, on any device."""
-    # numpy finds it four times as fast as torch, which is half a millisecond of a step.
-    best = torch.from_numpy(logits.cpu().numpy().argmax(-1))
+    # By numpy, which finds it four times as fast as torch; and what is looked at once a step is found in cold caches,
+    # where every operation of torch costs some 20 µs.
+    values = logits.cpu().numpy()
+    best = values.argmax(-1)
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf; a masked token alone does no harm.
-    if not bool(torch.isfinite(logits.gather(-1, best[:, None].to(logits.device))).all()):
+    if not np.isfinite(values[np.arange(len(values)), best]).all():
         raise NotFinite("logits")
     favourites: list[int] = best.tolist()
     verdicts = []
