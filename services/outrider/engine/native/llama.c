@@ -34,6 +34,8 @@
 #define PART 16   // tokens that a thread takes at a time, in what is done token by token
 // How far ahead of its use a panel is asked for. Hardware prefetching alone gave two thirds of the bandwidth.
 #define AHEAD (16 * PANEL * 2)
+#define LINE 64  // bytes
+#define BLOCKS 8  // asked for at the same time, by `ask`
 
 typedef uint16_t bf16;
 typedef __m512 vec;
@@ -285,6 +287,14 @@ finish_strip(const Linear *l, vec sum[STRIP][4], int64_t panel, int64_t first, i
     for (int r = 0; r < rows; r++) finish_row(l, sum[r], panel, first + r);
 }
 
+// Weights are used a block of `lines` lines after the other; `block` is in use. Asks for one line of the `n`th block after
+// it, from 1 to BLOCKS: while this one is used the nearest is asked for its last lines, the farthest for its first, each
+// for an eighth. For a core that asks for one page after the other waits for each; of several at once it gets half as much
+// again. Into the second-level cache: the first has no room for so many.
+static inline __attribute__((always_inline)) void ask(const char *block, int64_t lines, int64_t n, int64_t at) {
+    _mm_prefetch(block + (n * lines + (BLOCKS - n) * (lines / BLOCKS) + at) * LINE, _MM_HINT_T1);
+}
+
 // For the intrinsic gcc copies every sum to another register and back, and with six rows through memory.
 static inline void add_products(__m512i *sum, __m512i codes, __m512i weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(codes), "v"(weights));
@@ -298,11 +308,11 @@ rounded_strip(const Linear *l, const int8_t *weights, int64_t panel, int64_t fir
     for (int r = 0; r < rows; r++)
         for (int z = 0; z < 4; z++) count[r][z] = _mm512_setzero_si512();
     for (int64_t k = 0; k < l->inputs; k += 4) {
+        const int64_t turn = k / 4 % (2 * BLOCKS);
         __m512i w[4];
         for (int z = 0; z < 4; z++) {
-            const int8_t *at = weights + k * PANEL + 64 * z;
-            w[z] = _mm512_loadu_si512(at);
-            _mm_prefetch((const void *)(at + 2 * AHEAD), _MM_HINT_T0);
+            w[z] = _mm512_loadu_si512(weights + k * PANEL + 64 * z);
+            ask((const char *)weights + (k - 4 * turn) * PANEL, 8 * BLOCKS, turn % 2 * 4 + z + 1, turn / 2);
         }
         for (int r = 0; r < rows; r++) {
             int32_t four;
@@ -379,9 +389,6 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
 
 #define TILED_ROWS 16
 #define TILED_INPUTS 32
-#define LINE 64  // bytes
-// Where tiles are multiplied it takes a block and a half.
-#define TILED_AHEAD (3 * TILED_INPUTS * PANEL / 2)
 
 static int tiled;  // whether they are used
 
@@ -439,19 +446,18 @@ tiled_strip(const Linear *l, const void *weights, int eight, int64_t panel, int6
     _tile_zero(3);
     for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
         const bf16 *w = (const bf16 *)weights + k * PANEL;
-        const char *next = (const char *)(w + TILED_AHEAD);
+        const char *now = (const char *)w;
         if (eight) {
             w = block;
-            next = (const char *)weights + k * PANEL;
+            now = (const char *)weights + k * PANEL;
             for (int64_t i = 0; i < TILED_INPUTS * PANEL; i += 32)
-                _mm512_store_si512(block + i, (__m512i)widened((const int8_t *)next + i));
-            next += TILED_AHEAD;
+                _mm512_store_si512(block + i, (__m512i)widened((const int8_t *)now + i));
         }
-        // A quarter of the block to come is asked for between two products: all at once would leave memory idle while
-        // tiles are multiplied.
+        // A quarter of what is asked for between two products: all at once would leave memory idle while tiles are
+        // multiplied.
 #define FETCH(quarter) \
-    for (int64_t i = 0; i < (eight ? 8 : 16); i++) \
-        _mm_prefetch(next + ((eight ? 8 : 16) * (quarter) + i) * LINE, _MM_HINT_T0)
+    for (int64_t at = (quarter) * (eight ? 1 : 2); at < ((quarter) + 1) * (eight ? 1 : 2); at++) \
+        for (int64_t n = 1; n <= BLOCKS; n++) ask(now, eight ? 32 : 64, n, at)
         _tile_loadd(4, in + k, l->inputs * sizeof *in);
         FETCH(0);
         _tile_loadd(5, w, 4 * LINE);
