@@ -32,8 +32,8 @@
 #define SPAN 64   // positions attended together
 #define MAX_HEAD_DIM 256
 #define PART 16   // tokens that a thread takes at a time, in what is done token by token
-// How far ahead of its use a panel is asked for. Hardware prefetching alone gave two thirds of the bandwidth.
-#define AHEAD (16 * PANEL * 2)
+// How far ahead of its use a panel in int8 is asked for where it is widened, in bytes.
+#define AHEAD (4 * PANEL * 16)
 #define LINE 64  // bytes
 #define BLOCKS 8  // asked for at the same time, by `ask`
 
@@ -90,8 +90,6 @@ static inline vec load(const bf16 *from) {
 }
 
 static inline void store(bf16 *to, vec v) { _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh(v)); }
-
-static inline bf16 narrow(float value) { return (bf16)_mm_extract_epi16((__m128i)_mm_cvtneps_pbh(_mm_set_ss(value)), 0); }
 
 // Two neighbouring inputs, in every lane.
 static inline __m512bh pair(const bf16 *from) {
@@ -261,6 +259,8 @@ typedef struct {
     const float *units;
 } Linear;
 
+static int64_t panels_of(const Linear *l) { return (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL; }
+
 static inline vec gated(vec gate, vec up) {
     // Where e^-|g| is taken, so that it never overflows: g / (1 + e^-g) = g e^g / (1 + e^g) for negative g.
     const vec e = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(gate)));
@@ -361,12 +361,14 @@ linear_strip(const Linear *l, const void *weights, int eight, int64_t panel, int
     for (int r = 0; r < rows; r++)
         for (int z = 0; z < 4; z++) sum[r][z] = _mm512_setzero_ps();
     for (int64_t k = 0; k < l->inputs; k += 2) {
+        const int64_t turn = k / 2 % (2 * BLOCKS);
         __m512bh w[4];
         for (int z = 0; z < 4; z++) {
             const int64_t at = k * PANEL + 32 * z;
             w[z] = eight ? widened(slim + at) : packed(wide + at);
-            if (!eight) _mm_prefetch((const void *)(wide + at + AHEAD), _MM_HINT_T0);
-            if (eight && z % 2 == 0) _mm_prefetch((const void *)(slim + at + 2 * AHEAD), _MM_HINT_T0);
+            if (!eight) ask((const char *)(wide + (k - 2 * turn) * PANEL), 8 * BLOCKS, turn % 2 * 4 + z + 1, turn / 2);
+            // Widening takes longer than reading half as much: one page at a time is enough.
+            if (eight && z % 2 == 0) _mm_prefetch((const void *)(slim + at + AHEAD), _MM_HINT_T0);
         }
         for (int r = 0; r < rows; r++) {
             const __m512bh x = pair(in + r * l->inputs + k);
@@ -480,8 +482,24 @@ tiled_strip(const Linear *l, const void *weights, int eight, int64_t panel, int6
     finish_tiled(l, sum, panel, first, rows);
 }
 
-// Two full strips, whose weights were read by one before: each tile of them serves both, half of the outputs at a time.
-static void tiled_pair(const Linear *l, const bf16 *weights, int64_t panel, int64_t first) {
+// What is asked for while rows pass over a panel: a share of the next one's lines, so many in each turn.
+typedef struct {
+    const char *from, *end;
+    int64_t each;
+} Coming;
+
+static Coming coming(const Linear *l, int64_t panel, int64_t first, int64_t end) {
+    const int64_t lines = PANEL * l->inputs * (l->weights.scales ? 1 : 2) / LINE;
+    const int64_t from = lines * first / l->rows, to = lines * end / l->rows;
+    const int64_t turns = (end - first) / (2 * TILED_ROWS) * 2 * (l->inputs / TILED_INPUTS);
+    if (panel + 1 == panels_of(l) || turns == 0) return (Coming){0};
+    const char *next = (const char *)l->weights.values + (panel + 1) * lines * LINE;
+    return (Coming){next + from * LINE, next + to * LINE, (to - from + turns - 1) / turns};
+}
+
+// Two full strips: each tile of weights serves both, half of the outputs at a time. Memory is read meanwhile: the panel in
+// use was asked for by the one before.
+static void tiled_pair(const Linear *l, const bf16 *weights, int64_t panel, int64_t first, Coming *next) {
     const int64_t stride = l->inputs * sizeof *l->in;
     const bf16 *in = l->in + first * l->inputs, *more = in + TILED_ROWS * l->inputs;
     _Alignas(LINE) float sum[2 * TILED_ROWS][PANEL];
@@ -497,6 +515,8 @@ static void tiled_pair(const Linear *l, const bf16 *weights, int64_t panel, int6
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(5, more + k, stride);
             _tile_dpbf16ps(1, 5, 6);
+            for (int64_t i = 0; i < next->each && next->from < next->end; i++, next->from += LINE)
+                _mm_prefetch(next->from, _MM_HINT_T1);
             _tile_loadd(7, w + 32, 4 * LINE);
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
@@ -509,16 +529,17 @@ static void tiled_pair(const Linear *l, const bf16 *weights, int64_t panel, int6
     finish_tiled(l, sum, panel, first, 2 * TILED_ROWS);
 }
 
-static void tiled_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end) {
+static void tiled_rows(const Linear *l, const void *weights, int eight, int64_t panel, int64_t first, int64_t end,
+                       Coming next) {
     int64_t shaped = 0;
     for (; first < end; first += TILED_ROWS) {
-        if (shaped && !eight && end - first >= 2 * TILED_ROWS) {
-            tiled_pair(l, weights, panel, first);
+        const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
+        if (rows != shaped) shape_tiles(shaped = rows, 0);
+        if (!eight && (panel || first) && end - first >= 2 * TILED_ROWS) {
+            tiled_pair(l, weights, panel, first, &next);
             first += TILED_ROWS;
             continue;
         }
-        const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
-        if (rows != shaped) shape_tiles(shaped = rows, 0);
         if (eight)
             tiled_strip(l, weights, 1, panel, first, rows);
         else
@@ -544,7 +565,7 @@ enum { WIDE, EIGHT, ROUNDED };  // weights in bfloat16; in int8; in int8 with in
 
 static void linear_rows(const Linear *l, const void *weights, int how, int64_t panel, int64_t first, int64_t end) {
     if (tiled && how != ROUNDED && l->inputs % TILED_INPUTS == 0) {
-        tiled_rows(l, weights, how == EIGHT, panel, first, end);
+        tiled_rows(l, weights, how == EIGHT, panel, first, end, coming(l, panel, first, end));
         return;
     }
     for (; first < end; first += STRIP) {
@@ -579,7 +600,7 @@ static void round_part(const void *context, int64_t piece, int thread) {
 }
 
 // A panel stays in the second-level cache while all rows of a chunk pass over it.
-#define CHUNK (16 * STRIP)
+#define CHUNK 128
 
 static void linear_piece(const void *context, int64_t piece, int thread) {
     const Product *p = context;
@@ -608,8 +629,7 @@ static void linear(Linear *l, const Buffers *b, int threads) {
         l->codes = b->codes;
         l->units = b->units;
     }
-    const int64_t panels = (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL;
-    share(linear_piece, &product, panels * ((l->rows + CHUNK - 1) / CHUNK), threads);
+    share(linear_piece, &product, panels_of(l) * ((l->rows + CHUNK - 1) / CHUNK), threads);
 }
 
 // ---- Norms and rotation
@@ -642,12 +662,13 @@ static void place(const Model *m, const Layer *layer, float *qkv, int64_t positi
     for (int64_t i = 0; i < m->heads * dim; i += 16) store(query + i, _mm512_loadu_ps(qkv + i));
     for (int64_t h = 0; h < m->kv_heads; h++) {
         const float *key = qkv + (m->heads + h) * dim, *value = key + m->kv_heads * dim;
-        bf16 *keys = layer->keys + (h * m->tiles + tile) * TILE * dim;
+        bf16 *keys = layer->keys + (h * m->tiles + tile) * TILE * dim + 2 * lane;
         bf16 *values = layer->values + (h * m->tiles + tile) * TILE * dim + lane / 2 * 2 * dim + lane % 2;
-        for (int64_t i = 0; i < dim; i++) {
-            keys[i / 2 * 2 * TILE + 2 * lane + i % 2] = narrow(key[i]);
-            values[2 * i] = narrow(value[i]);
-        }
+        bf16 slim[MAX_HEAD_DIM];
+        for (int64_t i = 0; i < dim; i += 16) store(slim + i, _mm512_loadu_ps(key + i));
+        for (int64_t i = 0; i < dim; i += 2) memcpy(keys + i * TILE, slim + i, 2 * sizeof *slim);
+        for (int64_t i = 0; i < dim; i += 16) store(slim + i, _mm512_loadu_ps(value + i));
+        for (int64_t i = 0; i < dim; i++) values[2 * i] = slim[i];
     }
 }
 
