@@ -535,6 +535,7 @@ static void tiled_rows(const Linear *l, const void *weights, int eight, int64_t 
     for (; first < end; first += TILED_ROWS) {
         const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
         if (rows != shaped) shape_tiles(shaped = rows, 0);
+        // The first panel was asked for by nobody: its first strip does that, as a single one.
         if (!eight && (panel || first) && end - first >= 2 * TILED_ROWS) {
             tiled_pair(l, weights, panel, first, &next);
             first += TILED_ROWS;
@@ -599,8 +600,8 @@ static void round_part(const void *context, int64_t piece, int thread) {
         round_row(l->in + r * l->inputs, l->inputs, p->codes + r * l->inputs, p->units + r);
 }
 
-// A panel stays in the second-level cache while all rows of a chunk pass over it.
-#define CHUNK 128
+// A panel stays in the second-level cache while all rows of a chunk pass over it: whole strips, and whole pairs of tiled ones.
+#define CHUNK (16 * STRIP)
 
 static void linear_piece(const void *context, int64_t piece, int thread) {
     const Product *p = context;
