@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test lint proto clean
+.PHONY: demo test test-all lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -25,8 +25,15 @@ proto: $(VENV)/.proto
 demo: proto
 	$(BIN)/outrider demo $(ARGS)
 
+# One worker a core, each with whole files. More than eight cost more to start than they bring.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+
+# The quick tiers: what to run after every change.
 test: proto
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+test-all: proto
+	$(PYTEST) $(ARGS)
 
 lint: proto
 	$(BIN)/ruff check .

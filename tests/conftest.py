@@ -15,6 +15,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test bears the name of its tier, which is the folder it lies in; a soak is slow by nature."""
+    for item in items:
+        tier = item.path.relative_to(HERE).parts[0]
+        item.add_marker(tier)
+        if tier == "soak":
+            item.add_marker("slow")
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,7 +15,7 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 PROMPTS = [
     "What is the capital of France, and what is it known for?",

@@ -13,7 +13,7 @@ from outrider_controller.cli.bench.runs import make_request
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.stack import Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 PROMPT = "Repeat this list: red, green, blue, red, green, blue, red, green, blue."
 
