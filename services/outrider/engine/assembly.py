@@ -55,6 +55,7 @@ def assemble(
         num_blocks=num_blocks,
         dtype=config.dtype,
         device=config.device,
+        execution=decoder.execution,
         eos_token_ids=eos_token_ids,
     )
     graphs = _graphs(decoder, attention, cache, width, info, config)

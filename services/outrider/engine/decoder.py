@@ -21,6 +21,9 @@ ATTENTION_NAME = "outrider"
 class Decoder(Protocol):
     """A model as the engine runs it."""
 
+    execution: str
+    """What computes it. Two decoders of one model, dtype and execution give the same bits."""
+
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """token_ids, positions [tokens] and the rows that are wanted.
 
@@ -60,6 +63,8 @@ AttentionInterface.register(ATTENTION_NAME, _attend)
 
 class TransformersDecoder:
     """Any AutoModelForCausalLM, unfused."""
+
+    execution = "transformers"
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

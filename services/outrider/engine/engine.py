@@ -40,6 +40,8 @@ class ModelInfo:
     num_blocks: int
     dtype: str
     device: str
+    execution: str
+    """What computes a step, as in Decoder: another one rounds otherwise, and may continue a text otherwise."""
     eos_token_ids: tuple[int, ...]
 
 

@@ -72,6 +72,8 @@ def can_fuse(model: nn.Module) -> bool:
 class FusedLlama:
     """A LlamaForCausalLM rewritten as few, large operations. Takes over the model's weights."""
 
+    execution = "fused"
+
     def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
         config = model.config
         self._heads: int = config.num_attention_heads

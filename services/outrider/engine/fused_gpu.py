@@ -50,6 +50,8 @@ class _Layer:
 class GpuLlama:
     """A LlamaForCausalLM rewritten as few, large operations. Takes the model's weights from it."""
 
+    execution = "fused-cuda"
+
     def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
         config = model.config
         self._kernels = _load_kernels()

@@ -78,6 +78,7 @@ class HashDecoder:
     """Called before each forward: takes time, or fails."""
     doubt: Callable[[Sequence[int]], int] | None = None
     """What it likes second best, and well enough to prepare for."""
+    execution: str = "hash"
     _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
@@ -127,7 +128,7 @@ class HashEngine(Engine):
     """The real engine on a cache of tokens."""
 
     def __init__(self, decoder: HashDecoder, *, num_blocks: int, block_size: int, max_context_len: int) -> None:
-        info = ModelInfo(VOCAB_SIZE, max_context_len, block_size, num_blocks, "none", "cpu", ())
+        info = ModelInfo(VOCAB_SIZE, max_context_len, block_size, num_blocks, "none", "cpu", "hash", ())
         # -1 is no token at any position: what was never written must not be seen.
         cache = cast(KVCache, _Cells([-1] * (num_blocks * block_size)))
         super().__init__(decoder, cache, info, EngineConfig(dtype="float32", block_size=block_size))

@@ -403,6 +403,8 @@ int outrider_use_tiles(int wanted) {
     return tiled;
 }
 
+int outrider_tiled(void) { return tiled; }
+
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];

@@ -181,6 +181,7 @@ class NativeLlama:
         if library is None:
             raise RuntimeError("no native kernels on this machine")
         self._forward = library.outrider_forward
+        self.execution = "native-amx" if library.outrider_tiled() else "native-avx512-bf16"
         self._prefill_threads = prefill_threads
         config = model.config
         self._config = config
