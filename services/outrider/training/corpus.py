@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine import Engine, EngineSequence, Row
+from outrider.engine import CheckpointError, Engine, EngineSequence, Row
 from outrider.training.conversation import ChatFormat, Conversation
 
 _SHARD_TOKENS = 40_000
@@ -62,12 +62,13 @@ class _Writing:
     hidden: list[Tensor] = field(default_factory=list)
 
     def sample(self) -> Sample:
-        ids = self.conversation.token_ids
+        hidden = torch.cat(self.hidden)
+        # What the template adds at the end of a conversation that is full is never run, so nothing is known of it.
+        ids = self.conversation.token_ids[: len(hidden) + 1]
         answers = torch.zeros(len(ids) - 1, dtype=torch.bool)
         for start, end in self.conversation.answer_spans:
             answers[start - 1 : end - 1] = True
-        hidden = torch.cat(self.hidden)[: len(ids) - 1].clone()
-        return Sample(torch.tensor(ids, dtype=torch.int32), hidden, answers)
+        return Sample(torch.tensor(ids, dtype=torch.int32), hidden[: len(ids) - 1].clone(), answers)
 
 
 def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
@@ -90,8 +91,11 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
 
 
 def read_corpus(file: Path) -> list[Sample]:
-    """The samples of one shard."""
+    """The samples of one shard. Raises CheckpointError when its rows are not those of its tokens."""
     stored = load_file(file)
+    num_rows = len(stored["token_ids"]) - len(stored["lengths"])
+    if not num_rows == len(stored["hidden"]) == len(stored["answers"]):
+        raise CheckpointError(str(file), f"{len(stored['hidden'])} hidden states for {num_rows} tokens; delete it")
     samples = []
     start = 0
     for number, length in enumerate(stored["lengths"].tolist()):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.sequence import EngineSequence
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
 from outrider.training.conversation import ChatFormat, Conversation
-from outrider.training.corpus import read_corpus
+from outrider.training.corpus import read_corpus, write_corpus
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,54 @@ def test_the_corpus_holds_what_the_target_s_head_saw(target: Path, tmp_path: Pat
     assert hidden.shape == sample.hidden.shape == (len(sample.answers), 64)
     similarity = torch.nn.functional.cosine_similarity(hidden.float(), sample.hidden.float())
     assert similarity.min() > 0.99  # bfloat16, and another batch
+
+
+class OneAnswerEngine:
+    """Says the same token wherever it is asked, so that no text depends on how floats round."""
+
+    def __init__(self, token_id: int, vocab_size: int = 384) -> None:
+        self.info = SimpleNamespace(max_context_len=10_000)
+        self._logits = torch.zeros(vocab_size)
+        self._logits[token_id] = 1e4
+
+    def open(self, prompt: Sequence[int]) -> EngineSequence:
+        return EngineSequence()
+
+    def close(self, sequence: EngineSequence) -> None:
+        pass
+
+    def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
+        # What was seen there tells which token it was seen after.
+        return self._logits.repeat(len(ids), 1), ids[:, None].float()
+
+
+def write(directory: Path, *, max_len: int) -> list[Path]:
+    """A corpus in which every turn ends at once: what fills a conversation is mostly the template's."""
+    tokenizer = tiny_tokenizer()
+    engine = cast(Engine, OneAnswerEngine(tokenizer.eos_token_id))
+    config = CorpusConfig(tokens=4_000, concurrency=8, max_len=max_len)
+    write_corpus(engine, tokenizer, directory, config, lambda done, total: None)
+    return sorted(directory.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("max_len", [40, 90, 140])
+def test_a_conversation_that_is_full_before_its_last_tokens_are_run_ends_with_what_was_seen(
+    tmp_path: Path, max_len: int
+) -> None:
+    samples = [sample for shard in write(tmp_path, max_len=max_len) for sample in read_corpus(shard)]
+    assert len(samples) > 20
+    for sample in samples:
+        assert len(sample.hidden) == len(sample.answers) == len(sample.token_ids) - 1 < max_len
+        assert sample.hidden[:, 0].int().tolist() == sample.token_ids[:-1].tolist()
+
+
+def test_a_shard_whose_rows_are_not_those_of_its_tokens_is_refused(tmp_path: Path) -> None:
+    shard = write(tmp_path, max_len=90)[0]
+    stored = load_file(shard)
+    save_file({**stored, "hidden": stored["hidden"][1:].clone()}, shard)
+    with pytest.raises(CheckpointError, match=r"shard_0000.*hidden states for"):
+        read_corpus(shard)
 
 
 def test_a_conversation_marks_exactly_its_answers() -> None:
