@@ -1,7 +1,8 @@
 """Every call ends with a status that says what happened, whatever its handler raised.
 
-An `OutriderError` becomes its own status. Anything else is ours: the client sees INTERNAL and nothing more, the log
-sees where it was raised but not its message, which may quote what the client sent.
+An `OutriderError` becomes its own status, and bytes that are no message INVALID_ARGUMENT. Anything else is ours: the
+client sees INTERNAL and nothing more, the log sees where it was raised but not its message, which may quote what the
+client sent.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from outrider.rpc.errors import InternalError, OutriderError, abort
+from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, abort
 
 logger = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
+Deserializer: TypeAlias = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -46,11 +49,39 @@ def _guard_handler(handler: Any, method: str) -> Handler:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    if not (inspect.isasyncgenfunction(behaviour) or inspect.iscoroutinefunction(behaviour)):
+        return cast(Handler, handler)
+    guard_deserializer = _raising if handler.request_streaming else _returning
     return make(
         _guard(behaviour, method),
-        request_deserializer=handler.request_deserializer,
+        request_deserializer=guard_deserializer(handler.request_deserializer),
         response_serializer=handler.response_serializer,
     )
+
+
+def _raising(deserialize: Deserializer) -> Deserializer:
+    """For a stream of requests, which is read inside its handler: what is raised there is answered below."""
+
+    def guarded(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            raise InvalidRequest("request", "the bytes are no message of this call") from None
+
+    return guarded
+
+
+def _returning(deserialize: Deserializer) -> Deserializer:
+    """For a single request, which gRPC reads before the handler: raised there, its error would become UNKNOWN."""
+    raising = _raising(deserialize)
+
+    def guarded(data: bytes) -> Any:
+        try:
+            return raising(data)
+        except InvalidRequest as error:
+            return error
+
+    return guarded
 
 
 def _guard(behaviour: Behaviour, method: str) -> Behaviour:
@@ -60,6 +91,7 @@ def _guard(behaviour: Behaviour, method: str) -> Behaviour:
         @functools.wraps(behaviour)
         async def guarded_stream(request: Any, context: Context) -> None:
             try:
+                _check_read(request)
                 async with aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         await context.write(response)
@@ -67,17 +99,22 @@ def _guard(behaviour: Behaviour, method: str) -> Behaviour:
                 await _answer(context, error, method)
 
         return guarded_stream
-    if inspect.iscoroutinefunction(behaviour):
 
-        @functools.wraps(behaviour)
-        async def guarded(request: Any, context: Context) -> Any:
-            try:
-                return await behaviour(request, context)
-            except Exception as error:
-                await _answer(context, error, method)
+    @functools.wraps(behaviour)
+    async def guarded(request: Any, context: Context) -> Any:
+        try:
+            _check_read(request)
+            return await behaviour(request, context)
+        except Exception as error:
+            await _answer(context, error, method)
 
-        return guarded
-    return behaviour
+    return guarded
+
+
+def _check_read(request: Any) -> None:
+    """Raises what `_returning` returned in the place of a message."""
+    if isinstance(request, InvalidRequest):
+        raise request
 
 
 async def _answer(context: Context, error: Exception, method: str) -> NoReturn:

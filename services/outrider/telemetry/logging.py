@@ -1,7 +1,8 @@
 """Logs on stderr: one JSON object a line for machines, or one short line for people.
 
 Never a prompt: what is logged of a request is its id, counts and hashes. An exception is logged by its type and the
-lines of code it went through; its message may quote what a client sent, and is left out.
+lines of code it went through; its message may quote what a client sent, and is left out. Repeated warnings are limited
+by rate.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TextIO
+
+from outrider.telemetry.rate_limit import RateLimit
 
 LOG_FORMATS = ("human", "json")
 
@@ -40,6 +43,7 @@ def configure_logging(
         raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(LOG_FORMATS)}")
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter(component) if log_format == "json" else HumanFormatter(component))
+    handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

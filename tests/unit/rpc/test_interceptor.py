@@ -79,3 +79,24 @@ async def test_an_unknown_method_is_unimplemented(serve: Any, call_error: Callab
     async with serve() as (_, life), grpc.aio.insecure_channel(life.address) as channel:
         error = await call_error(channel.unary_unary("/outrider.rpc.v1.GenerationService/Nothing")(b""))
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_bytes_that_are_no_message_are_the_callers_fault_and_leave_no_trace_in_the_log(
+    serve: Any, call_error: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unary(request: Any, context: Any) -> Any:
+        raise AssertionError("reached the handler")
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Response]:
+        raise AssertionError("reached the handler")
+        yield Response()
+
+    async with serve(unary=unary, stream=stream) as (_, life), grpc.aio.insecure_channel(life.address) as channel:
+        service = "/outrider.rpc.v1.GenerationService"
+        error = from_rpc_error(await call_error(channel.unary_unary(f"{service}/Generate")(b"\xff" * 9)))
+        answers = channel.unary_stream(f"{service}/StreamGenerate")(b"\xff" * 9)
+        streamed = from_rpc_error(await call_error(answers.read()))
+    for seen in (error, streamed):
+        assert isinstance(seen, InvalidRequest)
+        assert seen.field == "request"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
