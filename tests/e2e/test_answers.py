@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.bench.runs import make_request
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.stack import Stack
+
+from benchmarks.support.asking import make_request
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

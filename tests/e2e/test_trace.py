@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from outrider_controller.cli.bench.runs import make_request
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.stack import Stack
+
+from benchmarks.support.asking import make_request
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.simulation import draw, run_schedule
-from outrider_controller.simulation.planted import Planted, planted
+
+from tests.simulation import draw, run_schedule
+from tests.simulation.planted import Planted, planted
 
 SCHEDULES = 200
 

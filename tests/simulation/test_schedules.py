@@ -1,8 +1,8 @@
-"""Random schedules of the whole protocol in virtual time. A failure names the seed: `outrider bench simulation --seed S
---schedules 1 --trace` shows all that happened in it.
+"""Random schedules of the whole protocol in virtual time.
 
-The seeds are the same every day, so that what fails fails for everybody, with the change that broke it. Others are for
-`outrider bench simulation --seed N`.
+A failure names the seed: `python -m tests.simulation --seed S --schedules 1 --trace` shows all that happened in it. The
+seeds are the same every day, so that what fails fails for everybody, with the change that broke it. Others are for
+`python -m tests.simulation --seed N`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from outrider_controller.cli.bench.simulation import run_all
-from outrider_controller.simulation import draw, run_schedule
+
+from tests.simulation import draw, run_schedule
+from tests.simulation.command import run_all
 
 SCHEDULES = 2000
 

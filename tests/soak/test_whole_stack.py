@@ -6,12 +6,13 @@ import random
 from typing import Any
 
 import pytest
-from outrider_controller.cli.bench.faults import MODES, disturbed
-from outrider_controller.cli.bench.runs import make_request
-from outrider_controller.cli.bench.streams import held_by, one_round, problems, settled
 from outrider_controller.cli.client import SPECULATION_MODES, Gateway
 from outrider_controller.cli.prompts import Prompt
 from outrider_controller.cli.stack import Stack
+
+from benchmarks.support.asking import make_request
+from tests.soak.faults import MODES, disturbed
+from tests.soak.streams import held_by, one_round, problems, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
 

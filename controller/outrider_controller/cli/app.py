@@ -7,48 +7,53 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from outrider_controller.cli.exits import HELP, CommandError, ExitCode
 
+_PACKAGE = "outrider_controller.cli"
 # Name → (module, attribute, one line of help). The line stands here so that help imports no command.
 _COMMANDS = {
-    "up": ("up", "up", "Start the whole stack on this machine; Ctrl-C stops all of it."),
-    "demo": ("demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
-    "generate": ("generate", "generate", "Ask a running stack for an answer."),
-    "get": ("get", "get", "List what is running."),
-    "trace": ("trace.command", "trace_command", "Show what became of a request, round by round."),
-    "bench": ("bench", "bench", "Measure exactness, latency and acceptance."),
-    "distill": ("distill", "distill", "Make a draft: let a target teach a small model."),
-    "draft": ("foreground", "draft", "Run one draft worker in the foreground."),
-    "target": ("foreground", "target", "Run one target worker in the foreground."),
-    "gateway": ("foreground", "gateway", "Run one gateway in the foreground."),
-    "controller": ("foreground", "controller", "Run router and control plane in the foreground."),
-    "version": ("version", "version_command", "Print the version."),
+    "up": (f"{_PACKAGE}.up", "up", "Start the whole stack on this machine; Ctrl-C stops all of it."),
+    "demo": (f"{_PACKAGE}.demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
+    "generate": (f"{_PACKAGE}.generate", "generate", "Ask a running stack for an answer."),
+    "get": (f"{_PACKAGE}.get", "get", "List what is running."),
+    "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
+    "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),
+    "draft": (f"{_PACKAGE}.foreground", "draft", "Run one draft worker in the foreground."),
+    "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),
+    "gateway": (f"{_PACKAGE}.foreground", "gateway", "Run one gateway in the foreground."),
+    "controller": (f"{_PACKAGE}.foreground", "controller", "Run router and control plane in the foreground."),
+    "version": (f"{_PACKAGE}.version", "version_command", "Print the version."),
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is called."""
+    """Imports a command when it is called. `table`: name → (module, attribute, one line of help)."""
+
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self._table:
             return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"outrider_controller.cli.{module}"), attribute)
+        module, attribute, _ = self._table[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, _, line) in self._table.items()])
 
 
-@click.group(cls=LazyGroup, epilog=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, table=_COMMANDS, epilog=HELP, context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Exact, disaggregated speculative decoding.
 
@@ -57,18 +62,18 @@ def cli() -> None:
     """
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `outrider` command."""
+def main(arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "outrider") -> None:
+    """Entry point of the `outrider` command, and of others that end as it does."""
     # Read when grpc is imported. Without it, every child process started while a call is open costs a line on stderr.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    sys.exit(run(arguments))
+    sys.exit(run(arguments, command, name))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "outrider") -> int:
     """Runs one command; returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        result = cli.main(args=given, prog_name="outrider", standalone_mode=False)
+        result = command.main(args=given, prog_name=name, standalone_mode=False)
     except CommandError as error:
         return _failed(str(error), error.exit_code, error.reason, given)
     except click.UsageError as error:

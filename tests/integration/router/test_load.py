@@ -10,8 +10,9 @@ import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.workers import simulated_info
-from outrider_controller.cli.bench.load import Load, LoadFailed, measure
 from outrider_controller.router.policy import Pace, Setting
+
+from benchmarks.support.router_load import Load, LoadFailed, measure
 
 LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64)
 

@@ -9,8 +9,9 @@ import torch
 from gguf import GGMLQuantizationType
 from outrider.engine import Engine, EngineConfig, Row, resolve
 from outrider.engine.checkpoints import eos_token_ids
-from outrider.testing.llama_gguf import write_gguf
 from transformers import AutoTokenizer
+
+from benchmarks.support.llama_gguf import write_gguf
 
 PROMPT = [40, 41, 42, 43, 90, 91]
 

@@ -10,8 +10,8 @@ from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, revision
 from outrider.engine.memory import DoesNotFit, LinearWeights, Need, Quantized, count_linear, held_bytes, kv_blocks
 from outrider.engine.quantization import Int8Linear, check, quantize
+from outrider.local import Pair
 from outrider.speculation import SamplingParams
-from outrider.testing.pair import Pair
 from torch import nn
 from transformers import AutoModelForCausalLM
 

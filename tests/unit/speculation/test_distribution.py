@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from outrider.speculation import VerificationMode
-from outrider.testing.distribution import Fault, run_experiment
+
+from benchmarks.support.distribution import Fault, run_experiment
 
 
 def test_plain_sampling_follows_the_target() -> None:

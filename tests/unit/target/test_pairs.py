@@ -19,8 +19,9 @@ from outrider.target.pairs import Pairs
 from outrider.target.report import Committed, Failed, Report
 from outrider.target.sequence import SequenceKey
 from outrider.target.times import Times
-from outrider.testing.network import Host, Network
-from outrider.testing.virtual_time import VirtualLoop, run_virtually
+
+from tests.simulation.network import Host, Network
+from tests.simulation.virtual_time import VirtualLoop, run_virtually
 
 LIMITS = Limits(vocab_size=1000, max_context_len=512, block_size=16, num_blocks=64)
 KEY = SequenceKey(7, 1)

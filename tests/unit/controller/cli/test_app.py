@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from outrider_controller.cli.app import run
 
-COMMANDS = ["up", "demo", "generate", "get", "trace", "bench", "distill", "version"]
-BENCHES = ["exactness", "distribution", "acceptance", "latency", "faults", "streams"]
+COMMANDS = ["up", "demo", "generate", "get", "trace", "distill", "version"]
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["bench", b] for b in BENCHES] + [["get", "workers"]])
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["get", "workers"]])
 def test_every_command_explains_itself(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--help"]) == 0
     assert "Usage: outrider " + " ".join(command) in capsys.readouterr().out
 
 
-def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "hi", "--top-k", "-1"]) == 2
     assert "--top-k" in capsys.readouterr().err
-    assert run(["bench", "latency", "--prompts", str(tmp_path / "none.jsonl")]) == 2
     assert run(["demo", "--draft-kind", "oracle"]) == 2
     assert run(["no-such-command"]) == 2
 

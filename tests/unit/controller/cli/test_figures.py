@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import router_pb2 as router
-from outrider_controller.cli.bench.exactness import compare, parting
-from outrider_controller.cli.bench.streams import problems
 from outrider_controller.cli.client import Answer
 from outrider_controller.cli.demo import make_report
 from outrider_controller.cli.exits import CommandError
@@ -18,6 +16,9 @@ from outrider_controller.cli.output import columns
 from outrider_controller.cli.painting import Painter
 from outrider_controller.cli.progress import Lines
 from outrider_controller.cli.prompts import read_prompts, spread
+
+from benchmarks.scenarios.exactness import compare, parting
+from tests.soak.streams import problems
 
 
 def answer(text: str, token_ids: list[int], seconds: float = 2.0, **sums: int) -> Answer:

@@ -1,0 +1,51 @@
+"""python -m benchmarks NAME: measurements, each with a table for people and JSON for programs. Not in the wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from outrider_controller.cli import app
+
+_NAME = "python -m benchmarks"
+_SCENARIOS = "benchmarks.scenarios"
+# Name → (module, attribute, one line of help). The line stands here so that help imports no command.
+_COMMANDS = {
+    "exactness": (f"{_SCENARIOS}.exactness", "exactness", "Speculation on, off and with another draft: equal texts?"),
+    "distribution": (
+        f"{_SCENARIOS}.distribution",
+        "distribution",
+        "Does sampling with speculation follow the target's distribution?",
+    ),
+    "acceptance": (
+        f"{_SCENARIOS}.acceptance",
+        "acceptance",
+        "How much of what each kind of draft guesses is right?",
+    ),
+    "latency": (f"{_SCENARIOS}.latency", "latency", "How much faster is one stream with speculation than without?"),
+    "rounds": (f"{_SCENARIOS}.rounds", "rounds", "What does a round take apart, in step, and in one process?"),
+    "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
+    "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
+    "delay": (f"{_SCENARIOS}.delay", "delay", "What is speculation worth when router and workers are far apart?"),
+    "drafts": (f"{_SCENARIOS}.drafts", "drafts", "What does a bad draft cost?"),
+    "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),
+    "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
+}
+
+
+@click.group(cls=app.LazyGroup, table=_COMMANDS)
+def benchmarks() -> None:
+    """Measure exactness, latency and acceptance.
+
+    Most commands start a stack of their own, ask it through the gateway as a client would, and stop it. With two cores
+    or more, target and draft have one each. Exit code 0 only if what is checked holds.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """One command; returns its exit code."""
+    return app.run(arguments, benchmarks, _NAME)
+
+
+if __name__ == "__main__":
+    app.main(command=benchmarks, name=_NAME)

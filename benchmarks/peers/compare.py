@@ -1,0 +1,145 @@
+"""Ours and the chosen peers on one core, in one run, with the same prompts: `python -m benchmarks.peers.compare`.
+
+Every subject loads the model once, in a process of its own, and then waits. For each measure they take turns, in
+alternating order, round after round; the table's ratios are of turns that were seconds apart. Knows processes and
+their lines of JSON; what is asked is in `plan`, what is made of the answers in `figures`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from outrider.engine import resolve
+
+from benchmarks.peers import figures, gguf_export, install
+from benchmarks.peers.plan import Measure, plan
+from benchmarks.peers.subjects import PeerFailed, Subject
+
+# A round in which another process took part of the core is made again, until there are this many times as many.
+_MOST_ROUNDS = 1.5
+
+
+@contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Holds the lock that whoever measures on this machine takes, if one was named."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> dict[str, list[list[float]]]:
+    """Samples of the undisturbed rounds, by series."""
+    for subject in subjects:
+        for request in measure.before:
+            subject.ask(request)
+    replies: list[dict[str, list[float]]] = []
+    shares: list[dict[str, float]] = []
+    while len(replies) < rounds * _MOST_ROUNDS and figures.count_undisturbed(shares) < rounds:
+        order = subjects if len(replies) % 2 == 0 else subjects[::-1]
+        turn = {subject.name: subject.ask(measure.each) for subject in order}
+        shares.append({name: reply.pop("core_share") for name, reply in turn.items()})
+        replies.append(figures.by_series(turn))
+    for subject in subjects:
+        for request in measure.after:
+            subject.ask(request)
+    chosen = figures.undisturbed(shares)
+    had = ", ".join(f"{name} {min(shares[n][name] for n in chosen):.0%}" for name in shares[0])
+    print(f"{measure.name}: {len(chosen)} of {len(shares)} rounds; least share of the core: {had}", file=sys.stderr)
+    return {name: [replies[number][name] for number in chosen] for name in replies[0]}
+
+
+def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The whole run → what --json writes."""
+    model = resolve(options.model)
+    # Its file holds the weights in the dtype they are run in, and little else.
+    weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    os.sched_setaffinity(0, {options.core})
+    results: dict[str, dict[str, list[list[float]]]] = {}
+    with ExitStack() as stack:
+        subjects: list[Subject] = []
+        for name in names:
+            peer = install.PEERS[name]
+            install.python_of(peer)
+            weights = gguf_export.export(model, peer.gguf, install.ENVIRONMENTS) if peer.gguf else model
+            with alone(options.lock):
+                subjects.append(Subject(name, peer, weights, [options.core]))
+            stack.callback(subjects[-1].close)
+        for measure in plan(weight_bytes):
+            with alone(options.lock):
+                results[measure.name] = take_turns(
+                    measure, subjects[:1] if measure.only_ours else subjects, options.rounds
+                )
+        about = {subject.name: subject.about for subject in subjects}
+    return {"at": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), **_machine(), "subjects": about, "ms": results}
+
+
+def _machine() -> dict[str, str]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {"cpu": cpu, "system": platform.platform()}
+
+
+def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
+    """For people."""
+    results: figures.Results = outcome["ms"]
+    about = [
+        ", ".join([f"{name}: {what['version']}", *(f"{library} preloaded" for library in what["preloaded"])])
+        for name, what in outcome["subjects"].items()
+    ]
+    measured = figures.table(
+        ["measure", "of", "min ms", "median ms", "tokens/s"], figures.figure_rows(results, batches)
+    )
+    goals = figures.table(
+        ["goal", "ratio", "of minima", "bound", "met"], figures.verdict_rows(figures.verdicts(results))
+    )
+    return "\n".join([f"{outcome['cpu']}, one core, {outcome['at']}", *about, "", measured, "", goals])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    known = [name for name in install.PEERS if name != "ours"]
+    parser.add_argument("--peers", default="transformers,vllm", help=f"of {', '.join(known)} (default: %(default)s)")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="name or checkpoint directory")
+    parser.add_argument("--rounds", type=int, default=7, help="turns each subject has per measure")
+    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="that everyone is measured on")
+    parser.add_argument("--lock", type=Path, help="a file to lock while measuring, against others who do the same")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample and the verdicts here")
+    options = parser.parse_args()
+    options.peers = [name for name in options.peers.split(",") if name]
+    if unknown := set(options.peers) - set(known):
+        parser.error(f"--peers: {', '.join(sorted(unknown))}: not of {', '.join(known)}")
+    if options.rounds < 1:
+        parser.error("--rounds: must be at least 1")
+    return options
+
+
+def main() -> int:
+    options = _options()
+    try:
+        outcome = run(["ours", *options.peers], options)
+    except PeerFailed as failure:
+        print(f"compare: {failure}", file=sys.stderr)
+        return 1
+    batches = {measure.name: measure.batch for measure in plan(0) if measure.batch}
+    print(report(outcome, batches))
+    if options.json:
+        rows = figures.verdict_rows(figures.verdicts(outcome["ms"]))
+        options.json.write_text(json.dumps({"schema": "outrider/peers/v1", **outcome, "goals": rows}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

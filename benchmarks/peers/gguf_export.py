@@ -1,0 +1,28 @@
+"""A Llama as a GGUF file, as llama.cpp reads it: `python -m benchmarks.peers.gguf_export MODEL BF16 DIRECTORY`.
+
+In BF16 the weights are the checkpoint's, bit by bit. Whoever reads it is asked in token ids.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gguf import GGMLQuantizationType
+from outrider.engine import resolve
+
+from benchmarks.support.llama_gguf import write_gguf
+
+
+def export(checkpoint: Path, kind: str, directory: Path) -> Path:
+    """Writes the file, complete or not at all, its matrices of this kind. One newer than the checkpoint is kept."""
+    file = directory / f"{checkpoint.name}-{kind}.gguf"
+    if file.exists() and file.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
+        return file
+    directory.mkdir(parents=True, exist_ok=True)
+    scratch = write_gguf(checkpoint, file.with_suffix(".part"), GGMLQuantizationType[kind])
+    return scratch.rename(file)
+
+
+if __name__ == "__main__":
+    print(export(resolve(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))

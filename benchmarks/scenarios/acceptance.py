@@ -1,0 +1,100 @@
+"""python -m benchmarks acceptance"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import DRAFT_KINDS, StackConfig
+from outrider_controller.cli.stack_options import run_async
+
+from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean
+
+Measured = dict[str, dict[str, Figures]]
+"""Draft kind → category → figures."""
+
+
+@click.command("acceptance")
+@prompts_option
+@count_option(60)
+@max_tokens_option(64)
+@click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
+@click.option(
+    "--draft-kind", "kinds", type=click.Choice(DRAFT_KINDS), multiple=True, default=("model", "combined", "ngram")
+)
+@click.option("--max-draft-tokens", type=click.IntRange(1), default=None, metavar="N", help="Default: the policy's.")
+@json_file_option
+def acceptance(
+    prompts_file: Path,
+    num_prompts: int,
+    max_tokens: int,
+    draft_model: str,
+    kinds: tuple[str, ...],
+    max_draft_tokens: int | None,
+    json_file: Path | None,
+) -> int:
+    """How much of what each kind of draft guesses is accepted?
+
+    Greedy, one stream. Acceptance is accepted / verified; what comes after a rejected token is not verified.
+    """
+    prompts = spread(read_prompts(prompts_file), num_prompts)
+    config = StackConfig(draft_kind=kinds[0], draft_model=draft_model, pin=True)
+    options = {"temperature": 0.0, "max_tokens": max_tokens}
+    if max_draft_tokens:
+        options["max_draft_tokens"] = max_draft_tokens
+    return run_async(_acceptance(config, prompts, kinds, options, json_file))
+
+
+async def _acceptance(
+    config: StackConfig, prompts: list[Prompt], kinds: tuple[str, ...], options: dict[str, Any], json_file: Path | None
+) -> int:
+    measured: Measured = {}
+    async with Stack(config, note) as stack:
+        for kind in kinds:
+            if kind != kinds[0]:
+                draft = StackConfig(draft_kind=kind, draft_model=config.draft_model if kind != "ngram" else "").draft
+                await stack.replace_drafts(kind, draft)
+            answered = await answers(stack.gateway_grpc, stack.config.model, prompts, kind, speculation="on", **options)
+            measured[kind] = {c: Figures.of(found) for c, found in by_category(prompts, answered).items()}
+    click.echo(_table(measured))
+    write_json(json_file, "bench-acceptance", {**_report(measured), "num_prompts": len(prompts), "options": options})
+    return ExitCode.OK
+
+
+def _table(measured: Measured) -> str:
+    header = ["CATEGORY"]
+    for kind in measured:
+        header += [kind.upper(), "TOKENS/ROUND"]
+    categories = list(next(iter(measured.values())))
+    rows: list[list[object]] = []
+    for category in categories:
+        found = [figures[category] for figures in measured.values()]
+        rows.append([category, *(cell for f in found for cell in (f"{f.acceptance:.3f}", f"{f.tokens_per_round:.2f}"))])
+    means = [_means(figures) for figures in measured.values()]
+    rows.append(["mean", *(cell for m in means for cell in (f"{m['acceptance']:.3f}", f"{m['tokens_per_round']:.2f}"))])
+    return columns(header, rows)
+
+
+def _means(figures: dict[str, Figures]) -> dict[str, float]:
+    """Over categories, each counting alike."""
+    return {
+        "acceptance": round(mean([f.acceptance for f in figures.values()]), 4),
+        "tokens_per_round": round(mean([f.tokens_per_round for f in figures.values()]), 4),
+    }
+
+
+def _report(measured: Measured) -> dict[str, Any]:
+    return {
+        "kinds": {
+            kind: {"mean": _means(figures), "categories": {c: f.summary() for c, f in figures.items()}}
+            for kind, figures in measured.items()
+        },
+        "hardware": hardware(),
+    }

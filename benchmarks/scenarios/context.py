@@ -1,0 +1,163 @@
+"""python -m benchmarks context"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.models import DEFAULT_TARGET
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.progress import progress
+from outrider_controller.cli.stack_config import DTYPES
+
+from benchmarks.support.lines import Line, least_squares
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine, EngineSequence
+
+_CHUNK = 512
+# Of the variance of the step times, what the line must explain.
+_LINEAR = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one token at one context."""
+
+    context: int
+    """Tokens that the step attends to, its own included."""
+    kv_bytes: int
+    """Keys and values it reads."""
+    best_ms: float
+    typical_ms: float
+
+
+@click.command("context")
+@click.option("--model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
+@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option(
+    "--context",
+    "contexts",
+    type=click.IntRange(2),
+    multiple=True,
+    default=(128, 256, 512, 1024, 2048, 4096),
+    show_default=True,
+    metavar="TOKENS",
+    help="May be given several times.",
+)
+@click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Steps of each context.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
+@json_file_option
+def context(
+    model: str, dtype: str, contexts: tuple[int, ...], rounds: int, threads: int, json_file: Path | None
+) -> int:
+    """What does a token cost as the context grows?
+
+    Plain decode steps of the engine, one sequence, contexts in turns; a straight line through the best times over the
+    bytes of keys and values that a step reads. The cost is linear if the line explains 98 % of the variance.
+    """
+    if len(set(contexts)) < 3:
+        raise click.UsageError("--context: a line through fewer than three contexts shows nothing")
+    engine = _load(model, dtype, max(contexts), threads)
+    costs = _measure(engine, sorted(set(contexts)), rounds)
+    line = fitted(costs)
+    click.echo(_table(costs, line))
+    holds = line.r_squared >= _LINEAR
+    body = {"holds": holds, "line_ms_over_kv_bytes": asdict(line), "costs": [asdict(cost) for cost in costs]}
+    about = {"model": model, "dtype": dtype, "threads": threads, "rounds": rounds}
+    write_json(json_file, "bench-context", {**body, **about, "hardware": hardware()})
+    return ExitCode.OK if holds else ExitCode.ERROR
+
+
+def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
+    import torch
+    from outrider.engine import CheckpointError, Engine, EngineConfig, resolve
+
+    torch.set_num_threads(threads)
+    config = EngineConfig(dtype=dtype)
+    try:
+        engine = Engine.load(resolve(model, note), config)
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+    most = min(engine.info.max_context_len, engine.info.block_size * engine.info.num_blocks)
+    if longest > most:
+        raise CommandError(f"--context: {longest} tokens, at most {most} fit")
+    return engine
+
+
+def _measure(engine: Engine, contexts: Sequence[int], rounds: int) -> list[Cost]:
+    """Turn by turn, so that a slow minute falls on all contexts alike."""
+    draw = random.Random(0)
+    prompt = [draw.randrange(3, engine.info.vocab_size) for _ in range(contexts[-1])]
+    sequences = _opened(engine, prompt, contexts)
+    seconds: list[list[float]] = [[] for _ in contexts]
+    with progress("rounds", rounds + 1) as report:
+        for number in range(rounds + 1):
+            for taken, sequence in zip(seconds, sequences, strict=True):
+                taken.append(_step_s(engine, sequence, prompt))
+            report(number + 1, "")
+    # The first round pays for what is made once for each shape.
+    return [
+        Cost(
+            count, count * engine.kv_bytes_per_token, round(min(taken[1:]) * 1e3, 3), round(median(taken[1:]) * 1e3, 3)
+        )
+        for count, taken in zip(contexts, seconds, strict=True)
+    ]
+
+
+def _opened(engine: Engine, prompt: Sequence[int], contexts: Sequence[int]) -> list[EngineSequence]:
+    """One sequence for each context, without its last token. All share the blocks of the longest."""
+    from outrider.engine import Row
+
+    sequences = []
+    # The longest first: the others find their prefixes in the cache.
+    for count in reversed(contexts):
+        sequence = engine.open(prompt[:count])
+        while sequence.cached_len < count - 1:
+            start = sequence.cached_len
+            engine.forward([Row(sequence, prompt[start : min(start + _CHUNK, count - 1)], 0)])
+        engine.publish(sequence, count - 1)
+        sequences.append(sequence)
+    return sequences[::-1]
+
+
+def _step_s(engine: Engine, sequence: EngineSequence, prompt: Sequence[int]) -> float:
+    """One token, which is then taken back."""
+    from outrider.engine import Row
+
+    length = sequence.cached_len
+    started_s = time.perf_counter()
+    engine.forward([Row(sequence, prompt[length : length + 1], 1)]).argmax(-1).tolist()
+    taken_s = time.perf_counter() - started_s
+    engine.rewind(sequence, length)
+    return taken_s
+
+
+def fitted(costs: Sequence[Cost]) -> Line:
+    """Milliseconds over bytes of keys and values."""
+    return least_squares([cost.kv_bytes for cost in costs], [cost.best_ms for cost in costs])
+
+
+def _table(costs: Sequence[Cost], line: Line) -> str:
+    rows = [
+        [
+            cost.context,
+            f"{cost.kv_bytes / 1e6:.1f}",
+            f"{cost.best_ms:.2f}",
+            f"{cost.typical_ms:.2f}",
+            f"{line.at(cost.kv_bytes):.2f}",
+        ]
+        for cost in costs
+    ]
+    table = columns(["CONTEXT", "KV READ MB", "STEP MS (MINIMUM)", "MEDIAN", "ON THE LINE"], rows)
+    rate = f"{1 / line.slope / 1e6:.1f} GB/s" if line.slope > 0 else "-"
+    told = f"{line.intercept:.2f} ms + {line.slope * 1e6:.4f} ms per MB of KV ({rate}), R² {line.r_squared:.4f}"
+    return f"{table}\n\n{told}: {'linear' if line.r_squared >= _LINEAR else 'NOT LINEAR'}"

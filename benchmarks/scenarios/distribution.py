@@ -1,0 +1,102 @@
+"""python -m benchmarks distribution"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.output import columns, json_file_option, write_json
+from outrider_controller.cli.progress import progress
+
+if TYPE_CHECKING:
+    from benchmarks.support.distribution import DistributionResult
+
+_LATE = "ratio, late drafts"
+# What is run: verification mode, whether it speculates, planted fault (a name of testing.distribution.Fault).
+_RUNS = (
+    ("ratio", False, "NONE"),
+    ("ratio", True, "NONE"),
+    (_LATE, True, "NONE"),
+    ("coupled", True, "NONE"),
+    ("ratio", True, "NOISE_REUSED"),
+    ("ratio", True, "Q_TRUNCATED"),
+    ("ratio", True, "RECOVERY_FROM_P"),
+)
+
+
+@click.command("distribution")
+@click.option("--draws", type=click.IntRange(1000), default=200_000, show_default=True, help="Tokens of each run.")
+@json_file_option
+def distribution(draws: int, json_file: Path | None) -> int:
+    """Does sampling with speculation follow the target's distribution?
+
+    Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
+    over every context. Then plants three faults that published engines have had; the comparison must find each.
+    """
+    try:
+        import benchmarks.support.distribution  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise CommandError(f"{error.name} is not installed: pip install 'outrider[dev]'") from error
+    results = _measure(draws)
+    wanted = [fault == "NONE" for _, _, fault in _RUNS]
+    holds = [result.passed for result in results] == wanted
+    click.echo(_table(results))
+    runs = [
+        {"speculation": speculates, **asdict(result), "passed": result.passed}
+        for (_, speculates, _), result in zip(_RUNS, results, strict=True)
+    ]
+    write_json(json_file, "bench-distribution", {"holds": holds, "runs": runs, "hardware": hardware()})
+    return ExitCode.OK if holds else ExitCode.ERROR
+
+
+def _measure(draws: int) -> list[DistributionResult]:
+    """All runs, one on each core at a time."""
+    cores = len(os.sched_getaffinity(0))
+    # Spawned: torch's threads do not survive a fork.
+    pool = ProcessPoolExecutor(min(cores, len(_RUNS)), mp_context=get_context("spawn"))
+    with progress("runs", len(_RUNS)) as report, pool:
+        running = [pool.submit(_run, mode, speculates, fault, draws) for mode, speculates, fault in _RUNS]
+        for done, _ in enumerate(as_completed(running), 1):
+            report(done, "")
+        return [future.result() for future in running]
+
+
+def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionResult:
+    import torch
+    from outrider.speculation import VerificationMode
+
+    from benchmarks.support.distribution import Fault, run_experiment
+
+    torch.set_num_threads(1)
+    kind = VerificationMode("ratio" if mode == _LATE else mode)
+    return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
+
+
+def _table(results: list[DistributionResult]) -> str:
+    rows: list[list[Any]] = []
+    for (mode, speculates, fault), result in zip(_RUNS, results, strict=True):
+        rows.append(
+            [
+                mode if speculates else "plain sampling",
+                "-" if fault == "NONE" else result.fault,
+                result.draws,
+                f"{result.accepted:.2f}" if speculates else "-",
+                f"{result.total_variation:.4f}",
+                f"{result.total_variation_bound:.4f}",
+                f"{result.chi_square:.0f}",
+                result.degrees_of_freedom,
+                f"{result.p_value:.2g}",
+                "follows it" if result.passed else "found" if fault != "NONE" else "DEVIATES",
+            ]
+        )
+        if fault != "NONE" and result.passed:
+            rows[-1][-1] = "NOT FOUND"
+    header = ["MODE", "FAULT", "DRAWS", "ACCEPTED", "TOTAL VARIATION", "BOUND", "CHI-SQUARE", "DF", "P", "VERDICT"]
+    return columns(header, rows)

@@ -1,0 +1,192 @@
+"""python -m benchmarks exactness"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from outrider_controller.cli.client import Answer
+from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.stack_options import run_async
+
+from benchmarks.support.asking import answers, count_option, max_tokens_option
+from benchmarks.support.near_ties import Margin, Tie, margins
+
+_COUPLED = {"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 1000 + number}
+_GREEDY = {"temperature": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One way of answering against plain decoding."""
+
+    mode: str
+    dtype: str
+    against: str
+    num_prompts: int
+    different: list[tuple[int, Answer, Answer]]
+    """Prompt's number, plain answer, other answer."""
+    acceptance: float
+    required: bool = True
+
+    @property
+    def equal(self) -> int:
+        return self.num_prompts - len(self.different)
+
+    @property
+    def holds(self) -> bool:
+        return not (self.required and self.different)
+
+
+@click.command("exactness")
+@prompts_option
+@count_option(40)
+@max_tokens_option(64)
+@click.option("--concurrency", type=click.IntRange(1), default=4, show_default=True, help="Streams at once, float32.")
+@json_file_option
+def exactness(prompts_file: Path, num_prompts: int, max_tokens: int, concurrency: int, json_file: Path | None) -> int:
+    """Speculation on, off and with another draft: are the texts equal?
+
+    In float32 the texts must be equal: greedy, and sampled with a seed (temperature 0.8, top-p 0.95). In bfloat16 a
+    step over several positions may round differently than a step over one, so near-ties may fall the other way; each
+    difference is shown with the logits of the two tokens at the place where the texts part.
+    """
+    prompts = spread(read_prompts(prompts_file), num_prompts)
+    return run_async(_exactness(prompts, max_tokens, concurrency, json_file))
+
+
+async def _exactness(prompts: list[Prompt], max_tokens: int, concurrency: int, json_file: Path | None) -> int:
+    found = await _float32(prompts, max_tokens, concurrency)
+    async with Stack(StackConfig(pin=True), note) as stack:
+        target = stack.target_path
+        plain = await _ask(stack, prompts, "bfloat16, greedy, off", "off", max_tokens, 1, _GREEDY)
+        speculative = await _ask(stack, prompts, "bfloat16, greedy, on", "on", max_tokens, 1, _GREEDY)
+    found.append(compare("greedy", "bfloat16", "on", plain, speculative, required=False))
+    ties = await margins(target, [_tie(prompts, *different) for different in found[-1].different])
+    click.echo(_table(found))
+    if ties:
+        click.echo(f"\n{_tie_table(prompts, found[-1], ties)}")
+    holds = all(comparison.holds for comparison in found)
+    write_json(json_file, "bench-exactness", _report(prompts, found, ties, max_tokens, holds))
+    return ExitCode.OK if holds else ExitCode.ERROR
+
+
+async def _float32(prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
+    async with Stack(StackConfig(dtype="float32", pin=True), note) as stack:
+
+        async def ask(label: str, speculation: str, options: dict[str, Any]) -> list[Answer]:
+            return await _ask(stack, prompts, f"float32, {label}", speculation, max_tokens, concurrency, options)
+
+        greedy, greedy_on = await ask("greedy, off", "off", _GREEDY), await ask("greedy, on", "on", _GREEDY)
+        coupled, coupled_on = await ask("coupled, off", "off", _COUPLED), await ask("coupled, on", "on", _COUPLED)
+        await stack.replace_drafts("ngram", stack.config.target_model)
+        greedy_other = await ask("greedy, other draft", "on", _GREEDY)
+        coupled_other = await ask("coupled, other draft", "on", _COUPLED)
+    return [
+        compare("greedy", "float32", "on", greedy, greedy_on),
+        compare("greedy", "float32", "other draft (ngram)", greedy, greedy_other),
+        compare("coupled", "float32", "on", coupled, coupled_on),
+        compare("coupled", "float32", "other draft (ngram)", coupled, coupled_other),
+    ]
+
+
+async def _ask(
+    stack: Stack,
+    prompts: list[Prompt],
+    label: str,
+    speculation: str,
+    max_tokens: int,
+    concurrency: int,
+    options: dict[str, Any],
+) -> list[Answer]:
+    return await answers(
+        stack.gateway_grpc,
+        stack.config.model,
+        prompts,
+        label,
+        speculation=speculation,
+        concurrency=concurrency,
+        max_tokens=max_tokens,
+        **options,
+    )
+
+
+def compare(
+    mode: str, dtype: str, against: str, plain: Sequence[Answer], other: Sequence[Answer], *, required: bool = True
+) -> Comparison:
+    """Texts and token ids, prompt by prompt."""
+    different = [
+        (number, a, b)
+        for number, (a, b) in enumerate(zip(plain, other, strict=True))
+        if a.text != b.text or a.token_ids != b.token_ids
+    ]
+    acceptance = Figures.of(other).acceptance
+    return Comparison(mode, dtype, against, len(plain), different, acceptance, required)
+
+
+def parting(first: Sequence[int], second: Sequence[int]) -> int:
+    """Position of the first difference; the shorter length when one begins with the other."""
+    for position, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return position
+    return min(len(first), len(second))
+
+
+def _tie(prompts: list[Prompt], number: int, plain: Answer, other: Answer) -> Tie:
+    at = parting(plain.token_ids, other.token_ids)
+    return Tie(prompts[number].text, plain.token_ids[:at], plain.token_ids[at], other.token_ids[at])
+
+
+def _table(found: list[Comparison]) -> str:
+    rows = [
+        [c.mode, c.dtype, c.against, f"{c.equal} of {c.num_prompts}", f"{c.acceptance:.2f}", _verdict(c)] for c in found
+    ]
+    return columns(["MODE", "DTYPE", "AGAINST OFF", "EQUAL TEXTS", "ACCEPTANCE", ""], rows)
+
+
+def _verdict(comparison: Comparison) -> str:
+    if not comparison.different:
+        return "equal"
+    return "DIFFERENT" if comparison.required else "near-ties, below"
+
+
+def _tie_table(prompts: list[Prompt], comparison: Comparison, ties: list[Margin]) -> str:
+    rows = [
+        [prompts[number].id, parting(plain.token_ids, other.token_ids), tie.tokens, f"{tie.float32:.3f}", tie.ranks]
+        for (number, plain, other), tie in zip(comparison.different, ties, strict=True)
+    ]
+    head = "bfloat16 keeps 8 bits of a logit: between 16 and 32 its numbers are 0.125 apart."
+    return f"{head}\n{columns(['PROMPT', 'AT', 'PLAIN | SPECULATION', 'LOGITS APART (FLOAT32)', 'RANKS'], rows)}"
+
+
+def _report(
+    prompts: list[Prompt], found: list[Comparison], ties: list[Margin], max_tokens: int, holds: bool
+) -> dict[str, Any]:
+    return {
+        "holds": holds,
+        "num_prompts": len(prompts),
+        "max_tokens": max_tokens,
+        "comparisons": [
+            {
+                "mode": c.mode,
+                "dtype": c.dtype,
+                "against": c.against,
+                "equal": c.equal,
+                "of": c.num_prompts,
+                "acceptance": round(c.acceptance, 4),
+                "different": [prompts[number].id for number, _, _ in c.different],
+            }
+            for c in found
+        ],
+        "near_ties": [tie.as_dict() for tie in ties],
+        "hardware": hardware(),
+    }

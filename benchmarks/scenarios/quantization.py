@@ -1,0 +1,278 @@
+"""python -m benchmarks quantization"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.progress import progress
+from outrider_controller.cli.prompts import prompts_option, read_prompts, spread
+from outrider_controller.cli.stack_config import QUANTIZATIONS
+
+from benchmarks.support.asking import count_option, max_tokens_option
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine, EngineSequence
+
+_POSITIONS = 5
+_CONTEXT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of steps, round by round."""
+
+    one: list[float]
+    several: list[float]
+    """Of five positions."""
+
+    @property
+    def ratio(self) -> float:
+        """Several over one, of the same rounds."""
+        return median(b / a for a, b in zip(self.one, self.several, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One model in one quantization."""
+
+    role: str
+    quantization: str
+    weight_bytes: int
+    load_s: float
+    step_ms: float
+    step_median_ms: float
+    verify_ratio: float
+    acceptance: float
+    """Of this target with the plain draft, or of this draft with the plain target."""
+    tokens_per_round: float
+    agreement: float
+    """With the plain model's favourite, at every position of the plain target's own answers."""
+
+
+@click.command("quantization")
+@prompts_option
+@count_option(24)
+@max_tokens_option(48)
+@click.option(
+    "--quantization",
+    "methods",
+    type=click.Choice(QUANTIZATIONS[1:]),
+    multiple=True,
+    default=("int8", "int4"),
+    show_default=True,
+    help="Against none.",
+)
+@click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
+@click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="Of what is not quantized.")
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--rounds", type=click.IntRange(3), default=12, show_default=True, help="Timed steps of each.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
+@json_file_option
+def quantization(
+    prompts_file: Path,
+    num_prompts: int,
+    max_tokens: int,
+    methods: tuple[str, ...],
+    target_model: str,
+    draft_model: str,
+    dtype: str,
+    device: str,
+    rounds: int,
+    threads: int,
+    json_file: Path | None,
+) -> int:
+    """What do fewer bits cost and save, in the target and in the draft?
+
+    Memory of the weights, time of a step and of verifying five positions (in turns, in this process), acceptance
+    greedily with the other model unquantized, and how often the favourite token stays the same.
+    """
+    wanted = ("none", *dict.fromkeys(methods))
+    texts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
+    draft = draft_model or default_draft(target_model, "model")
+    measured = _measure(target_model, draft, texts, wanted, max_tokens, rounds, threads, dtype, device)
+    click.echo(_table(measured))
+    about = {"num_prompts": len(texts), "max_tokens": max_tokens, "dtype": dtype, "device": device}
+    body = {**about, "measured": [asdict(one) for one in measured], "hardware": hardware()}
+    write_json(json_file, "bench-quantization", body)
+    return ExitCode.OK
+
+
+def _measure(
+    target_model: str,
+    draft_model: str,
+    texts: Sequence[str],
+    wanted: Sequence[str],
+    max_tokens: int,
+    rounds: int,
+    threads: int,
+    dtype: str,
+    device: str,
+) -> list[Measured]:
+    import torch
+    from outrider.engine import CheckpointError, EngineConfig, resolve
+
+    torch.set_num_threads(threads)
+    configs = {how: EngineConfig(dtype=dtype, device=device, quantization=how, num_blocks=1024) for how in wanted}
+    try:
+        target, draft = resolve(target_model, note), resolve(draft_model, note)
+        targets, drafts = _load(target, configs, "target"), _load(draft, configs, "draft")
+    except CheckpointError as error:
+        raise CommandError(str(error)) from error
+    prompts = _encoded(target, texts)
+    speeds = {"target": _speeds(targets, prompts, rounds), "draft": _speeds(drafts, prompts, rounds)}
+    pairs = {("target", how): (how, "none") for how in wanted} | {("draft", how): ("none", how) for how in wanted}
+    answers: dict[tuple[str, str], Any] = {}
+    with progress("pairs", 2 * len(wanted) - 1) as report:
+        for pair in dict.fromkeys(pairs.values()):
+            # Under a salt of its own: no pair lives off the prefixes that another has cached.
+            salt = "/".join(pair).encode()
+            answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens, salt)
+            report(len(answers), "")
+    plain = [answer.token_ids for answer in answers["none", "none"]]
+    found = []
+    for (role, how), pair in pairs.items():
+        models = targets if role == "target" else drafts
+        engine, load_s = models[how]
+        speed, sums = speeds[role][how], answers[pair]
+        found.append(
+            Measured(
+                role,
+                how,
+                engine.weight_bytes,
+                round(load_s, 2),
+                round(min(speed.one), 3),
+                round(median(speed.one), 3),
+                round(speed.ratio, 4),
+                _share(sum(a.num_accepted for a in sums), sum(a.num_verified for a in sums)),
+                _share(sum(len(a.token_ids) for a in sums), sum(a.num_steps for a in sums)),
+                agreement(_favourites(models["none"][0], prompts, plain), _favourites(engine, prompts, plain)),
+            )
+        )
+    return found
+
+
+def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[Engine, float]]:
+    """Each with the seconds it took."""
+    from outrider.engine import Engine
+
+    found = {}
+    for how, config in configs.items():
+        note(f"loading the {role}, {how}")
+        started_s = time.monotonic()
+        found[how] = Engine.load(path, config), time.monotonic() - started_s
+    return found
+
+
+def _encoded(path: Path, texts: Sequence[str]) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    whole = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in whole]
+
+
+def _speeds(
+    models: Mapping[str, tuple[Engine, float]], prompts: Sequence[Sequence[int]], rounds: int
+) -> dict[str, Speed]:
+    """In turns, after the same context."""
+    joined = [token for prompt in prompts for token in prompt]
+    some = (joined * (1 + (_CONTEXT + _POSITIONS) // len(joined)))[: _CONTEXT + _POSITIONS]
+    speeds = {how: Speed([], []) for how in models}
+    opened = {how: _opened(engine, some) for how, (engine, _) in models.items()}
+    for number in range(rounds + 1):
+        for how, (engine, _) in models.items():
+            one = _step_ms(engine, opened[how], some[_CONTEXT:][:1])
+            several = _step_ms(engine, opened[how], some[_CONTEXT:])
+            # The first round pays for what is made once for each shape.
+            if number:
+                speeds[how].one.append(one)
+                speeds[how].several.append(several)
+    for how, (engine, _) in models.items():
+        engine.close(opened[how])
+    return speeds
+
+
+def _opened(engine: Engine, tokens: Sequence[int]) -> EngineSequence:
+    from outrider.engine import Row
+
+    sequence = engine.open([])
+    engine.forward([Row(sequence, tokens[:_CONTEXT], 0)])
+    return sequence
+
+
+def _step_ms(engine: Engine, sequence: EngineSequence, tokens: Sequence[int]) -> float:
+    from outrider.engine import Row
+
+    length = sequence.cached_len
+    started_s = time.perf_counter()
+    engine.forward([Row(sequence, tokens, len(tokens))]).argmax(-1).tolist()
+    taken_ms = (time.perf_counter() - started_s) * 1e3
+    engine.rewind(sequence, length)
+    return taken_ms
+
+
+def _answers(
+    target: Engine, draft: Engine, prompts: Sequence[Sequence[int]], max_tokens: int, salt: bytes
+) -> list[Any]:
+    from outrider.drafters import ModelDrafter
+    from outrider.local import Pair
+
+    pair = Pair(target, ModelDrafter(draft), max_sequences=16)
+    return pair.answer(prompts, max_tokens, speculate=True, salt=salt)
+
+
+def _favourites(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> list[int]:
+    """Of the model, at every position of the answers."""
+    from outrider.engine import Row
+
+    found: list[int] = []
+    for prompt, answer in zip(prompts, answered, strict=True):
+        tokens = [*prompt, *answer[:-1]]
+        sequence = engine.open([])
+        found += engine.forward([Row(sequence, tokens, len(answer))]).argmax(-1).tolist()
+        engine.close(sequence)
+    return found
+
+
+def agreement(first: Sequence[int], second: Sequence[int]) -> float:
+    """Share of the positions at which both are the same."""
+    return _share(sum(a == b for a, b in zip(first, second, strict=True)), len(first))
+
+
+def _share(part: float, whole: float) -> float:
+    return round(part / whole, 4) if whole else 0.0
+
+
+def _table(measured: Sequence[Measured]) -> str:
+    plain = {one.role: one for one in measured if one.quantization == "none"}
+    header = ["MODEL", "WEIGHTS", "MB", "LOAD S", "STEP MS", "MEDIAN", "× PLAIN", "VERIFY 5/1", "ACCEPTANCE", "LOST"]
+    rows = [
+        [
+            one.role,
+            one.quantization,
+            f"{one.weight_bytes / 1e6:.1f}",
+            f"{one.load_s:.1f}",
+            f"{one.step_ms:.2f}",
+            f"{one.step_median_ms:.2f}",
+            f"{one.step_ms / plain[one.role].step_ms:.2f}",
+            f"{one.verify_ratio:.2f}",
+            f"{one.acceptance:.3f}",
+            f"{plain[one.role].acceptance - one.acceptance:.3f}",
+            f"{one.tokens_per_round:.2f}",
+            f"{one.agreement:.4f}",
+        ]
+        for one in measured
+    ]
+    return columns([*header, "TOKENS/ROUND", "SAME FAVOURITE"], rows)

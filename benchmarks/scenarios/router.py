@@ -1,0 +1,218 @@
+"""python -m benchmarks router"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from outrider.metadata.embedded import EmbeddedServer
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.stack_options import run_async
+
+_START_TIMEOUT_S = 120.0
+_STOP_GRACE_S = 10.0
+_MAX_CORES = 1.0
+_MAX_P99_MS = 5.0
+_WAYS = ("target to router", "router to gateway", "router to draft", "draft to router", "router to target")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One load, and what follows from it."""
+
+    measured: dict[str, Any]
+
+    @property
+    def sequences(self) -> int:
+        return int(self.measured["sequences"])
+
+    @property
+    def steps_per_s(self) -> float:
+        """Of each sequence."""
+        return float(self.measured["commits"] / self.measured["window_s"] / self.sequences)
+
+    @property
+    def router_cores(self) -> float:
+        return float(self.measured["router_cpu_s"] / self.measured["window_s"])
+
+    @property
+    def fleet_cores(self) -> float:
+        return float(self.measured["fleet_cpu_s"] / self.measured["window_s"])
+
+    @property
+    def us_per_token(self) -> float:
+        return float(1e6 * self.measured["router_cpu_s"] / self.measured["tokens"])
+
+    def messages_per_step(self, way: str) -> float:
+        """Per step of a target, of all its sequences."""
+        return float(self.measured["messages"].get(way, 0) / self.measured["steps"])
+
+    def problems(self) -> list[str]:
+        """What is checked and does not hold."""
+        found = []
+        if self.steps_per_s < 0.98 * self.measured["steps_per_s"]:
+            found.append(f"{self.sequences} sequences: only {self.steps_per_s:.1f} steps/s each")
+        if self.router_cores > _MAX_CORES:
+            found.append(f"{self.sequences} sequences: the router took {self.router_cores:.2f} cores")
+        for way in ("to_client_ms", "to_target_ms"):
+            if way in self.measured and self.measured[way]["p99"] > _MAX_P99_MS:
+                found.append(f"{self.sequences} sequences: {way} p99 is {self.measured[way]['p99']:.1f}")
+        return found
+
+
+def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter("must be numbers, separated by commas") from None
+    if not all(1 <= number <= 1024 for number in numbers):
+        raise click.BadParameter("each must be in 1 to 1024: what one router carries")
+    return numbers
+
+
+@click.command("router")
+@click.option(
+    "--sequences", default="10,100,1000", show_default=True, callback=_numbers, metavar="N,N,…", help="At once."
+)
+@click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each measurement.")
+@click.option(
+    "--pair-workers/--no-pair-workers",
+    default=True,
+    show_default=True,
+    help="Targets talk to drafts themselves, or through the router.",
+)
+@json_file_option
+def router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
+    """What does the router cost, and what does it add?
+
+    A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
+    that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
+    commits from target to gateway and of drafts to the target, by one clock, with gRPC at both ends.
+    """
+    return run_async(_router(sequences, seconds, pair_workers, json_file))
+
+
+async def _router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
+    rows = [Row(one) for one in await measured(sequences, seconds, pair_workers)]
+    problems = [problem for row in rows for problem in row.problems()] + growth(rows)
+    click.echo(_table(rows))
+    for problem in problems:
+        click.echo(problem)
+    body = {
+        "holds": not problems,
+        "problems": problems,
+        "pair_workers": pair_workers,
+        "loads": [_json(row) for row in rows],
+        "hardware": hardware(),
+    }
+    write_json(json_file, "bench-router", body)
+    return ExitCode.ERROR if problems else ExitCode.OK
+
+
+def growth(rows: list[Row]) -> list[str]:
+    """The cost of a token must not grow with the number of sequences."""
+    first, last = rows[0], rows[-1]
+    if last.us_per_token <= first.us_per_token:
+        return []
+    costs = [f"{row.us_per_token:.1f} µs with {row.sequences}" for row in (first, last)]
+    return [f"the cost of a token grows: {costs[0]}, {costs[1]}"]
+
+
+async def measured(sequences: tuple[int, ...], seconds: float, pair_workers: bool = True) -> list[dict[str, Any]]:
+    """Raises CommandError, ProcessFailed."""
+    cores = sorted(os.sched_getaffinity(0))
+    router_core, fleet_core = cores[0], cores[-1]
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
+        async with _router_process(Path(directory), fleet_core, pair_workers) as metadata_url:
+            note(f"router on core {router_core}, fleet on core {fleet_core}")
+            given = {
+                "metadata_url": metadata_url,
+                "router_core": router_core,
+                "loads": [{"sequences": number, "seconds": seconds} for number in sequences],
+            }
+            return await _fleet(given, fleet_core)
+
+
+@asynccontextmanager
+async def _router_process(directory: Path, core: int, pair_workers: bool) -> AsyncIterator[str]:
+    """One router as `outrider up` runs it, in an actor. Ray's own daemons keep to `core`. Yields the metadata URL."""
+    try:
+        redis = EmbeddedServer.start(directory)
+    except (FileNotFoundError, RuntimeError) as error:
+        raise CommandError(str(error)) from error
+    with redis:
+        control = f"127.0.0.1:{Ports().claim()}"
+        flags = () if pair_workers else ("--no-pair-workers",)
+        flags = ("--metadata", redis.url, "--control-listen", control, *flags)
+        argv = (sys.executable, "-m", "outrider_controller", *flags)
+        process = ManagedProcess(ProcessSpec("controller", argv, control, cores=(core,)), directory / "controller.log")
+        try:
+            await process.start()
+            await process.ready(_START_TIMEOUT_S)
+            yield redis.url
+        finally:
+            await process.stop(_STOP_GRACE_S)
+
+
+async def _fleet(given: dict[str, Any], core: int) -> list[dict[str, Any]]:
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.support.router_load"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
+    try:
+        out, error = await child.communicate(json.dumps(given).encode())
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    if child.returncode != 0:
+        raise CommandError(f"the fleet failed: {error.decode(errors='replace')[-2000:]}")
+    return list(json.loads(out))
+
+
+def _json(row: Row) -> dict[str, Any]:
+    names = ("steps_per_s", "router_cores", "fleet_cores", "us_per_token")
+    per_step = {way: round(row.messages_per_step(way), 3) for way in _WAYS}
+    return {**row.measured, **{name: round(getattr(row, name), 4) for name in names}, "messages_per_step": per_step}
+
+
+def _ms(latency: dict[str, float] | None, percentile: str) -> str:
+    return "-" if latency is None else f"{latency[percentile]:.2f}"
+
+
+def _table(rows: list[Row]) -> str:
+    header = ["SEQUENCES", "TARGETS", "DRAFTS", "STEPS/S EACH", "TOKENS/S", "ROUTER CORES", "µS/TOKEN"]
+    header += ["TO CLIENT P50 MS", "P99", "TO TARGET P50 MS", "P99", "FLEET CORES"]
+    cells = [
+        [
+            row.sequences,
+            row.measured["targets"],
+            row.measured["drafts"],
+            f"{row.steps_per_s:.1f}",
+            f"{row.measured['tokens'] / row.measured['window_s']:.0f}",
+            f"{row.router_cores:.2f}",
+            f"{row.us_per_token:.1f}",
+            *(_ms(row.measured.get(way), p) for way in ("to_client_ms", "to_target_ms") for p in ("p50", "p99")),
+            f"{row.fleet_cores:.2f}",
+        ]
+        for row in rows
+    ]
+    steps = [[row.sequences, *(f"{row.messages_per_step(way):.2f}" for way in _WAYS)] for row in rows]
+    messages = columns(["SEQUENCES", *(way.upper() for way in _WAYS)], steps)
+    return f"{columns(header, cells)}\n\nMessages per step of a target:\n{messages}"

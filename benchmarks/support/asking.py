@@ -1,0 +1,80 @@
+"""What the measurements share: prompts answered through the gateway, a few at a time, in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from outrider.rpc.v1 import generation_pb2 as generation
+from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
+from outrider_controller.cli.progress import progress
+from outrider_controller.cli.prompts import Prompt
+
+_TIMEOUT_S = 300.0
+
+Numbered = Callable[[int], int]
+
+
+def count_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "-n", "--num-prompts", type=click.IntRange(1), default=default, show_default=True, help="Spread by category."
+    )
+
+
+def max_tokens_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "--max-tokens", type=click.IntRange(2), default=default, show_default=True, metavar="N", help="Of each answer."
+    )
+
+
+def make_request(model: str, prompt: str, speculation: str, **options: Any) -> generation.GenerateRequest:
+    """A chat with one turn, with metrics."""
+    request = generation.GenerateRequest(model=model)
+    apply_prompt(request, prompt)
+    request.options.MergeFrom(generation.GenerationOptions(include_metrics=True, **options))
+    request.options.speculation = SPECULATION_MODES[speculation]
+    return request
+
+
+async def answers(
+    address: str,
+    model: str,
+    prompts: Sequence[Prompt],
+    label: str,
+    *,
+    speculation: str,
+    concurrency: int = 1,
+    seed: Numbered | None = None,
+    **options: Any,
+) -> list[Answer]:
+    """One answer per prompt, in their order. `seed` makes one of the prompt's number. Raises CommandError."""
+    done = 0
+    room = asyncio.Semaphore(concurrency)
+    with progress(label, len(prompts)) as report:
+        async with Gateway(address) as gateway:
+
+            async def ask(number: int, prompt: Prompt) -> Answer:
+                nonlocal done
+                more = {"seed": seed(number)} if seed else {}
+                request = make_request(model, prompt.text, speculation, **options, **more)
+                async with room:
+                    answer = await gateway.answer(request, _TIMEOUT_S)
+                done += 1
+                report(done, "")
+                return answer
+
+            return list(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
+
+
+def by_category(prompts: Sequence[Prompt], answered: Sequence[Answer]) -> dict[str, list[Answer]]:
+    """Categories in alphabetical order."""
+    found: dict[str, list[Answer]] = {category: [] for category in sorted({prompt.category for prompt in prompts})}
+    for prompt, answer in zip(prompts, answered, strict=True):
+        found[prompt.category].append(answer)
+    return found
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

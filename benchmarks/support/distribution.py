@@ -1,0 +1,230 @@
+"""Does speculation change the distribution? An experiment on a small-vocabulary model, with faults that it must find.
+
+The model is a Markov chain: p and q at a position depend on the token before it, so every emitted token is one draw
+from a known distribution, and what an accepted block does to the next token is seen too. Text is produced by the
+shipped `propose` and `verify`; the expected distribution is computed apart from them, in numpy.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from outrider.speculation import (
+    Candidate,
+    DraftDistribution,
+    Proposal,
+    SamplingParams,
+    Verdict,
+    VerificationMode,
+    propose,
+    verification,
+    verify,
+)
+from outrider.speculation.noise import Purpose, uniform
+from outrider.speculation.sampling import Support
+from scipy import stats
+
+VOCAB = 24
+DRAFT_TOKENS = 3
+SAMPLING = SamplingParams(temperature=0.9, top_p=0.97, seed=11)
+_SIGNIFICANCE = 1e-3
+
+
+class Fault(enum.StrEnum):
+    """Mistakes that published engines have made. None is what ships."""
+
+    NONE = "none"
+    NOISE_REUSED = "recovery re-uses the draft's noise"
+    Q_TRUNCATED = "draft samples full q, verifier sees top-8"
+    RECOVERY_FROM_P = "recovery samples p, not the residual"
+
+
+@dataclass(frozen=True, slots=True)
+class DistributionResult:
+    """One run of the experiment."""
+
+    mode: str
+    fault: str
+    draws: int
+    """Tokens compared with their distribution."""
+    accepted: float
+    """Accepted / verified."""
+    total_variation: float
+    """Distance between observed and expected frequencies, mean over contexts weighted by their draws."""
+    total_variation_bound: float
+    """What it stays under by chance alone but once in a million runs (expectation plus McDiarmid's bound)."""
+    chi_square: float
+    degrees_of_freedom: int
+    p_value: float
+
+    @property
+    def passed(self) -> bool:
+        return self.p_value > _SIGNIFICANCE and self.total_variation < self.total_variation_bound
+
+
+def run_experiment(
+    mode: VerificationMode = VerificationMode.RATIO,
+    *,
+    draws: int = 200_000,
+    fault: Fault = Fault.NONE,
+    speculate: bool = True,
+    late: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> DistributionResult:
+    """Emits `draws` tokens and compares them with what the target alone would emit.
+
+    `late`: in ratio mode every other round judges a draft for its last position, as where one came during the step.
+    """
+    model = _Models.make()
+    counts = np.zeros((VOCAB, VOCAB))
+    verified = accepted = 0
+    text = _Text(model, mode, fault, speculate, late)
+    with _planted(fault):
+        done = 0
+        while done < draws:
+            before = text.last
+            verdict = text.round()
+            for token_id in verdict.token_ids:
+                counts[before, token_id] += 1
+                before = token_id
+            done += len(verdict.token_ids)
+            verified += verdict.num_verified
+            accepted += verdict.num_accepted
+            progress(min(done, draws), draws)
+    return _judge(counts, model.expected(), mode, fault, accepted / max(verified, 1))
+
+
+@dataclass(slots=True)
+class _Models:
+    """Logits of target and draft after each token, [VOCAB, VOCAB]."""
+
+    target: torch.Tensor
+    draft: torch.Tensor
+
+    @classmethod
+    def make(cls) -> _Models:
+        generator = torch.Generator().manual_seed(4)
+        target = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
+        # Near enough that about half is accepted, far enough that a biased recovery shows.
+        return cls(target, target + torch.randn(VOCAB, VOCAB, generator=generator))
+
+    def expected(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """[context, token]: the target's distribution under SAMPLING."""
+        logits = self.target.numpy().astype(np.float64) / SAMPLING.temperature
+        probs = np.exp(logits - logits.max(1, keepdims=True))
+        probs /= probs.sum(1, keepdims=True)
+        for row in probs:
+            order = np.argsort(-row)
+            before = np.cumsum(row[order]) - row[order]
+            row[order[before >= SAMPLING.top_p]] = 0
+        return np.asarray(probs / probs.sum(1, keepdims=True))
+
+
+@dataclass(slots=True)
+class _Text:
+    """The text as it grows, round by round."""
+
+    model: _Models
+    mode: VerificationMode
+    fault: Fault
+    speculate: bool
+    late: bool
+    last: int = 0
+    length: int = 0
+    num_rounds: int = 0
+
+    def round(self) -> Verdict:
+        proposals = self._draft() if self.speculate else []
+        draft = [p.token_id for p in proposals]
+        q = [p.q for p in proposals if p.q is not None]
+        self.num_rounds += 1
+        bonus = not (self.late and self.num_rounds % 2)
+        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q, bonus=bonus)
+        if self.fault is Fault.Q_TRUNCATED:
+            # Behind the back of the check at birth, which would refuse it.
+            candidate.q = [_truncated(distribution) for distribution in q]
+        [verdict] = verify(self.model.target[[self.last, *draft][: candidate.num_rows]], [candidate])
+        self.last = verdict.token_ids[-1]
+        self.length += len(verdict.token_ids)
+        return verdict
+
+    def _draft(self) -> list[Proposal]:
+        drafted: list[Proposal] = []
+        last = self.last
+        for offset in range(DRAFT_TOKENS):
+            logits = self.model.draft[last : last + 1]
+            drafted += propose(logits, [SAMPLING], [self.mode], [self.length + offset])
+            last = drafted[-1].token_id
+        return drafted
+
+
+def _truncated(q: DraftDistribution) -> DraftDistribution:
+    """The eight likeliest tokens of q, made to sum again."""
+    order = sorted(range(len(q.counts)), key=lambda i: -q.counts[i])[:8]
+    counts = [q.counts[i] for i in order]
+    scaled = [max(1, count * 65536 // sum(counts)) for count in counts]
+    scaled[0] += 65536 - sum(scaled)
+    return DraftDistribution(tuple(q.token_ids[i] for i in order), tuple(scaled))
+
+
+@contextmanager
+def _planted(fault: Fault) -> Iterator[None]:
+    """Puts the fault into the shipped verification for as long as the experiment runs."""
+    planted: dict[Fault, tuple[str, Callable[..., Any]]] = {
+        Fault.NOISE_REUSED: ("uniform", _draft_noise_for_recovery),
+        Fault.RECOVERY_FROM_P: ("recover", _recover_from_p),
+    }
+    if fault not in planted:
+        yield
+        return
+    name, faulty = planted[fault]
+    shipped = getattr(verification, name)
+    setattr(verification, name, faulty)
+    try:
+        yield
+    finally:
+        setattr(verification, name, shipped)
+
+
+def _draft_noise_for_recovery(seed: int, position: int, purpose: Purpose) -> float:
+    return uniform(seed, position, Purpose.DRAFT if purpose is Purpose.RECOVER else purpose)
+
+
+def _recover_from_p(p: Support, q: DraftDistribution, u: float) -> int:
+    return p.draw(u)
+
+
+def _judge(
+    counts: np.ndarray[Any, np.dtype[np.float64]],
+    expected: np.ndarray[Any, np.dtype[np.float64]],
+    mode: VerificationMode,
+    fault: Fault,
+    accepted: float,
+) -> DistributionResult:
+    draws = int(counts.sum())
+    rows = counts.sum(1, keepdims=True)
+    wanted = expected * rows
+    distance = 0.5 * np.abs(counts - wanted).sum() / draws
+    # Mean absolute deviation of a binomial, summed over cells (normal approximation).
+    mean_distance = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - expected)).sum() / draws
+    chi_square, freedom, impossible = 0.0, 0, 0.0
+    for seen, want in zip(counts, wanted, strict=True):
+        big = want >= 5
+        impossible += seen[want == 0].sum()
+        rest_seen, rest_want = seen[~big].sum(), want[~big].sum()
+        chi_square += float((((seen - want) ** 2)[big] / want[big]).sum())
+        freedom += int(big.sum()) - 1
+        if rest_want >= 5:
+            chi_square += float((rest_seen - rest_want) ** 2 / rest_want)
+            freedom += 1
+    p_value = 0.0 if impossible else float(stats.chi2.sf(chi_square, freedom))
+    bound = float(mean_distance + np.sqrt(np.log(1e6) / (2 * draws)))
+    return DistributionResult(
+        mode.value, fault.value, draws, accepted, float(distance), bound, chi_square, freedom, p_value
+    )

@@ -1,0 +1,275 @@
+"""The other side of `python -m benchmarks router`: workers and gateways of a fleet, in one process with one clock.
+
+Run as a child, on a core of its own. Reads what to do as JSON from stdin, writes what it measured to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+import psutil
+from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.testing.workers import serving_draft, serving_target
+
+from benchmarks.support.paced import Marks, PacedDraft, PacedTarget
+
+MODEL = "simulated"
+_TIMEOUT_S = 30.0
+_SETTLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One fleet and what it is asked."""
+
+    sequences: int
+    seconds: float
+    """Of the window that is measured."""
+    steps_per_s: float = 30.0
+    accuracy: float = 0.7
+    """Of the drafts, token by token."""
+    draft_step_s: float = 0.01
+    max_tokens: int = 512
+    """Of one answer. A client whose answer has ended asks again at once."""
+    prompt_tokens: int = 128
+    per_target: int = 64
+    per_draft: int = 256
+    gateways: int = 2
+
+    @property
+    def num_targets(self) -> int:
+        return math.ceil(self.sequences / self.per_target)
+
+    @property
+    def num_drafts(self) -> int:
+        return math.ceil(self.sequences / self.per_draft)
+
+
+class LoadFailed(Exception):
+    """The router answered a call with an error, or did not answer."""
+
+
+class Client:
+    """A gateway, so far as the router can tell: `numbers` are the sequences it keeps under way."""
+
+    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load, marks: Marks) -> None:
+        self._stub = stub
+        self._load = load
+        self._marks = marks
+        self._numbers: dict[int, int] = {}
+        self._next_id = 0
+        self.heard: set[int] = set()
+        """Sequences that have had a token."""
+
+    async def run(self, numbers: Sequence[int]) -> None:
+        """Until cancelled. Raises LoadFailed."""
+        call: Any = self._stub.RouteMany()
+        try:
+            await call.write(router_pb2.RouteManyRequest(calls=[self._call(number) for number in numbers]))
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._marks.message("router to gateway")
+                if again := self._take(message):
+                    await call.write(router_pb2.RouteManyRequest(calls=again))
+            raise LoadFailed("the router ended the stream")
+        except grpc.RpcError as error:
+            raise LoadFailed(f"the stream broke: {error}") from error
+        finally:
+            call.cancel()
+
+    def _take(self, message: router_pb2.RouteManyResponse) -> list[router_pb2.RouteCall]:
+        """What has to be asked again."""
+        now_s = time.monotonic()
+        for error in message.errors:
+            raise LoadFailed(f"{error.reason}: {error.message}")
+        again = []
+        for response in message.responses:
+            number = self._numbers[response.call_id]
+            self.heard.add(number)
+            self._marks.received(number, now_s)
+            if response.finish_reason:
+                del self._numbers[response.call_id]
+                again.append(self._call(number))
+        return again
+
+    def _call(self, number: int) -> router_pb2.RouteCall:
+        self._next_id += 1
+        self._numbers[self._next_id] = number
+        request = router_pb2.RouteRequest(
+            request_id=f"load-{number}",
+            tenant="load",
+            model=MODEL,
+            prompt_token_ids=[number] * self._load.prompt_tokens,
+            sampling=sequence.Sampling(top_p=1),
+            # Not all of one length: else all would end in the same step.
+            stopping=sequence.Stopping(max_new_tokens=self._load.max_tokens // 2 + number * 37 % self._load.max_tokens),
+        )
+        return router_pb2.RouteCall(call_id=self._next_id, request=request, timeout_us=600_000_000)
+
+
+async def measure(load: Load, store: MetadataStore, router: LeaseRecord) -> dict[str, Any]:
+    """Raises LoadFailed."""
+    marks = Marks()
+    async with AsyncExitStack() as stack:
+        await _serve_fleet(stack, load, store, marks)
+        channel = await stack.enter_async_context(create_channel(router.address))
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        await _assembled(stub, load)
+        clients = await stack.enter_async_context(_asking(stub, load, marks))
+        await _until_all_heard(clients, load)
+        await _watched(clients, _SETTLE_S)
+        with _window(marks, router.pid) as found:
+            await _watched(clients, load.seconds)
+        return {**asdict(load), "targets": load.num_targets, "drafts": load.num_drafts, **found}
+
+
+async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, marks: Marks) -> None:
+    for _ in range(load.num_targets):
+        target = PacedTarget(
+            marks,
+            step_s=1 / load.steps_per_s,
+            accuracy=load.accuracy,
+            draft_step_s=load.draft_step_s,
+            model=MODEL,
+            max_sequences=2 * load.per_target,
+        )
+        await stack.enter_async_context(serving_target(target))
+        await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
+    for _ in range(load.num_drafts):
+        draft = PacedDraft(marks, step_s=load.draft_step_s, accuracy=load.accuracy, max_sequences=2 * load.per_draft)
+        await stack.enter_async_context(serving_draft(draft))
+        await stack.enter_async_context(store.register(draft.info, draft.address, worker_pb2.WorkerLoad))
+
+
+async def _assembled(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S):
+            while True:
+                for model in (await stub.ListModels(router_pb2.ListModelsRequest())).models:
+                    if (model.num_targets, model.num_drafts) == (load.num_targets, load.num_drafts):
+                        return
+                await asyncio.sleep(0.1)
+    raise LoadFailed("the router did not find the fleet")
+
+
+@dataclass(slots=True)
+class _Asking:
+    clients: list[Client]
+    tasks: list[asyncio.Task[None]]
+
+
+@asynccontextmanager
+async def _asking(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load, marks: Marks) -> AsyncIterator[_Asking]:
+    clients = [Client(stub, load, marks) for _ in range(load.gateways)]
+    tasks = [
+        asyncio.create_task(client.run(range(1 + i, 1 + load.sequences, load.gateways)))
+        for i, client in enumerate(clients)
+    ]
+    try:
+        yield _Asking(clients, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_all_heard(asking: _Asking, load: Load) -> None:
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    while sum(len(client.heard) for client in asking.clients) < load.sequences:
+        if time.monotonic() > give_up_s:
+            raise LoadFailed("not every sequence was answered")
+        await _watched(asking, 0.1)
+
+
+async def _watched(asking: _Asking, seconds: float) -> None:
+    """Waits. Raises what ended a client meanwhile."""
+    done, _ = await asyncio.wait(asking.tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+@contextmanager
+def _window(marks: Marks, router_pid: int) -> Any:
+    """Records what passes in the block, and the processor time of router and fleet. Fills in the dict at the end."""
+    found: dict[str, Any] = {}
+    processes = {"router": psutil.Process(router_pid), "fleet": psutil.Process()}
+    before = {name: _cpu_s(process) for name, process in processes.items()}
+    started_s = time.monotonic()
+    marks.recording = True
+    yield found
+    marks.recording = False
+    window_s = time.monotonic() - started_s
+    found.update({f"{name}_cpu_s": _cpu_s(process) - before[name] for name, process in processes.items()})
+    found |= {
+        "window_s": window_s,
+        "steps": marks.num_steps,
+        "commits": marks.num_commits,
+        "tokens": marks.num_tokens,
+        "messages": dict(marks.num_messages),
+        "to_client_ms": percentiles(marks.to_client_s),
+    }
+    if marks.to_target_s:
+        # Where targets talk to drafts themselves, none pass.
+        found["to_target_ms"] = percentiles(marks.to_target_s)
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p99 and the longest, in milliseconds. Raises LoadFailed when nothing arrived."""
+    if not seconds:
+        raise LoadFailed("nothing arrived in the time measured")
+    ordered = sorted(seconds)
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: round(1e3 * ordered[math.ceil(place * len(ordered)) - 1], 3) for name, place in places.items()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def pin(pid: int, core: int) -> None:
+    """A process that runs already, all its threads."""
+    for thread in psutil.Process(pid).threads():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread.id, {core})
+
+
+async def _main(metadata_url: str, loads: list[Load], router_core: int | None) -> list[dict[str, Any]]:
+    async with MetadataStore.connect(metadata_url) as store:
+        router = await _router(store)
+        if router_core is not None:
+            pin(router.pid, router_core)
+        return [await measure(load, store, router) for load in loads]
+
+
+async def _router(store: MetadataStore) -> LeaseRecord:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_TIMEOUT_S):
+            while True:
+                if routers := await store.workers(worker_pb2.WORKER_ROLE_ROUTER):
+                    return routers[0]
+                await asyncio.sleep(0.1)
+    raise LoadFailed("no router holds a lease")
+
+
+if __name__ == "__main__":
+    given = json.load(sys.stdin)
+    try:
+        measured = asyncio.run(
+            _main(given["metadata_url"], [Load(**one) for one in given["loads"]], given["router_core"])
+        )
+    except LoadFailed as failure:
+        sys.exit(str(failure))
+    json.dump(measured, sys.stdout)

@@ -1,9 +1,0 @@
-"""The protocol in virtual time: the shipped gateway, router, target and draft, between simulated clocks and links.
-
-A schedule is drawn from a seed: requests, workers, and what befalls them. It is run, and what came of it is judged.
-"""
-
-from outrider_controller.simulation.run import Outcome, run_schedule
-from outrider_controller.simulation.schedule import Schedule, draw
-
-__all__ = ["Outcome", "Schedule", "draw", "run_schedule"]

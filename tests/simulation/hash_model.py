@@ -1,0 +1,141 @@
+"""A model whose next token is a hash of all before it, on the real engine: the KV cache holds tokens, and what a block
+table leads to is what the model sees. A block that is shared, rewound or freed wrongly therefore shows in the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from outrider.engine import Engine, EngineConfig, ModelInfo
+from outrider.engine.attention import KVCache, RowSpan
+from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
+from torch import Tensor
+
+VOCAB_SIZE = 64
+_PERIOD = 5
+_GENERATOR = torch.Generator().manual_seed(1)
+# One token stands out in each row, so the greedy choice is known; the others leave sampling something to choose from.
+_DOUBT = 5.0
+LOGITS = 6.5 * torch.eye(VOCAB_SIZE) + torch.rand(VOCAB_SIZE, VOCAB_SIZE, generator=_GENERATOR)
+
+
+def favourite(tokens: Sequence[int]) -> int:
+    """The token the model likes best after `tokens`. Never 0. Mostly repeats itself, so that n-grams find matches."""
+    digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).digest()
+    if len(tokens) > _PERIOD and digest[0] < 160:
+        return max(1, tokens[-_PERIOD] % VOCAB_SIZE)
+    return 1 + int.from_bytes(digest[1:], "little") % (VOCAB_SIZE - 1)
+
+
+def guess(tokens: Sequence[int], accuracy: float) -> int:
+    """As a draft that is right with this probability; always the same for the same tokens."""
+    right = favourite(tokens)
+    digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=2, salt=b"draft").digest()
+    wrong = int.from_bytes(digest, "little") >= accuracy * 65536
+    return 1 + right % (VOCAB_SIZE - 1) if wrong else right
+
+
+def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: VerificationMode) -> list[int]:
+    """What the model says after `prompt`, by plain decoding and without an engine: what every answer has to be."""
+    tokens = list(prompt)
+    for _ in range(count):
+        best = favourite(tokens)
+        if mode is not VerificationMode.GREEDY:
+            plain = Candidate(params, VerificationMode.COUPLED, base_len=len(tokens))
+            best = verify(LOGITS[best : best + 1], [plain])[0].token_ids[0]
+        tokens.append(best)
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows' layout and the cache they lie in. Nothing attends by it: the decoder reads the cache itself."""
+
+    spans: list[RowSpan]
+    slots: list[int]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        raise NotImplementedError
+
+
+class _Attention:
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> _Batch:
+        return _Batch(spans, cast("list[int]", cache))
+
+
+@dataclass(slots=True)
+class HashDecoder:
+    """Says what `choose` says of the tokens found in the cache, each at its own position."""
+
+    choose: Callable[[Sequence[int]], int] = favourite
+    before: Callable[[int], None] = lambda num_tokens: None
+    """Called before each forward: takes time, or fails."""
+    doubt: Callable[[Sequence[int]], int] | None = None
+    """What it likes second best, and well enough to prepare for."""
+    execution: str = "hash"
+    _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        tokens: list[int] = token_ids.tolist()
+        self.before(len(tokens))
+        for span in batch.spans:
+            for offset, slot in enumerate(span.written_slots()):
+                batch.slots[slot] = (span.cached_len + offset) * VOCAB_SIZE + tokens[span.start + offset]
+        for span in batch.spans:
+            for source, copy in zip(*span.copied_slots(), strict=True):
+                batch.slots[copy] = batch.slots[source]
+        wanted = rows.tolist()
+        chosen = [self._after(batch, row) for row in wanted]
+        logits = LOGITS[[best for best, _ in chosen]]
+        if self.doubt is not None:
+            for row, (best, second) in enumerate(chosen):
+                logits[row, second] += _DOUBT if second != best else 0.0
+        return logits, torch.empty(0)
+
+    def _after(self, batch: _Batch, row: int) -> tuple[int, int]:
+        span = next(s for s in batch.spans if s.start <= row < s.start + s.num_tokens)
+        length = span.cached_len + row - span.start + 1
+        cells, size = batch.slots, span.block_size
+        seen: list[int] = []
+        for block in span.blocks[: -(-length // size)]:
+            seen += cells[block * size : (block + 1) * size]
+        # A cell of another position stays out of range, and spoils the hash.
+        key = tuple([cell - at * VOCAB_SIZE for at, cell in enumerate(seen[:length])])
+        found = self._known.get(key)
+        if found is None:
+            tokens = [token % (1 << 32) for token in key]
+            best = self.choose(tokens)
+            found = self._known[key] = best, best if self.doubt is None else self.doubt(tokens)
+        return found
+
+
+class _Cells(list[int]):
+    """A cache of tokens."""
+
+    def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
+        for source, copy in zip(sources, copies, strict=True):
+            for offset in range(block_size):
+                self[copy * block_size + offset] = self[source * block_size + offset]
+
+
+class HashEngine(Engine):
+    """The real engine on a cache of tokens."""
+
+    def __init__(self, decoder: HashDecoder, *, num_blocks: int, block_size: int, max_context_len: int) -> None:
+        info = ModelInfo(VOCAB_SIZE, max_context_len, block_size, num_blocks, "none", "cpu", "hash", ())
+        # -1 is no token at any position: what was never written must not be seen.
+        cache = cast(KVCache, _Cells([-1] * (num_blocks * block_size)))
+        super().__init__(decoder, cache, info, EngineConfig(dtype="float32", block_size=block_size))
+        self._attention = _Attention()
+
+    def leaks(self) -> str:
+        """What the pool lacks although nothing is open; empty when all is there."""
+        held = [block for block, count in enumerate(self._pool._references) if count]
+        if held or self._pool.num_free != self._pool.num_blocks:
+            return f"{self._pool.num_blocks - self._pool.num_free} of {self._pool.num_blocks} blocks, held: {held[:8]}"
+        return ""

@@ -1,0 +1,215 @@
+"""Faults planted in the shipped code, each of which a simulation has to find: else finding nothing would mean nothing.
+
+What only costs time is not among them: a draft that is misplaced, stale or invented changes no text, whoever lets it
+through, because the target judges it. That is the design, and `hostility` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from outrider.draft.events import StreamEnded
+from outrider.draft.worker import DraftWorker
+from outrider.engine import Engine
+from outrider.engine.blocks import BlockPool
+from outrider.gateway.generation import _Job
+from outrider.speculation import verification
+from outrider.target import events, judge, worker
+from outrider.target.pairs import Pairs
+from outrider.target.sequence import TargetSequence
+from outrider.target.worker import TargetWorker
+from outrider_controller.router.course import Course
+from outrider_controller.router.rounds import Rounds
+from outrider_controller.router.session import Session
+
+
+class Planted(Enum):
+    """Value: what goes wrong."""
+
+    UNJUDGED = "a drafted token is accepted unjudged"
+    SHIFTED_NOISE = "noise is keyed one position too far when there are drafts"
+    STOP_IGNORED = "a stop token inside an accepted block does not stop"
+    LENGTH_OFF_BY_ONE = "a sequence may have one token too many"
+    SHARE_UNCOUNTED = "a block that was found in the prefix cache may be given away while it is in use"
+    BLOCK_LEAKED = "a closed sequence keeps its last KV block"
+    SIBLING_MISTAKEN = "a sequence that follows a sibling keeps the keys of the guess"
+    PREEMPTED_KEPT = "a preempted sequence's blocks are not given back"
+    DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
+    CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
+    STREAM_END_FORGOTTEN = "a draft keeps the sequences of a router that is gone"
+    PAIRING_KEPT = "a target does not tell its draft that a sequence has ended"
+    PREFIX_FORGOTTEN = "a failover opens without what was committed"
+    RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
+    WAKE_LOST = "a session is woken only once"
+    POSITION_UNCHECKED = "a router takes a commit at any position, twice"
+
+
+@contextmanager
+def planted(fault: Planted) -> Iterator[None]:
+    """The shipped code has this fault within the block."""
+    owner, name, make = _FAULTS[fault]
+    shipped = owner.__dict__[name]
+    setattr(owner, name, make(shipped))
+    try:
+        yield
+    finally:
+        setattr(owner, name, shipped)
+
+
+def _unjudged(shipped: Any) -> Any:
+    def judge_by_choice(candidate: Any, logits: Any, favourites: Any) -> Any:
+        verdict = shipped(candidate, logits, favourites)
+        if candidate.draft and not verdict.num_accepted:
+            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft[0]], 1, 1
+        return verdict
+
+    return judge_by_choice
+
+
+def _shifted(shipped: Any) -> Any:
+    def candidate(row: Any) -> Any:
+        return replace(shipped(row), base_len=row.sequence.committed_len + bool(row.num_drafted))
+
+    return candidate
+
+
+def _no_stop(shipped: Any) -> Any:
+    def conclude(verdict: Any, num_drafted: int, *, stop_token_ids: Any, remaining: int) -> Any:
+        stops = stop_token_ids if len(verdict.token_ids) == 1 else ()
+        return shipped(verdict, num_drafted, stop_token_ids=stops, remaining=remaining)
+
+    return conclude
+
+
+def _one_more(shipped: property) -> property:
+    return property(lambda sequence: shipped.fget(sequence) + 1)  # type: ignore[misc]
+
+
+def _uncounted(shipped: Any) -> Any:
+    def find(pool: Any, hashes: list[bytes]) -> list[int]:
+        found: list[int] = shipped(pool, hashes)
+        for block in found:
+            if pool._references[block] == 1:
+                pool._cached[block] = None
+        return found
+
+    return find
+
+
+def _leak(shipped: Any) -> Any:
+    def close(engine: Any, sequence: Any) -> None:
+        del sequence.blocks[-1:]
+        shipped(engine, sequence)
+
+    return close
+
+
+def _mistake_sibling(shipped: Any) -> Any:
+    def follow(engine: Any, sequence: Any, number: int) -> None:
+        sibling = sequence.siblings[number]
+        sequence.tokens[sibling.position :] = [sibling.token_id]
+
+    return follow
+
+
+def _keep_preempted(shipped: Any) -> Any:
+    def preempt(target: Any, victim: Any) -> None:
+        victim.kv = None
+        target.tally.num_preemptions += 1
+
+    return preempt
+
+
+def _end_at_draft(shipped: Any) -> Any:
+    def offer(target: Any, event: Any) -> None:
+        if isinstance(event, events.DraftRefused):
+            target._fail(event.key, event.error)
+        else:
+            shipped(target, event)
+
+    return offer
+
+
+def _no_close(shipped: Any) -> Any:
+    def end(rounds: Any, course: Any, reason: Any) -> None:
+        rounds._openings.drop_target(course, None)
+        shipped(rounds, course, reason)
+
+    return end
+
+
+def _no_stream_end(shipped: Any) -> Any:
+    def apply(draft: Any, event: Any) -> None:
+        if not isinstance(event, StreamEnded):
+            shipped(draft, event)
+
+    return apply
+
+
+def _no_part(shipped: Any) -> Any:
+    def part(pairs: Any, found: Any, reason: Any) -> None:
+        if found.pairing is not None:
+            found.pairing.link.keys.pop(found.pairing.sequence_id, None)
+        found.pairing = None
+
+    return part
+
+
+def _no_prefix(shipped: Any) -> Any:
+    def open_message(session: Any, sequence_id: int, speculation: Any) -> Any:
+        message = shipped(session, sequence_id, speculation)
+        del message.committed_token_ids[:]
+        return message
+
+    return open_message
+
+
+def _no_resume(shipped: Any) -> Any:
+    def route_request(job: Any) -> Any:
+        message = shipped(job)
+        del message.resume_token_ids[:]
+        return message
+
+    return route_request
+
+
+def _wake_once(shipped: Any) -> Any:
+    async def next_event(course: Any) -> Any:
+        return await course.events.get()
+
+    return next_event
+
+
+def _any_position(shipped: Any) -> Any:
+    def apply(session: Any, commit: Any, **times: Any) -> Any:
+        commit.base_len = session.committed_len
+        response = shipped(session, commit, **times)
+        if not session.finished and len(session.committed) == 5:
+            session.committed.pop()
+        return response
+
+    return apply
+
+
+_FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
+    Planted.UNJUDGED: (verification, "_judge_by_choice", _unjudged),
+    Planted.SHIFTED_NOISE: (judge, "_candidate", _shifted),
+    Planted.STOP_IGNORED: (worker, "conclude", _no_stop),
+    Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
+    Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
+    Planted.BLOCK_LEAKED: (Engine, "close", _leak),
+    Planted.SIBLING_MISTAKEN: (Engine, "follow", _mistake_sibling),
+    Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
+    Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
+    Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),
+    Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
+    Planted.PAIRING_KEPT: (Pairs, "_part", _no_part),
+    Planted.PREFIX_FORGOTTEN: (Session, "open_message", _no_prefix),
+    Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
+    Planted.WAKE_LOST: (Course, "next_event", _wake_once),
+    Planted.POSITION_UNCHECKED: (Session, "apply", _any_position),
+}

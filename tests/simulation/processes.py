@@ -1,0 +1,272 @@
+"""The processes of one run: shipped workers and routers on simulated hosts."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from outrider.draft.events import DrainExpired as DraftDrainExpired
+from outrider.draft.events import DrainStarted as DraftDrainStarted
+from outrider.draft.loop import StepLoop as DraftLoop
+from outrider.draft.metrics import DraftMetrics
+from outrider.draft.service import DraftServicer
+from outrider.draft.wire import Limits as DraftLimits
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramConfig, NgramDrafter
+from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.target.events import DrainExpired
+from outrider.target.loop import StepLoop as TargetLoop
+from outrider.target.opening import Limits as TargetLimits
+from outrider.target.scheduler import Batching
+from outrider.target.server import TargetServicer
+from outrider.target.worker import TargetWorker
+from outrider.testing.workers import simulated_info
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.links import WorkerLink
+from outrider_controller.router.notices import Notices
+from outrider_controller.router.rounds import Rounds
+from outrider_controller.router.server import RouterServicer
+from prometheus_client import CollectorRegistry
+
+from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, favourite, guess
+from tests.simulation.machine import Machine, VirtualSteps
+from tests.simulation.network import Host, Network
+from tests.simulation.schedule import Schedule, WorkerPlan
+from tests.simulation.store import SimulatedStore
+
+MODEL = "simulated"
+_SALT_KEY = b"simulation"
+
+
+class Process(ABC):
+    """One incarnation of one place in the fleet."""
+
+    def __init__(self, name: str, address: str, network: Network) -> None:
+        self.host = Host(name)
+        self.address = address
+        self.network = network
+        self.draining = False
+        self.troubled_until_s = asyncio.get_running_loop().time()
+        """Until then something was done to it that a request may have suffered from."""
+
+    def trouble(self, until_s: float) -> None:
+        self.troubled_until_s = max(self.troubled_until_s, until_s)
+
+    def well_for_s(self, now_s: float) -> float:
+        """How long it has been as it should be; 0 when it is not."""
+        return now_s - self.troubled_until_s if self.host.alive and not self.draining else 0.0
+
+    async def kill(self) -> None:
+        """At once, as kill -9 does."""
+        self.network.kill(self.host)
+
+    @abstractmethod
+    def leftovers(self) -> list[str]:
+        """What it still holds although no request is under way."""
+
+
+class Worker(Process):
+    """A target or a draft."""
+
+    def __init__(self, name: str, address: str, network: Network, plan: WorkerPlan) -> None:
+        super().__init__(name, address, network)
+        self.plan = plan
+        self.machine = Machine(plan.step_s, plan.token_s)
+        self._steps: VirtualSteps
+
+    def stall(self, until_s: float) -> None:
+        """The engine stands still; the process answers."""
+        self.machine.stalled_until_s = until_s
+
+    @abstractmethod
+    def start_drain(self) -> None: ...
+
+    @abstractmethod
+    def expire_drain(self) -> None: ...
+
+    def _make_steps(self, loop: Callable[..., Any], shipped: Any, deliver: Callable[[Any], None]) -> VirtualSteps:
+        clock = self.machine.clock
+        self._steps = VirtualSteps(lambda collect: loop(shipped, collect, clock), deliver, self.machine)
+        self.host.spawn(self._steps.run())
+        return self._steps
+
+    def _engine(
+        self, schedule: Schedule, choose: Callable[..., int], doubt: Callable[..., int] | None = None
+    ) -> HashEngine:
+        decoder = HashDecoder(choose, self.machine.compute, doubt)
+        plan = self.plan
+        return HashEngine(
+            decoder,
+            num_blocks=plan.num_blocks,
+            block_size=schedule.block_size,
+            max_context_len=plan.max_context_len,
+        )
+
+
+class TargetProcess(Worker):
+    def __init__(
+        self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
+    ) -> None:
+        super().__init__(name, address, network, plan)
+        self.engine = self._engine(schedule, favourite)
+        limits = TargetLimits(
+            VOCAB_SIZE, plan.max_context_len, schedule.block_size, plan.num_blocks, plan.max_sequences, 8
+        )
+        self.worker = TargetWorker(
+            self.engine, limits, Batching(schedule.block_size, plan.max_batch_tokens), self.machine.clock
+        )
+        info = simulated_info(
+            worker.WORKER_ROLE_TARGET,
+            worker_id=name,
+            model=MODEL,
+            vocab_size=VOCAB_SIZE,
+            max_context_len=plan.max_context_len,
+            max_sequences=plan.max_sequences,
+            block_size=schedule.block_size,
+            num_blocks=plan.num_blocks,
+        )
+        self.servicer = TargetServicer(
+            self.worker,
+            info,
+            limits,
+            partial(store.prefix_changed, name),
+            make_steps=lambda shipped, deliver: self._make_steps(TargetLoop, shipped, deliver),
+            clock=self.machine.clock,
+            connect=partial(network.channel, self.host),  # type: ignore[arg-type]
+        )
+        target_pb2_grpc.add_TargetServiceServicer_to_server(self.servicer, network.listen(self.host, address))
+        store.register(self.host, info, address, self.servicer.load_message)
+
+    async def kill(self) -> None:
+        await super().kill()
+        await self.servicer.pairs.stop()
+
+    def start_drain(self) -> None:
+        self.draining = True
+        self.servicer.start_drain()
+
+    def expire_drain(self) -> None:
+        self.servicer.post(DrainExpired())
+
+    def leftovers(self) -> list[str]:
+        found = [f"sequence {key} is open" for key in self.worker._sequences]
+        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs.open_keys]
+        if leak := self.engine.leaks():
+            found.append(f"KV blocks are not free: {leak}")
+        return found
+
+
+class DraftProcess(Worker):
+    def __init__(
+        self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
+    ) -> None:
+        super().__init__(name, address, network, plan)
+        # Where it errs, the truth comes second: that is what alternatives are for.
+        self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
+        self.drafter = self._drafter(plan)
+        self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
+        info = simulated_info(
+            worker.WORKER_ROLE_DRAFT,
+            worker_id=name,
+            vocab_size=VOCAB_SIZE,
+            draft_kind=self.drafter.info.kind.value,
+            max_context_len=plan.max_context_len,
+            max_sequences=plan.max_sequences,
+            block_size=self.drafter.info.block_size,
+            num_blocks=self.drafter.info.num_blocks,
+        )
+        self.servicer = DraftServicer(
+            self.worker,
+            info,
+            DraftLimits(VOCAB_SIZE, plan.max_context_len, 8),
+            DraftMetrics(CollectorRegistry(), info, self.worker.tally),
+            partial(store.prefix_changed, name),
+            make_steps=lambda shipped, deliver: self._make_steps(DraftLoop, shipped, deliver),
+            clock=self.machine.clock,
+        )
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(self.servicer, network.listen(self.host, address))
+        store.register(self.host, info, address, self.servicer.load_message)
+
+    def _drafter(self, plan: WorkerPlan) -> Drafter:
+        config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
+        ngram = NgramDrafter(VOCAB_SIZE, plan.max_context_len, NgramConfig(min_match=2))
+        if plan.drafter == "ngram":
+            return _Timed(ngram, self.machine)
+        model = ModelDrafter(self.engine, config)
+        return model if plan.drafter == "model" else CombinedDrafter(ngram, model)
+
+    def start_drain(self) -> None:
+        self.draining = True
+        self.servicer.post(DraftDrainStarted())
+
+    def expire_drain(self) -> None:
+        self.servicer.post(DraftDrainExpired())
+
+    def leftovers(self) -> list[str]:
+        found = [f"sequence {key} is open" for key in self.worker._open]
+        due = (*self.worker._due, *self.worker._ahead, *self.worker._preparing)
+        found += [f"work is due for {key}" for key in due]
+        if leak := self.engine.leaks():
+            found.append(f"KV blocks are not free: {leak}")
+        return found
+
+
+class _Timed(NgramDrafter):
+    """Prompt lookup that takes time, as everything does: without an engine nothing else would say how much."""
+
+    def __init__(self, shipped: NgramDrafter, machine: Machine) -> None:
+        super().__init__(shipped.info.vocab_size, shipped.info.max_context_len, shipped._config)
+        self._machine = machine
+
+    def propose(self, sequences: Any) -> Any:
+        self._machine.compute(len(sequences))
+        return super().propose(sequences)
+
+
+class RouterProcess(Process):
+    def __init__(
+        self, name: str, address: str, network: Network, store: SimulatedStore, config: RouterConfig, first_id: int
+    ) -> None:
+        super().__init__(name, address, network)
+        self.notices = Notices(CollectorRegistry(), store)
+        self.rounds = Rounds(
+            store,
+            config,
+            self.notices,
+            connect=partial(network.channel, self.host),  # type: ignore[arg-type]
+            first_id=first_id,
+        )
+        self._draining = asyncio.Event()
+        self.servicer = RouterServicer(self.rounds, self.notices, config, _SALT_KEY, self._draining)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(self.servicer, network.listen(self.host, address))
+
+    async def start(self) -> None:
+        await self.notices.__aenter__()
+        await self.rounds.__aenter__()
+
+    async def stop(self) -> None:
+        await self.rounds.__aexit__()
+        await self.notices.__aexit__()
+
+    async def kill(self) -> None:
+        await super().kill()
+        await self.stop()
+
+    def start_drain(self) -> None:
+        self.draining = True
+        self._draining.set()
+
+    def leftovers(self) -> list[str]:
+        rounds = self.rounds
+        found = [f"{rounds.num_sessions} sessions are open"] if rounds.num_sessions else []
+        found += [f"target sequence {i} is known" for i in rounds._openings.by_target]
+        found += [f"draft sequence {i} is known" for i in rounds._openings.by_draft]
+        links: list[WorkerLink[Any, Any]] = [*rounds.pools._targets.values(), *rounds.pools._drafts.values()]
+        found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in links if x.open_sequences]
+        if self.servicer._num_calls:
+            found.append(f"{self.servicer._num_calls} calls are counted")
+        return found

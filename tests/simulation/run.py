@@ -1,0 +1,166 @@
+"""One schedule, run from its first request until all is still, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from outrider.gateway.requests import SpeculationChoice
+from outrider_controller.router.choice import BELIEVED_S
+
+from tests.simulation.client import Clients, Told
+from tests.simulation.processes import TargetProcess
+from tests.simulation.schedule import RequestPlan, Schedule
+from tests.simulation.verdict import answer_problems, leftovers
+from tests.simulation.virtual_time import Deadlock, Livelock, VirtualLoop, run_virtually
+from tests.simulation.world import World
+
+Print = Callable[[str], None]
+
+# No request may take longer: deadlines are 60 s.
+_PATIENCE_S = 120.0
+# After the last request: the way of a close, one step, and a link that comes back.
+_SETTLE_S = 1.2
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one schedule."""
+
+    seed: int
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """What the run went through, by name."""
+    virtual_s: float = 0.0
+
+
+def run_schedule(schedule: Schedule, trace: Print | None = None) -> Outcome:
+    """Runs it in virtual time. `trace` takes the log of all that happens, one line each."""
+    outcome = Outcome(schedule.seed)
+    loop = VirtualLoop()
+    started_s = loop.time()
+
+    def note(line: str) -> None:
+        if trace is not None:
+            trace(f"{loop.time() - started_s:9.4f} {line}")
+
+    with _repeatable(schedule.seed), _errors_logged() as logged:
+        try:
+            run_virtually(_run(schedule, outcome, None if trace is None else note), loop)
+        except (Deadlock, Livelock) as error:
+            outcome.violations.append(str(error))
+    outcome.virtual_s = loop.time() - started_s
+    outcome.violations += [f"nobody took an exception: {what}" for what in loop.unhandled]
+    outcome.violations += [f"logged as an error: {line}" for line in logged]
+    for violation in outcome.violations:
+        note(f"VIOLATION {violation}")
+    return outcome
+
+
+async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None:
+    async with World(schedule, note) as world:
+        clients = Clients(world)
+        asking = [asyncio.create_task(clients.ask(plan)) for plan in schedule.requests]
+        _, unended = await asyncio.wait(asking, timeout=_PATIENCE_S)
+        outcome.violations += [f"{len(unended)} requests never end"] if unended else []
+        answers = [task.result() for task in asking if task not in unended]
+        await world.faults_over()
+        await asyncio.sleep(_SETTLE_S)
+        outcome.violations += leftovers(world)
+        if not outcome.violations:
+            # A router that has lost the metadata store may believe what it read there last until then.
+            await asyncio.sleep(BELIEVED_S)
+            answers.append(await _last(world, clients))
+            await asyncio.sleep(_SETTLE_S / 2)
+            outcome.violations += leftovers(world)
+        outcome.violations += world.witness.violations
+        for told in answers:
+            outcome.violations += answer_problems(world, told)
+        if clients.admission.running != len(unended):
+            outcome.violations.append(f"the gateway counts {clients.admission.running} requests under way")
+        _count(outcome, world, answers)
+
+
+async def _last(world: World, clients: Clients) -> Told:
+    """When all is well again, a request has to be answered: whatever happened, nothing is worn out."""
+    plan = RequestPlan(
+        number=len(world.schedule.requests),
+        at_s=0.0,
+        prompt=(7, 8, 9),
+        max_tokens=6,
+        temperature=0.0,
+        top_k=0,
+        seed=None,
+        stop_token_ids=(),
+        speculation=SpeculationChoice.ON,
+        max_draft_tokens=None,
+        timeout_s=60.0,
+    )
+    world.texts.add(plan)
+    return await clients.ask(plan)
+
+
+def _count(outcome: Outcome, world: World, answers: list[Told]) -> None:
+    counts = outcome.counts
+    counts.update(world.counts)
+    counts.update(world.witness.counts)
+    counts["drafts and commits tampered with"] = world.hostility.num_tampered
+    counts["requests"] = len(answers)
+    for told in answers:
+        counts[f"end: {told.end}"] += 1
+    for process in (*world.places.values(), *world.gone):
+        if isinstance(process, TargetProcess):
+            tally = process.worker.tally
+            counts["preemptions"] += tally.num_preemptions
+            counts["refused drafts"] += tally.num_refused_drafts
+            counts["failed steps"] += tally.num_step_failures
+            counts["guesses left for a prepared path"] += tally.num_alternatives_taken
+            counts["tokens judged beside a guess"] += tally.num_siblings
+            counts["tokens accepted beside a guess"] += tally.num_siblings_accepted
+
+
+@contextmanager
+def _repeatable(seed: int) -> Iterator[None]:
+    """What production draws from the common generator (jitter, ties between workers) is drawn from the seed."""
+    state = random.getstate()
+    random.seed(f"production {seed}")
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+class _Errors(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Planted faults are logged too, as they should be.
+        planted = "StepFailed" in (text := self.format(record))
+        if not planted:
+            self.lines.append(text)
+
+
+@contextmanager
+def _errors_logged() -> Iterator[list[str]]:
+    """Collects what is logged as an error: a fault that some handler took, and that nobody meant to happen."""
+    handler = _Errors()
+    loggers = [logging.getLogger(name) for name in ("outrider", "outrider_controller")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+    try:
+        yield handler.lines
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate

@@ -1,0 +1,27 @@
+"""python -m tests.soak NAME: one of the long checks. Exit code 0 only if it holds."""
+
+from __future__ import annotations
+
+import click
+from outrider_controller.cli.app import LazyGroup, main
+
+# Name → (module, attribute, one line of help). The line stands here so that help imports no command.
+_COMMANDS = {
+    "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
+    "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
+    "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
+    "tensor-parallel": (
+        "tests.soak.tensor_parallel",
+        "tensor_parallel",
+        "A target on several processes: equal texts?",
+    ),
+}
+
+
+@click.group(cls=LazyGroup, table=_COMMANDS)
+def soak() -> None:
+    """Long checks on real processes. Each starts what it needs, and stops it."""
+
+
+if __name__ == "__main__":
+    main(command=soak, name="python -m tests.soak")

@@ -1,0 +1,231 @@
+"""python -m tests.soak tensor-parallel"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from outrider.rpc.v1 import generation_pb2 as generation
+from outrider_controller.cli.client import Answer, Gateway
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.models import DEFAULT_TARGET, served_name
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.prompts import Prompt
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.stack_options import run_async
+
+from benchmarks.support.asking import answers, make_request, max_tokens_option
+
+_TINY = "tiny"
+_SIZES = {_TINY: 2, DEFAULT_TARGET: 3}
+_QUESTIONS = (
+    "Why is the sky blue?",
+    "Name three rivers in Europe.",
+    "Write a haiku about the sea.",
+    "What is 17 times 23?",
+    "How do bees make honey?",
+    "Translate into French: good morning.",
+    "List the planets, nearest first.",
+    "What does a compiler do?",
+)
+# Way of asking → options, and whether with speculation. All are compared with plain decoding on one process.
+_WAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "greedy": ({"temperature": 0.0}, "off"),
+    "greedy, speculation": ({"temperature": 0.0}, "on"),
+    "coupled": ({"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 100 + number}, "off"),
+}
+_KILL_AFTER_TOKENS = 8
+_MOST_S = 15.0
+_GIVE_UP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One rank ended by SIGKILL while it served a stream."""
+
+    rank: int
+    seconds: float
+    """From the kill to the next token."""
+    error: str
+    """What the client of that stream was told; empty: nothing."""
+    equal: bool
+    """Whether its text is that of an undisturbed answer."""
+
+    @property
+    def holds(self) -> bool:
+        return self.seconds <= _MOST_S and (self.equal or bool(self.error))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    model: str
+    size: int
+    equal: dict[str, int]
+    """By way of asking, of len(_QUESTIONS) each."""
+    recoveries: tuple[Recovery, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(n == len(_QUESTIONS) for n in self.equal.values()) and all(r.holds for r in self.recoveries)
+
+
+@click.command("tensor-parallel")
+@click.option(
+    "--model", default="", metavar="PATH|NAME", help=f"Default: both {_TINY} (random weights) and the default."
+)
+@click.option("--size", type=click.IntRange(2, 64), default=None, help="Processes; default: 2 for tiny, else 3.")
+@max_tokens_option(32)
+@json_file_option
+def tensor_parallel(model: str, size: int | None, max_tokens: int, json_file: Path | None) -> int:
+    """One target on several processes: are the texts equal, and how soon is it back?
+
+    Float32. Texts are compared with plain decoding on one process: greedy, greedy with speculation (n-grams), and
+    sampled with a seed. Then a follower, and then rank 0, is ended by SIGKILL in mid-stream: what counts is the time
+    until the next token, at most 15 s, and the text.
+    """
+    cases = {model: size or _SIZES.get(model, 3)} if model else {name: size or _SIZES[name] for name in _SIZES}
+    return run_async(_run(cases, max_tokens, json_file))
+
+
+async def _run(cases: dict[str, int], max_tokens: int, json_file: Path | None) -> int:
+    results = []
+    with tempfile.TemporaryDirectory(prefix="outrider-") as directory:
+        for model, size in cases.items():
+            path = await asyncio.to_thread(_tiny, Path(directory) / _TINY) if model == _TINY else model
+            config = StackConfig(target_model=path, tensor_parallel=size, dtype="float32", draft_kind="ngram")
+            results.append(await _measure(config, max_tokens))
+    click.echo(f"{_equality_table(results)}\n\n{_recovery_table(results)}")
+    holds = all(result.holds for result in results)
+    rows = [{**asdict(result), "holds": result.holds, "of": len(_QUESTIONS)} for result in results]
+    write_json(
+        json_file,
+        "bench-tensor-parallel",
+        {"holds": holds, "max_tokens": max_tokens, "results": rows, "hardware": hardware()},
+    )
+    return ExitCode.OK if holds else ExitCode.ERROR
+
+
+def _tiny(directory: Path) -> str:
+    from outrider.testing.tiny import tiny_checkpoint
+
+    return str(tiny_checkpoint(directory))
+
+
+async def _measure(config: StackConfig, max_tokens: int) -> Result:
+    name = served_name(config.target_model)
+    note(f"{name} on one process")
+    async with Stack(replace(config, tensor_parallel=1), note) as stack:
+        plain = {way: await _ask(stack, way, options, "off", max_tokens) for way, (options, _) in _WAYS.items()}
+    note(f"{name} on {config.tensor_parallel}")
+    async with Stack(config, note) as stack:
+        equal = {}
+        for way, (options, speculation) in _WAYS.items():
+            found = await _ask(stack, way, options, speculation, max_tokens)
+            equal[way] = sum(_same(a, b) for a, b in zip(plain[way], found, strict=True))
+        recoveries = tuple([await _recovery(stack, rank) for rank in (1, 0)])
+    return Result(name, config.tensor_parallel, equal, recoveries)
+
+
+async def _ask(stack: Stack, way: str, options: dict[str, Any], speculation: str, max_tokens: int) -> list[Answer]:
+    prompts = [Prompt(str(number), "all", text) for number, text in enumerate(_QUESTIONS)]
+    return await answers(
+        stack.gateway_grpc,
+        stack.config.model,
+        prompts,
+        way,
+        speculation=speculation,
+        concurrency=4,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        **options,
+    )
+
+
+def _same(one: Answer, other: Answer) -> bool:
+    return one.text == other.text and one.token_ids == other.token_ids
+
+
+async def _recovery(stack: Stack, rank: int) -> Recovery:
+    request = make_request(
+        stack.config.model, _QUESTIONS[0], "off", max_tokens=4 * _KILL_AFTER_TOKENS, ignore_eos=True, temperature=0.0
+    )
+    async with Gateway(stack.gateway_grpc) as gateway:
+        plain = await gateway.answer(request)
+        note(f"rank {rank} is killed")
+        times: list[float] = []
+        killed_s = 0.0
+
+        def arrived(chunk: generation.StreamGenerateResponse) -> None:
+            nonlocal killed_s
+            times.extend([time.monotonic()] * len(chunk.token_ids))
+            if len(times) >= _KILL_AFTER_TOKENS and not killed_s:
+                killed_s = time.monotonic()
+                _kill(stack, rank)
+
+        answer, error = Answer(), ""
+        try:
+            answer = await gateway.answer(request, on_chunk=arrived)
+        except CommandError as failure:
+            error = str(failure)
+            times.append(await _until_answered(gateway, request))
+    await stack.assembled()
+    after = [killed_s, *(at for at in times if at > killed_s)]
+    # What was on its way at the kill still arrives: it is back at the end of the longest pause.
+    _, back_s = max((later - at, later) for at, later in itertools.pairwise(after))
+    return Recovery(rank, round(back_s - killed_s, 2), error, _same(plain, answer))
+
+
+def _kill(stack: Stack, rank: int) -> None:
+    """SIGKILL to one process of the target's group. Raises CommandError when it is not there."""
+    for process in psutil.Process(stack.processes["target-0"].pid).children():
+        if process.name() == f"outrider-tp-{rank}":
+            process.kill()
+            return
+    raise CommandError(f"the target has no rank {rank}")
+
+
+async def _until_answered(gateway: Gateway, request: generation.GenerateRequest) -> float:
+    """Asks anew until there is a first token; its monotonic time. Raises CommandError after a minute."""
+    give_up_s = time.monotonic() + _GIVE_UP_S
+    while True:
+        asked_s = time.monotonic()
+        try:
+            return asked_s + (await gateway.answer(request, _GIVE_UP_S)).first_token_s
+        except CommandError:
+            if time.monotonic() > give_up_s:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def _equality_table(results: list[Result]) -> str:
+    rows = [
+        [result.model, result.size, way, f"{count} of {len(_QUESTIONS)}"]
+        for result in results
+        for way, count in result.equal.items()
+    ]
+    return columns(["MODEL", "PROCESSES", "MODE", "TEXTS EQUAL TO ONE PROCESS"], rows)
+
+
+def _recovery_table(results: list[Result]) -> str:
+    rows = [
+        [
+            result.model,
+            result.size,
+            f"rank {recovery.rank}",
+            f"{recovery.seconds:.2f}",
+            recovery.error or "no error",
+            "equal" if recovery.equal else "cut off" if recovery.error else "DIFFERENT",
+        ]
+        for result in results
+        for recovery in result.recoveries
+    ]
+    return columns(["MODEL", "PROCESSES", "KILLED", "SERVED AGAIN AFTER S", "CLIENT SAW", "TEXT"], rows)

@@ -1,0 +1,172 @@
+"""The comparison of whole answers: figures, bars, the picture, and our draft as a plain Llama."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import resolve
+from outrider.engine.draft_checkpoint import load_draft_model, save_draft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.peers import answer_figures as made
+from benchmarks.peers import draft_export, figures, install, peer_vllm, plot
+from benchmarks.peers.answer_figures import Answered, Bar
+from benchmarks.peers.peer_generate import KnownTokensHead
+
+VOCAB, WIDTH = 40, 8
+KNOWN = torch.tensor([3, 7, 8, 21, 39])
+
+
+def answered(
+    subject: str, prompt: str, seconds: float, tokens: tuple[int, ...] = (1, 2, 3, 4), steps: int = 2
+) -> Answered:
+    return Answered(subject, prompt, "qa" if prompt == "a" else "rag", tokens, seconds, 0.1, steps)
+
+
+ANSWERS = [
+    answered("ours", "a", 1.0),
+    answered("vllm", "a", 2.0, (1, 2, 9, 4)),
+    answered("vllm-draft", "a", 1.5),
+    answered("assisted", "a", 4.0),
+    answered("assisted", "b", 2.0),
+    answered("vllm-draft", "b", 3.5),
+    answered("vllm", "b", 2.0, steps=0),
+    answered("ours", "b", 1.0),
+]
+
+
+def test_a_rate_is_all_tokens_over_all_seconds_so_long_answers_weigh_more() -> None:
+    rates = made.rates(ANSWERS)
+    assert rates["assisted"] == {"qa": 1.0, "rag": 2.0, "all": pytest.approx(8 / 6)}
+    assert rates["ours"]["all"] == 4.0
+
+
+def test_a_bar_is_held_against_the_fastest_of_those_it_names() -> None:
+    (verdict,) = made.verdicts(ANSWERS, [Bar("a bar", "vllm", 1.9)])
+    assert (verdict.subject, verdict.ratio, verdict.typical, verdict.met) == ("vllm", 2.0, 2.0, True)
+    (missed,) = made.verdicts(ANSWERS, [Bar("a bar", "vllm", 2.1)])
+    assert not missed.met
+
+
+def test_a_bar_whose_subjects_were_left_out_is_not_printed() -> None:
+    assert made.verdicts(ANSWERS, [Bar("a bar", "unknown", 1.0)]) == []
+
+
+def test_the_typical_ratio_is_of_answers_to_the_same_prompt() -> None:
+    assert made.typical_ratio(ANSWERS, "assisted") == 3.0
+
+
+def test_answers_are_equal_or_part_somewhere() -> None:
+    assert made.first_difference([1, 2], [1, 2]) is None
+    assert made.first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert made.first_difference([1, 2], [1, 2, 3]) == 2
+    assert made.differences(ANSWERS, "vllm") == [2, None]
+
+
+def test_steps_that_nobody_counted_give_no_tokens_per_step() -> None:
+    assert made.tokens_per_step(made.of(ANSWERS, "ours")) == 2.0
+    assert made.tokens_per_step([answered("x", "a", 1.0, steps=0)]) is None
+
+
+def test_tables_have_a_row_for_each_subject() -> None:
+    summed = made.summary(ANSWERS)
+    assert made.rate_rows(summed)[1] == ["vllm", "2.0", "2.0", "2.0"]
+    assert made.ratio_rows(summed)[0] == ["vllm", "2.00", "2.00", "2.00", "2.00"]
+    assert made.subject_rows(summed)[1] == ["vllm", "4.00", "100", "", "1 of 2"]
+    assert figures.table(["tokens/s", "qa", "rag", "all"], made.rate_rows(summed)).count("\n") == 4
+
+
+def test_the_cores_that_a_process_had_are_averaged_over_its_answers() -> None:
+    one, two = (replace(answered("ours", prompt, 1.0), cores=cores) for prompt, cores in (("a", 1.0), ("b", 2.0)))
+    assert made.subject_rows(made.summary([one, two]))[0][3] == "1.50"
+
+
+def test_what_is_written_leaves_out_the_tokens_but_says_where_they_part() -> None:
+    row = made.answer_rows(ANSWERS)[1]
+    assert (row["subject"], row["tokens"], row["leaves_ours_at"]) == ("vllm", 4, 2)
+    assert "token_ids" not in row
+
+
+def test_the_picture_shows_every_subject_and_the_best_vllm_in_each_category() -> None:
+    outcome = {"schema": "outrider/peer-answers/v1", "cpu": "a CPU", "cores": 2, "at": "2026-01-01T00:00Z"}
+    svg = plot.picture({**outcome, "figures": made.summary(ANSWERS)})
+    assert svg.count("<rect") == 1 + 4 + 2 * 3
+    assert "a CPU, 2 cores" in svg and "assisted" in svg
+
+
+def test_every_peer_of_a_bar_can_be_asked_for() -> None:
+    peers = install.answering(Path("draft"), assistant_tokens=3, ngram_tokens=4, draft_tokens=2)
+    assert all(any(name.startswith(bar.beginning) for name in peers) for bar in made.BARS)
+    assert peers["vllm-draft-compiled"].arguments == ("compiled", "draft", "2", "draft")
+
+
+def test_speculation_is_said_in_the_words_of_vllm() -> None:
+    assert peer_vllm.speculative_config("ngram", 4, "")["method"] == "ngram"
+    assert peer_vllm.speculative_config("draft", 2, "there") == {
+        "method": "draft_model",
+        "model": "there",
+        "num_speculative_tokens": 2,
+    }
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    """A draft of ours in the form in which it is shipped, and the checkpoint it belongs to."""
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(base)
+    (base / "tokenizer.json").write_text("{}")
+    save_draft_model(tmp_path / "draft", model, KNOWN, base=str(base), fingerprint="", recipe={})
+    return tmp_path / "draft"
+
+
+def test_the_exported_draft_has_our_logits_for_the_tokens_it_knows_and_zeros_elsewhere(draft: Path) -> None:
+    exported = draft_export.export(resolve(draft), draft.parent / "plain")
+    plain = LlamaForCausalLM.from_pretrained(exported, dtype=torch.bfloat16, attn_implementation="sdpa")
+    ours, token_map = load_draft_model(draft, torch.bfloat16)
+    ours.config._attn_implementation = "sdpa"
+    token_ids = torch.tensor([[1, 5, 30, 2]])
+    with torch.inference_mode():
+        theirs, expected = plain(token_ids).logits, ours(token_ids).logits
+    assert torch.equal(theirs[..., token_map], expected)
+    others = torch.ones(VOCAB, dtype=torch.bool)
+    others[token_map] = False
+    assert not theirs[..., others].any() and expected.any()
+
+
+def test_an_export_is_made_once_and_again_when_the_draft_is_newer(draft: Path) -> None:
+    directory = draft_export.export(draft, draft.parent / "plain")
+    settings = json.loads((directory / "config.json").read_text())
+    assert settings["architectures"] == ["LlamaForCausalLM"] and "outrider_draft" not in settings
+    made_ns = (directory / "model.safetensors").stat().st_mtime_ns
+    assert (draft_export.export(draft, directory) / "model.safetensors").stat().st_mtime_ns == made_ns
+    (draft / "config.json").touch()
+    assert draft_export.export(draft, directory) == directory
+    assert (directory / "model.safetensors").stat().st_mtime_ns > made_ns
+
+
+def test_an_assistants_head_computes_known_tokens_only_and_never_chooses_another() -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(len(KNOWN), WIDTH)
+    head = KnownTokensHead(draft_export.full_head(rows, KNOWN, VOCAB))
+    hidden = torch.randn(2, 3, WIDTH)
+    logits = head(hidden)
+    assert logits.shape == (2, 3, VOCAB)
+    assert torch.equal(logits[..., KNOWN], hidden @ rows.T)
+    assert set(logits.argmax(-1).flatten().tolist()) <= set(KNOWN.tolist())
+    # Even where all that it knows is unlikely.
+    assert head(-hidden.sum(0, keepdim=True))[..., 0].eq(torch.finfo(torch.float32).min).all()

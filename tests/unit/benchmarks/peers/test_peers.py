@@ -1,0 +1,98 @@
+"""The comparison with peers: what is made of samples, and what a peer's process answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import figures, install, serving
+from benchmarks.peers.figures import Goal
+from benchmarks.peers.plan import plan, tokens
+
+
+def goal(bound: float, at_most: bool) -> Goal:
+    return Goal("a goal", "decode 1", "ours", "peer", bound, at_most)
+
+
+def test_a_ratio_is_of_the_same_rounds_so_a_slow_minute_changes_nothing() -> None:
+    ours, peer = [[1.0, 1.0], [4.0, 4.0], [1.0, 1.0]], [[2.0, 2.0], [8.0, 8.0], [2.0, 2.0]]
+    assert figures.ratio(ours, peer) == 0.5
+    assert figures.ratio(ours[1:], peer[1:]) == 0.5
+
+
+def test_one_slow_sample_moves_neither_the_ratio_nor_the_minimum() -> None:
+    ours, peer = [[1.0, 1.0, 90.0]] * 3, [[2.0, 2.0, 2.0]] * 3
+    assert figures.ratio(ours, peer) == 0.5
+    assert figures.best(ours) == 1.0
+    assert figures.typical(ours) == 1.0
+
+
+@pytest.mark.parametrize(("bound", "at_most", "met"), [(0.5, True, True), (0.4, True, False), (0.6, False, False)])
+def test_a_goal_is_met_on_its_own_side_of_the_bound(bound: float, at_most: bool, met: bool) -> None:
+    results = {"decode 1": {"ours": [[1.0]], "peer": [[2.0]]}}
+    (verdict,) = figures.verdicts(results, [goal(bound, at_most)])
+    assert (verdict.value, verdict.of_minima, verdict.met) == (0.5, 0.5, met)
+
+
+def test_a_goal_whose_peer_was_not_measured_is_left_out() -> None:
+    assert figures.verdicts({"decode 1": {"ours": [[1.0]]}}, [goal(1.0, True)]) == []
+
+
+def test_every_goal_names_a_measure_of_the_plan() -> None:
+    assert {g.measure for g in figures.GOALS} <= {measure.name for measure in plan(1)}
+
+
+def test_every_peer_has_goals_to_be_held_against() -> None:
+    assert set(install.PEERS) - {"ours"} <= {name for g in figures.GOALS for name in (g.above, g.below)}
+
+
+def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
+    clean, disturbed = {"ours": 0.99, "peer": 0.98}, {"ours": 1.0, "peer": 0.5}
+    assert figures.undisturbed([clean, disturbed, clean]) == [0, 2]
+    assert figures.undisturbed([disturbed, disturbed]) == [0, 1]
+    assert figures.count_undisturbed([disturbed, clean]) == 1
+
+
+def test_series_are_named_after_the_subject_or_what_it_measured() -> None:
+    turn: dict[str, dict[str, Any]] = {"ours": {"ms": [1.0]}, "peer": {"ms": [2.0]}}
+    assert figures.by_series(turn) == {"ours": [1.0], "peer": [2.0]}
+    assert figures.by_series({"ours": {"step_ms": [1.0], "read_ms": [2.0], "bytes": 3}}) == {  # type: ignore[dict-item]
+        "step": [1.0],
+        "read": [2.0],
+    }
+
+
+def test_throughput_is_a_batch_over_a_median_step() -> None:
+    rows = figures.figure_rows({"decode 16": {"ours": [[50.0, 40.0, 60.0]]}}, {"decode 16": 16})
+    assert rows == [["decode 16", "ours", "40.00", "50.00", "320.0"]]
+
+
+def test_a_table_aligns_numbers_to_the_right() -> None:
+    lines = figures.table(["name", "ms"], [["a", "1.5"], ["longer", "22.5"]]).splitlines()
+    assert lines == ["name       ms", "a         1.5", "longer   22.5"]
+
+
+def test_extras_and_relatives_of_torch_are_not_installed() -> None:
+    listed = ["regex", "torch==2.13.0+cpu; platform_machine == 'x'", "torchaudio", 'pandas; extra == "bench"', "numba"]
+    assert install.needed(listed) == ["regex", "numba"]
+
+
+def test_all_subjects_get_the_same_prompts() -> None:
+    assert tokens(20, 3) == tokens(20, 3) != tokens(20, 4)
+    assert plan(1) == plan(1)
+
+
+def test_a_peer_answers_by_name_and_says_how_much_of_the_core_it_had() -> None:
+    reply = serving.answer({"double": lambda x: {"ms": [2 * x]}}, json.dumps({"do": "double", "x": 4}))
+    assert reply["ok"]["ms"] == [8]
+    assert reply["ok"]["core_share"] >= 0
+
+
+@pytest.mark.parametrize("line", ["not json", '{"do": "fail"}', '{"do": "unknown"}', "{}"])
+def test_a_failing_measurement_is_an_answer(line: str) -> None:
+    def fail() -> dict[str, Any]:
+        raise RuntimeError("no")
+
+    assert set(serving.answer({"fail": fail}, line)) == {"error"}

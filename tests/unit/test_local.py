@@ -1,0 +1,50 @@
+"""Two workers in one process, in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outrider.drafters import DrafterKind, load_drafter
+from outrider.engine import Engine, EngineConfig
+from outrider.local import Pair
+from outrider.speculation import InvalidField, SamplingParams
+
+CONFIG = EngineConfig(dtype="float32", num_blocks=256)
+PROMPTS = [[40 + i, 41, 42, 43 + i % 3, 40 + i, 41] for i in range(9)]
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Path) -> Pair:
+    """The draft has the target's own weights, so its guesses are good."""
+    drafter = load_drafter(DrafterKind.COMBINED, tiny, engine=CONFIG)
+    return Pair(Engine.load(tiny, CONFIG), drafter, max_sequences=4)
+
+
+@pytest.mark.parametrize("params", [None, SAMPLED], ids=["greedy", "coupled"])
+def test_speculation_takes_fewer_steps_to_the_same_tokens(pair: Pair, params: SamplingParams | None) -> None:
+    plain = pair.answer(PROMPTS, 20, speculate=False, params=params)
+    speculative = pair.answer(PROMPTS, 20, speculate=True, params=params)
+    assert [a.token_ids for a in plain] == [a.token_ids for a in speculative]
+    assert all(a.finished and a.num_steps == len(a.token_ids) and not a.num_verified for a in plain)
+    assert sum(a.num_steps for a in speculative) < 0.7 * sum(a.num_steps for a in plain)
+    assert sum(a.num_accepted for a in speculative) > 20
+
+
+def test_answers_come_in_the_order_of_their_prompts(pair: Pair) -> None:
+    together = pair.answer(PROMPTS, 8, speculate=True)
+    alone = [pair.answer([prompt], 8, speculate=True)[0] for prompt in PROMPTS]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+
+
+def test_every_block_is_given_back(tiny: Path) -> None:
+    target = Engine.load(tiny, CONFIG)
+    drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
+    Pair(target, drafter, max_sequences=3).answer(PROMPTS, 12, speculate=True)
+    assert target.num_free_blocks == drafter.num_free_blocks == 256
+
+
+def test_a_prompt_that_does_not_fit_is_refused_by_name(pair: Pair) -> None:
+    with pytest.raises(InvalidField, match="prompt_token_ids"):
+        pair.answer([[5] * 600], 4, speculate=True)
