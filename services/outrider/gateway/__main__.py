@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 
 from outrider.gateway.config import parse
@@ -14,6 +15,8 @@ from outrider.telemetry.logging import configure_logging
 def main() -> int:
     config = parse()
     configure_logging("gateway", config.log_format)
+    # Prompts share cores by our threads. The library's own pool would put a short one behind a long one.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         asyncio.run(serve(config, STOP_SIGNALS))
     except OSError as error:

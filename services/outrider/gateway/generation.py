@@ -33,7 +33,8 @@ from outrider.gateway.requests import (
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.tally import Finish, Tally, Usage
-from outrider.gateway.tokenizer.model import TemplateError
+from outrider.gateway.tokenizer.model import TemplateError, TooManyTokens
+from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
@@ -149,6 +150,7 @@ class Generator:
     request_timeout_s: float
     clock: Callable[[], float] = field(default=time.monotonic)
     tracing: Tracing | None = None
+    threads: TokenizerThreads = field(default_factory=TokenizerThreads)
 
     @asynccontextmanager
     async def start(
@@ -191,8 +193,11 @@ class Generator:
         model = await self.catalog.get(generation.model)
         options = generation.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
+        if len(generation.resume_token_ids) > model.max_context_len:
+            message = f"{len(generation.resume_token_ids)} tokens exceed the model's context of {model.max_context_len}"
+            raise InvalidRequest("resume_token_ids", message)
         check_token_ids("resume_token_ids", generation.resume_token_ids, model.vocab_size)
-        prompt = await _tokenise(model, generation)
+        prompt = await _tokenise(model, generation, self.threads)
         eos = () if options.ignore_eos else model.tokenizer.eos_token_ids
         output = Output(
             token_bytes=model.tokenizer.token_bytes,
@@ -269,30 +274,45 @@ class _RouterLost(Exception):
     """A call to a router broke off, and another router may do better."""
 
 
-async def _tokenise(model: Model, generation: Generation) -> list[int]:
-    """The prompt's token ids. In a thread: a long prompt takes long enough to hold up every other stream."""
-    match generation.prompt:
-        case TokenPrompt(token_ids, where):
-            check_token_ids(where, token_ids, model.vocab_size)
-            return list(token_ids)
-        case TextPrompt(text, where):
-            ids = await asyncio.to_thread(model.tokenizer.encode, text)
-        case ChatPrompt(messages, where):
-            try:
-                ids = await asyncio.to_thread(model.tokenizer.encode_chat, messages)
-            except TemplateError as error:
-                raise InvalidRequest(where, str(error)) from error
+async def _tokenise(model: Model, generation: Generation, threads: TokenizerThreads) -> list[int]:
+    """The prompt's token ids. Refuses a prompt that is too long as soon as that is certain."""
+    tokenizer, room = model.tokenizer, model.max_context_len - 1
+    where = generation.prompt.field
+    try:
+        match generation.prompt:
+            case TokenPrompt(token_ids):
+                _check_room(model, where, len(token_ids))
+                check_token_ids(where, token_ids, model.vocab_size)
+                return list(token_ids)
+            case TextPrompt(text):
+                # Here too, not only in the thread: what is refused anyway need not wait for its turn.
+                tokenizer.check_len(text, room)
+                ids = await threads.run(len(text), lambda: tokenizer.encode(text, room))
+            case ChatPrompt(messages):
+                num_chars = sum(len(message["content"]) for message in messages)
+                ids = await threads.run(num_chars, lambda: tokenizer.encode_chat(messages, room))
+    except TemplateError as error:
+        raise InvalidRequest(where, str(error)) from error
+    except TooManyTokens as error:
+        raise _too_long(model, where, str(error)) from error
     if not ids:
         raise InvalidRequest(where, "has no tokens")
+    _check_room(model, where, len(ids))
     return ids
+
+
+def _check_room(model: Model, where: str, prompt_len: int) -> None:
+    if prompt_len >= model.max_context_len:
+        raise _too_long(model, where, f"{prompt_len} tokens")
+
+
+def _too_long(model: Model, where: str, tokens: str) -> InvalidRequest:
+    return InvalidRequest(where, f"{tokens}; the model's context of {model.max_context_len} has to hold the answer too")
 
 
 def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: int | None) -> int:
     """Output tokens this request may have. Raises InvalidRequest with both numbers when the context is too small."""
     room = model.max_context_len - prompt_len
-    if room < 1:
-        message = f"{prompt_len} tokens; the model's context of {model.max_context_len} has to hold the answer too"
-        raise InvalidRequest(generation.prompt.field, message)
     asked = generation.options.max_tokens
     if asked is None:
         return min(room, default) if default is not None else room

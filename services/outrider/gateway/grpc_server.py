@@ -19,6 +19,7 @@ from outrider.gateway.requests import (
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
+    check_num_messages,
     check_token_ids,
 )
 from outrider.gateway.tally import Finish, Summary
@@ -72,7 +73,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         if len(request.token_ids) > MAX_DETOKENIZED:
             raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
         model = await self._core.catalog.get(request.model)
-        check_token_ids("token_ids", tuple(request.token_ids), model.vocab_size)
+        check_token_ids("token_ids", request.token_ids, model.vocab_size)
         table = model.tokenizer.token_bytes
         return generation_pb2.DetokenizeResponse(tokens=[table.of(token_id) for token_id in request.token_ids])
 
@@ -157,7 +158,7 @@ def to_generation(request: generation_pb2.GenerateRequest) -> Generation:
     """Raises InvalidRequest."""
     if not request.model:
         raise InvalidRequest("model", "is missing")
-    return Generation(request.model, _prompt(request), _options(request.options), tuple(request.resume_token_ids))
+    return Generation(request.model, _prompt(request), _options(request.options), request.resume_token_ids)
 
 
 def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
@@ -165,10 +166,11 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
         case "text":
             return TextPrompt(request.text, "text")
         case "chat":
+            check_num_messages("chat.messages", len(request.chat.messages))
             messages = tuple({"role": m.role, "content": m.content} for m in request.chat.messages)
             return ChatPrompt(messages, "chat.messages")
         case "tokens":
-            return TokenPrompt(tuple(request.tokens.token_ids), "tokens.token_ids")
+            return TokenPrompt(request.tokens.token_ids, "tokens.token_ids")
         case _:
             raise InvalidRequest("prompt", "is missing: one of text, chat and tokens")
 
@@ -183,8 +185,8 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
         min_p=options.min_p,
         seed=options.seed if options.HasField("seed") else None,
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
-        stop=tuple(options.stop),
-        stop_token_ids=tuple(options.stop_token_ids),
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
         speculation=_SPECULATION[options.speculation],
         max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
         include_metrics=options.include_metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.rpc.errors import InvalidRequest
@@ -43,8 +43,7 @@ class ChatPrompt:
     field: str = "messages"
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.messages) <= MAX_MESSAGES:
-            raise InvalidRequest(self.field, f"{len(self.messages)} messages; 1 to {MAX_MESSAGES} are allowed")
+        check_num_messages(self.field, len(self.messages))
         for i, message in enumerate(self.messages):
             where = f"{self.field}[{i}]"
             if message["role"] not in ("system", "user", "assistant"):
@@ -54,7 +53,8 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
+    """As the client sent them: they are looked at only once their number is known to be allowed."""
     field: str = "prompt"
 
     def __post_init__(self) -> None:
@@ -76,8 +76,8 @@ class Options:
     seed: int | None = None
     max_tokens: int | None = None
     """Output tokens; None means what the API's default and the model's context allow."""
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     speculation: SpeculationChoice = SpeculationChoice.AUTO
     max_draft_tokens: int | None = None
     include_metrics: bool = False
@@ -117,12 +117,20 @@ class Generation:
     model: str
     prompt: Prompt
     options: Options = field(default_factory=Options)
-    resume_token_ids: tuple[int, ...] = ()
+    resume_token_ids: Sequence[int] = ()
     """Output tokens the client has from an answer that broke off. The answer continues after them."""
 
 
-def check_token_ids(where: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
+def check_num_messages(where: str, num_messages: int) -> None:
+    """Before they are looked at: a body may hold millions."""
+    if not 1 <= num_messages <= MAX_MESSAGES:
+        raise InvalidRequest(where, f"{num_messages} messages; 1 to {MAX_MESSAGES} are allowed")
+
+
+def check_token_ids(where: str, token_ids: Sequence[int], vocab_size: int) -> None:
     """Refuses ids the model has no row for, before they can index anything."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
     for i, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(f"{where}[{i}]", f"token id {token_id} is outside the vocabulary of {vocab_size}")

@@ -57,6 +57,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         core = _core(config, routers, tracing)
         stack.push_async_callback(core.catalog.close)
+        stack.callback(core.threads.close)
         grpc_server = create_server(max_message_bytes=config.limits.max_body_bytes)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(core), grpc_server)
         life = await stack.enter_async_context(

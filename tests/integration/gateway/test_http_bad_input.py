@@ -38,6 +38,7 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": [1, True]}, 400, "prompt"),
     ({"prompt": [1, VOCAB]}, 400, "prompt[1]"),
     ({"prompt": [-1]}, 400, "prompt[0]"),
+    ({"prompt": [5] * CONTEXT + [VOCAB]}, 400, "prompt"),
     ({"prompt": "a" * 600}, 400, "prompt"),
     ({"temperature": NAN}, 400, "temperature"),
     ({"temperature": -1}, 400, "temperature"),
@@ -62,13 +63,16 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"stop": [1]}, 400, "stop"),
     ({"stop_token_ids": [VOCAB]}, 400, "stop_token_ids[0]"),
     ({"stop_token_ids": [1] * 65}, 400, "stop_token_ids"),
+    ({"stop_token_ids": [""] * 65}, 400, "stop_token_ids"),
     ({"speculation": "maybe"}, 400, "speculation"),
     ({"max_draft_tokens": -1}, 400, "max_draft_tokens"),
     ({"include_metrics": "yes"}, 400, "include_metrics"),
     ({"stream": 1}, 400, "stream"),
     ({"stream": False, "stream_options": {"include_usage": True}}, 400, "stream_options"),
     ({"stream": True, "stream_options": {"every": 1}}, 400, "stream_options.every"),
+    ({"stream": True, "stream_options": {f"{i}": 1 for i in range(17)}}, 400, "stream_options"),
     ({"metadata": {"a": 1}}, 400, "metadata.a"),
+    ({"metadata": {f"{i}": 1 for i in range(17)}}, 400, "metadata"),
     ({"temprature": 1}, 400, "temprature"),
     ({"n": 2}, 400, "n"),
     ({"best_of": 3}, 400, "best_of"),
@@ -102,6 +106,7 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, 400, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages"),
     ({"messages": [USER] * 1025}, 400, "messages"),
+    ({"messages": [1] * 1025}, 400, "messages"),
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
     ({"max_completion_tokens": CONTEXT}, 400, "max_completion_tokens"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, 400, "max_completion_tokens"),
@@ -198,6 +203,17 @@ async def test_a_prompt_over_the_context_is_refused_with_both_numbers(http: http
     message = answer.json()["error"]["message"]
     assert "600" in message
     assert str(CONTEXT) in message
+
+
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
+async def test_a_prompt_far_over_the_context_is_refused_without_being_tokenised(
+    http: httpx.AsyncClient, path: str
+) -> None:
+    prompt = {"prompt": "a " * 40_000} if path == "/completions" else {"messages": [USER | {"content": "a " * 40_000}]}
+    answer = await post(http, path, {"model": MODEL, **prompt})
+    check_error(answer, 400, next(iter(prompt)))
+    # Tokenised, its tokens would be counted.
+    assert "at least" in answer.json()["error"]["message"]
 
 
 async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.AsyncClient) -> None:

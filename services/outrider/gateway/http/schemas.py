@@ -12,8 +12,11 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from outrider.gateway.http.errors import HttpError, unsupported
+from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
 from outrider.gateway.requests import (
+    MAX_MESSAGES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     ChatPrompt,
     Generation,
     Options,
@@ -66,6 +69,15 @@ _UNSERVED_MESSAGE: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "tool_calls": ([],),
     "tool_call_id": (),
+}
+# Checked before anything is looked at one by one: a body has room for millions of faults, and to describe each of them
+# takes many seconds. `metadata` as OpenAI documents it.
+_MAX_ENTRIES = {
+    "messages": MAX_MESSAGES,
+    "metadata": 16,
+    "stop": MAX_STOPS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "stream_options": 16,
 }
 # OpenAI's newer name for instructions that outrank the user's; templates know it by the older one.
 _ROLES = {"developer": "system"}
@@ -159,8 +171,8 @@ class CompletionRequest(_Request):
             prompt = prompt[0]
         if isinstance(prompt, str):
             return TextPrompt(prompt)
-        if isinstance(prompt, list) and all(type(token_id) is int for token_id in prompt):
-            return TokenPrompt(tuple(prompt))
+        if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
+            return TokenPrompt(prompt)
         raise InvalidRequest("prompt", "has to be a string or a list of token ids")
 
 
@@ -192,6 +204,7 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
     """Raises HttpError, naming the field at fault."""
     fields = _json_object(body)
     _refuse_unserved(fields, kind.unserved, where="")
+    _refuse_unbounded(fields, kind)
     served = {name: value for name, value in fields.items() if name not in kind.unserved}
     try:
         return kind.model_validate(served)
@@ -216,6 +229,18 @@ def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]
             raise unsupported(f"{where}{name}", "is not supported")
 
 
+def _refuse_unbounded(fields: dict[str, Any], kind: type[_Request]) -> None:
+    for name, value in fields.items():
+        if name not in kind.model_fields and name not in kind.unserved:
+            raise _unknown(name)
+        if isinstance(value, list | dict) and len(value) > _MAX_ENTRIES.get(name, len(value)):
+            raise from_outrider(InvalidRequest(name, f"{len(value)} entries; at most {_MAX_ENTRIES[name]} are allowed"))
+
+
+def _unknown(param: str) -> HttpError:
+    return HttpError(400, f"{param}: unknown field", param=param, code="unknown_parameter")
+
+
 def _same(value: Any, fine: Any) -> bool:
     # True == 1 in Python, and not in JSON.
     return isinstance(value, bool) == isinstance(fine, bool) and bool(value == fine)
@@ -225,7 +250,7 @@ def _first(error: ValidationError) -> HttpError:
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = _path(fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return HttpError(400, f"{param}: unknown field", param=param, code="unknown_parameter")
+        return _unknown(param)
     if fault["type"] == "missing":
         return HttpError(400, f"{param}: is missing", param=param, code="missing_required_parameter")
     message = fault["msg"].replace("Input should be", "has to be")

@@ -8,11 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.text import TokenBytes
 
 
 class TemplateError(ValueError):
     """The chat template refuses these messages, or there is none."""
+
+
+class TooManyTokens(ValueError):
+    """A text is certain to have more tokens than there is room for."""
+
+    def __init__(self, at_least: int) -> None:
+        super().__init__(f"at least {at_least} tokens")
+        self.at_least = at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,8 @@ class ModelTokenizer:
     token_bytes: TokenBytes
     tokenizer: Any
     """A transformers tokenizer with a `tokenizers` backend."""
+    max_bytes_per_token: int | None = None
+    """The most bytes of a prompt that become one token; None where nothing bounds them."""
 
     @classmethod
     def load(cls, name: str, path: Path | None) -> ModelTokenizer:
@@ -44,21 +55,40 @@ class ModelTokenizer:
         # A checkpoint may ship with truncation switched on, which would shorten prompts silently.
         backend.no_truncation()
         backend.no_padding()
+        token_bytes = _token_bytes(backend)
         return cls(
             fingerprint=checkpoints.tokenizer_fingerprint(directory),
             eos_token_ids=_eos_token_ids(checkpoints.eos_token_ids(directory), tokenizer),
-            token_bytes=_token_bytes(backend),
+            token_bytes=token_bytes,
             tokenizer=tokenizer,
+            max_bytes_per_token=max_bytes_per_token(json.loads(backend.to_str()), token_bytes.table),
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens this model wants around it."""
-        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=True).ids)
+    def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens this model wants around it. Raises TooManyTokens."""
+        return self._encode(text, max_tokens, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError."""
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
+        """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
+        TooManyTokens.
+        """
         # The template writes the special tokens itself.
-        return list(self.tokenizer.backend_tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+        return self._encode(self.render(messages), max_tokens, add_special_tokens=False)
+
+    def check_len(self, text: str, max_tokens: int) -> None:
+        """Raises TooManyTokens where the length of `text` tells. Texts of a few tokens too many pass."""
+        if self.max_bytes_per_token is None:
+            return
+        at_least = -(-len(text.encode()) // self.max_bytes_per_token)
+        if at_least > max_tokens:
+            raise TooManyTokens(at_least)
+
+    def _encode(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+        if max_tokens is not None:
+            self.check_len(text, max_tokens)
+        # A batch of one: unlike `encode` it lets other threads run meanwhile.
+        [encoding] = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         from jinja2 import TemplateError as JinjaError

@@ -1,0 +1,67 @@
+"""Tokenising beside everything else a gateway does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tokenizer.threads import SHORT_CHARS, TokenizerThreads
+
+LONG = SHORT_CHARS + 1
+
+
+@pytest.fixture
+def threads() -> Iterator[TokenizerThreads]:
+    made = TokenizerThreads()
+    yield made
+    made.close()
+
+
+async def test_a_long_prompt_holds_up_no_short_one(threads: TokenizerThreads) -> None:
+    release = threading.Event()
+    long = asyncio.create_task(threads.run(LONG, release.wait))
+    async with asyncio.timeout(10):
+        assert await threads.run(SHORT_CHARS, lambda: "short") == "short"
+        assert not long.done()
+        release.set()
+        assert await long
+
+
+async def test_a_prompt_whose_client_leaves_while_it_waits_is_never_tokenised(threads: TokenizerThreads) -> None:
+    release, ran = threading.Event(), []
+    first = asyncio.create_task(threads.run(LONG, release.wait))
+    waiting = [asyncio.create_task(threads.run(LONG, lambda: ran.append(1))) for _ in range(20)]
+    last = asyncio.create_task(threads.run(LONG, lambda: "last"))
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    release.set()
+    async with asyncio.timeout(10):
+        assert await first
+        assert await last == "last"
+    assert ran == []
+
+
+def test_other_threads_run_while_a_text_is_tokenised(tiny: Path) -> None:
+    tokenizer = ModelTokenizer.load("tiny", tiny)
+    done = threading.Event()
+
+    def tokenise() -> None:
+        assert len(tokenizer.encode("a1 " * 100_000)) == 300_000
+        done.set()
+
+    worker = threading.Thread(target=tokenise)
+    worker.start()
+    turns = 0
+    while not done.is_set():
+        time.sleep(0.001)
+        turns += 1
+    worker.join()
+    # Hundreds; two or three where the interpreter's lock is held all the time.
+    assert turns > 30
