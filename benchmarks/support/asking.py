@@ -10,8 +10,7 @@ import click
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
 from outrider_controller.cli.progress import progress
-
-from benchmarks.support.prompts import Prompt
+from outrider_controller.cli.prompts import Prompt
 
 _TIMEOUT_S = 300.0
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider_controller.cli.exits import CommandError
-
-from benchmarks.support.prompts import Prompt
+from outrider_controller.cli.prompts import Prompt
 
 # Words of a beginning. Short ones: most of the time goes into reading prompts.
 _LENGTHS = (16, 12, 24, 8, 20, 32, 40, 48)

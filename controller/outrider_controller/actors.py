@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
+import os
 import socket
-import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -26,6 +27,7 @@ from outrider_controller.config import ControllerConfig, RayConfig
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.garbage import settled
+from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
@@ -64,6 +66,7 @@ class Router:
         self._stack = AsyncExitStack()
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
+        _tell_if_restarted(f"router at {self._router.address}")
         self._stack.enter_context(settled())
 
     async def address(self) -> str:
@@ -83,12 +86,23 @@ class ControlPlane:
         self._stack = AsyncExitStack()
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._life: ServerLife = await enter_bound(self._stack, lambda: running_control(config, store))
+        _tell_if_restarted(f"control plane at {self._life.address}")
 
     async def address(self) -> str:
         return self._life.address
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+
+def _tell_if_restarted(name: str) -> None:
+    """Called in an actor."""
+    with warnings.catch_warnings():
+        # Ray uses within what it wants others to use no more.
+        warnings.simplefilter("ignore")
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+    if restarted:
+        log.warning("%s died and was started again", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +153,15 @@ def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:
 
 @contextmanager
 def _local_ray(config: RayConfig) -> Iterator[None]:
-    """A Ray of our own on the loopback interface, without dashboard; gone with the block."""
-    temp_dir = config.temp_dir or tempfile.mkdtemp(prefix="outrider-", dir="/tmp")
-    try:
+    """A Ray of our own on the loopback interface, without dashboard; gone with the block. Raises StartError."""
+    with ExitStack() as stack:
+        try:
+            private = stack.enter_context(scratch_directory(Path(config.temp_dir or f"/tmp/outrider-{os.geteuid()}")))
+        except OSError as error:
+            raise StartError(f"ray_temp_dir: {error}") from None
+        # Ray writes an essay on stdout when an actor dies; nothing of ours goes there.
+        stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+        stack.callback(ray.shutdown)
         ray.init(
             address="local",
             num_cpus=1,
@@ -149,7 +169,8 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
             object_store_memory=config.object_store_bytes,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            _temp_dir=temp_dir,
+            # Ray lets everybody write into this one: so it lies in one that others cannot enter.
+            _temp_dir=str(private / "r"),
             configure_logging=False,
             log_to_driver=True,
             namespace="outrider",
@@ -157,10 +178,6 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
         # Ray's factory adds a field of its own to every record, which would end up in every line.
         logging.setLogRecordFactory(logging.LogRecord)
         yield
-    finally:
-        ray.shutdown()
-        if not config.temp_dir:
-            shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def _definite(listen: str) -> str:

@@ -22,13 +22,13 @@ class RayConfig:
 
     object_store_bytes: int = 80 << 20
     temp_dir: str = ""
-    """Where Ray keeps sockets and logs; empty makes a private directory under /tmp and removes it at the end."""
+    """In it lies, until the end, a directory with Ray's sockets and logs. Empty: one of this user under /tmp."""
     start_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        # Ray's sockets lie about 60 characters below it, and a socket's path has at most 107.
-        if len(self.temp_dir) > 40:
-            raise ValueError("ray_temp_dir: at most 40 characters")
+        # Ray's sockets lie about 75 characters below it, and a socket's path has at most 107.
+        if len(self.temp_dir) > 30:
+            raise ValueError("ray_temp_dir: at most 30 characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="of routers, 1 to 99: before others on their cores, where the system permits",
     )
-    add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs; a private one if empty")
+    add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
     add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
     return parser

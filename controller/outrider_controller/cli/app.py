@@ -54,6 +54,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, table=_COMMANDS, epilog=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="outrider", message="%(version)s")
 def cli() -> None:
     """Exact, disaggregated speculative decoding.
 
@@ -89,7 +90,15 @@ def run(arguments: Sequence[str] | None = None, command: click.Command = cli, na
         # Who reads us has seen enough (`| head`). What is still buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+    except OSError as error:
+        # Of a file or directory: what servers answer, or do not, has become a CommandError.
+        return _failed(_plain(error), ExitCode.ERROR, "OS_ERROR", given)
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _plain(error: OSError) -> str:
+    where = error.filename if error.filename2 is None else error.filename2
+    return f"{where}: {error.strerror}" if where is not None and error.strerror else str(error)
 
 
 def _failed(message: str, code: ExitCode, reason: str, arguments: Sequence[str]) -> ExitCode:

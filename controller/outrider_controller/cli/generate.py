@@ -10,7 +10,7 @@ import click
 from outrider.rpc.v1 import generation_pb2 as generation
 
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, OnChunk, apply_prompt
-from outrider_controller.cli.endpoints import endpoint_option
+from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.figures import answer_figures
 from outrider_controller.cli.output import colours, emit_json, note, output_option
 from outrider_controller.cli.trace.command import show
@@ -19,6 +19,7 @@ from outrider_controller.cli.trace.rows import trace_row
 
 @click.command("generate")
 @click.argument("prompt", nargs=-1)
+@context_option
 @endpoint_option("--model", "model", "OUTRIDER_MODEL", "Model to ask")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address to ask")
 @click.option("--raw", is_flag=True, help="Continue the prompt as text, without the chat template.")

@@ -10,13 +10,15 @@ import click
 import yaml
 from outrider.rpc.v1 import worker_pb2
 
+from outrider_controller.cli import contexts
 from outrider_controller.cli.client import list_workers, worker_rows
-from outrider_controller.cli.endpoints import endpoint_option
+from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, document, emit_json, note, output_option
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
+_CONTEXT = ("name", "pid", "model", "grpc", "http", "control")
 _WIDE = (*_TABLE, "pid", "num_blocks", "max_sequences", "max_context_len", "device", "dtype", "version")
 
 
@@ -28,6 +30,7 @@ def get() -> None:
 @get.command("workers")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
+@context_option
 @endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
 @output_option("table", "wide", "json", "yaml", "name")
 def workers(ids: tuple[str, ...], role: str | None, control: str, output: str) -> None:
@@ -43,6 +46,24 @@ def workers(ids: tuple[str, ...], role: str | None, control: str, output: str) -
     if unknown:
         raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
     _print([row for row in rows if not ids or row["id"] in ids], output)
+
+
+@get.command("contexts")
+@output_option("table", "json", "name")
+def list_contexts(output: str) -> None:
+    """List the stacks that `outrider up` runs here, the one that is asked when none is named first."""
+    running = contexts.running()
+    first = contexts.choose("", running)
+    ordered = sorted(running, key=lambda context: context != first)
+    rows = [{"name": one.name, "default": one == first, "pid": one.pid, **one.endpoints} for one in ordered]
+    if output == "json":
+        emit_json("contexts", {"contexts": rows})
+    elif output == "name":
+        for row in rows:
+            click.echo(row["name"])
+    else:
+        header = [name.upper() for name in _CONTEXT]
+        click.echo(columns(header, [[row[name] for name in _CONTEXT] for row in rows]))
 
 
 def _print(rows: Sequence[dict[str, Any]], output: str) -> None:

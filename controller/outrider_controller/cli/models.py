@@ -19,11 +19,6 @@ def cache_directory() -> Path:
     return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
 
 
-def state_file() -> Path:
-    """Describes the stack that was started last on this machine, for commands in other terminals."""
-    return cache_directory() / "run" / "current.json"
-
-
 def served_name(model: str) -> str:
     """Under which clients ask for it."""
     return os.path.basename(model.rstrip("/")).removesuffix(".gguf")

@@ -32,7 +32,7 @@ class Ports:
         """`wanted`, or a free one for 0. Raises OSError when it is in use."""
         if wanted:
             if wanted in self._taken or not is_free(wanted):
-                raise OSError(f"port {wanted} is in use")
+                raise OSError(f"port {wanted} is in use (0 takes any that is free)")
             self._taken.add(wanted)
             return wanted
         for _ in range(_ATTEMPTS):

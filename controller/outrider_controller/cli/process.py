@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -31,12 +31,14 @@ class ProcessSpec:
     name: str
     argv: tuple[str, ...]
     address: str
-    """HOST:PORT whose grpc.health.v1 says when it is ready; empty: ready once it runs."""
+    """HOST:PORT whose grpc.health.v1 says when it is ready, unless `answers` does; empty: ready once it runs."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Other addresses it listens on, by what they are for."""
     cores: tuple[int, ...] = ()
     """CPU cores it and its children may use; empty means all."""
     env: Mapping[str, str] = field(default_factory=dict)
+    answers: Callable[[], bool] | None = None
+    """Whether it is ready, for what does not speak gRPC. Called in a thread; waits for a moment at most."""
 
 
 class ManagedProcess:
@@ -53,7 +55,7 @@ class ManagedProcess:
     async def start(self) -> None:
         """Raises ProcessFailed when it cannot even be executed."""
         self.stopping = False
-        with self.log_path.open("ab") as log:
+        with open_log(self.log_path) as log:
             self._log_start = log.tell()
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -90,7 +92,7 @@ class ManagedProcess:
     async def ready(self, timeout_s: float) -> None:
         """Returns when its health says SERVING. Raises ProcessFailed when it ends first, or takes too long."""
         exited = asyncio.ensure_future(self.exited())
-        healthy = asyncio.ensure_future(_until_serving(self.spec.address))
+        healthy = asyncio.ensure_future(_until_ready(self.spec))
         try:
             await asyncio.wait({exited, healthy}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
@@ -104,10 +106,13 @@ class ManagedProcess:
             await asyncio.gather(exited, healthy, return_exceptions=True)
 
     def failure(self) -> ProcessFailed:
-        """How it ended, for people."""
+        """How it ended, for people. What a signal ended is not explained by its log."""
         code = self.returncode or 0
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return ProcessFailed(f"{self.spec.name} {how}; {self._log_end()}")
+        if code < 0:
+            return ProcessFailed(
+                f"{self.spec.name} was ended by {signal.Signals(-code).name}; its log: {self.log_path}"
+            )
+        return ProcessFailed(f"{self.spec.name} ended with exit code {code}; {self._log_end()}")
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines it wrote since its last start."""
@@ -154,9 +159,27 @@ def _family(pid: int) -> set[psutil.Process]:
     return found
 
 
+def open_log(path: Path) -> BinaryIO:
+    """To append to; nobody else may read it, or put a link in its place."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    return os.fdopen(descriptor, "ab")
+
+
+async def _until_ready(spec: ProcessSpec) -> None:
+    if spec.answers is not None:
+        await _until_answering(spec.answers)
+    elif spec.address:
+        await _until_serving(spec.address)
+
+
+async def _until_answering(answers: Callable[[], bool]) -> None:
+    while True:
+        if await asyncio.to_thread(answers):
+            return
+        await asyncio.sleep(_HEALTH_POLL_S)
+
+
 async def _until_serving(address: str) -> None:
-    if not address:
-        return
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from outrider.rpc.channel import create_channel

@@ -10,33 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-from outrider.metadata.embedded import EmbeddedServer
+from outrider.metadata.embedded import ServerCommand
 from outrider.rpc.v1 import control_pb2
+from outrider.testing.delay_proxy import set_round_trip
 
 from outrider_controller.cli.client import list_models, list_workers
-from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import cache_directory, fetched, state_file
+from outrider_controller.cli.models import cache_directory, fetched
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
-from outrider_controller.cli.stack_config import Plan, Planner, StackConfig
+from outrider_controller.cli.stack_config import Planner, StackConfig
+from outrider_controller.private import make_private
 
 _ASSEMBLY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 Report = Callable[[str], None]
-Amend = Callable[[Plan, Ports], Plan]
-
-
-def unamended(plan: Plan, ports: Ports) -> Plan:
-    return plan
 
 
 class Stack:
@@ -49,17 +44,14 @@ class Stack:
     run_dir: Path
     target_path: Path
     metadata_url: str
-    cores: Cores
 
-    def __init__(self, config: StackConfig, report: Report = lambda line: None, amend: Amend = unamended) -> None:
-        """`amend` has the last word on what is started, and with which options."""
+    def __init__(self, config: StackConfig, report: Report = lambda line: None) -> None:
         self.config = config
         self.processes: dict[str, ManagedProcess] = {}
-        self.redis: EmbeddedServer | None = None
         self._report = report
-        self._amend = amend
         self._exits = AsyncExitStack()
         self._ports = Ports()
+        self._planner: Planner
 
     async def __aenter__(self) -> Stack:
         async with AsyncExitStack() as exits:
@@ -76,39 +68,36 @@ class Stack:
         self.target_path = await fetched(self.config.target_model, self._report)
         self.run_dir = _make_run_dir(self.config.run_dir)
         self._report(f"logs in {self.run_dir}")
-        self.metadata_url = self.config.metadata_url or self._start_redis(exits)
-        planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
-        self.cores = planner.cores
+        redis = [] if self.config.metadata_url else [self._redis(exits)]
+        self.metadata_url = self.config.metadata_url or redis[0].address
+        self._planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
         try:
-            plan = self._amend(planner.plan(self._ports), self._ports)
+            plan = self._planner.plan(self._ports)
         except OSError as error:
             raise ProcessFailed(str(error)) from error
         self.gateway_grpc, self.gateway_http = plan.gateway.address, plan.gateway.endpoints["http"]
         self.control, self.routers = plan.controller.address, plan.routers
-        await exits.enter_async_context(self._running(plan))
+        await exits.enter_async_context(self._running([redis, *plan.tiers]))
         await self._all_ready(started_s)
         await self.assembled()
-        self._write_state()
-        exits.callback(_forget_state)
 
-    def _start_redis(self, exits: AsyncExitStack) -> str:
-        # In this thread, the main one: the server ends when the thread that started it does.
+    def _redis(self, exits: AsyncExitStack) -> ProcessSpec:
         try:
-            self.redis = exits.enter_context(EmbeddedServer.start(self.run_dir))
+            command = ServerCommand.prepare(self.run_dir)
         except (FileNotFoundError, RuntimeError) as error:
             raise ProcessFailed(str(error)) from error
-        self._report("redis is ready")
-        return self.redis.url
+        exits.callback(command.remove_socket)
+        return ProcessSpec("redis", command.argv, command.url, answers=command.answers)
 
     @asynccontextmanager
-    async def _running(self, plan: Plan) -> AsyncIterator[None]:
-        """All processes at once: each waits by itself for what it needs."""
+    async def _running(self, tiers: Sequence[Sequence[ProcessSpec]]) -> AsyncIterator[None]:
+        """All processes at once: each waits by itself for what it needs. Later tiers stop first."""
         try:
-            for spec in (spec for tier in plan.tiers for spec in tier):
+            for spec in (spec for tier in tiers for spec in tier):
                 await self._launch(spec)
             yield
         finally:
-            for tier in reversed(plan.tiers):
+            for tier in reversed(tiers):
                 await self._stop([spec.name for spec in tier])
 
     async def _launch(self, spec: ProcessSpec) -> ManagedProcess:
@@ -163,10 +152,45 @@ class Stack:
 
         Raises KeyError for an unknown name.
         """
+        process = await self.relaunch(name, spec)
+        await process.ready(self.config.start_timeout_s)
+
+    async def relaunch(self, name: str, spec: ProcessSpec | None = None) -> ManagedProcess:
+        """As `restart`, without waiting until it is ready. Nothing that the old process started is left."""
         old = self.processes[name]
         await self._stop([name])
-        process = await self._launch(spec or old.spec)
-        await process.ready(self.config.start_timeout_s)
+        return await self._launch(spec or old.spec)
+
+    async def replace_drafts(self, kind: str, model: str, change: str = "") -> None:
+        """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
+        for number in range(self.config.drafts):
+            old = self.processes[f"draft-{number}"]
+            port = int(old.spec.address.rpartition(":")[2])
+            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model, change))
+        await self.assembled()
+
+    async def set_round_trip(self, added_ms: float) -> None:
+        """Between routers and workers, from now on. Only for a stack that is `delayed`; raises OSError."""
+        control = self.processes["proxy"].spec.endpoints["control"]
+        await set_round_trip(int(control.rpartition(":")[2]), added_ms)
+
+    @property
+    def target_cores(self) -> tuple[int, ...]:
+        """The first target's; all of ours where workers have none of their own."""
+        return self._planner.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Keeps this process off the targets' cores meanwhile, where workers have cores of their own.
+
+        A client that wakes on a target's core for each of its rounds takes a part of the next.
+        """
+        before = os.sched_getaffinity(0)
+        _confine(self._planner.cores.rest or before)
+        try:
+            yield
+        finally:
+            _confine(before)
 
     async def first_failure(self) -> ManagedProcess:
         """Returns the first process that ends unasked."""
@@ -191,24 +215,19 @@ class Stack:
             "control": self.control,
         }
 
-    def _write_state(self) -> None:
-        """Where commands in other terminals find this stack."""
-        state = {"pid": os.getpid(), **self.endpoints}
-        scratch = state_file().with_suffix(f".{os.getpid()}")
-        scratch.write_text(json.dumps(state))
-        scratch.replace(state_file())
 
-
-def _forget_state() -> None:
-    """Unless another stack has written its own meanwhile."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if json.loads(state_file().read_text())["pid"] == os.getpid():
-            state_file().unlink()
+def _confine(cores: Iterable[int]) -> None:
+    """All threads of this process to these cores: gRPC has some of its own."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _make_run_dir(wanted: Path | None) -> Path:
+    """Raises OSError when it cannot be made, or others may write into it."""
     if wanted is None:
-        wanted = cache_directory() / "run" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    wanted.mkdir(parents=True, exist_ok=True)
-    state_file().parent.mkdir(parents=True, exist_ok=True)
-    return wanted.resolve()
+        runs = cache_directory() / "run"
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        runs.chmod(0o700)
+        wanted = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return make_private(wanted.expanduser().resolve())

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
+import contextlib
 from dataclasses import replace
 from typing import Any
 
 import click
 
+from outrider_controller.cli import contexts
 from outrider_controller.cli.client import worker_rows
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option
-from outrider_controller.cli.process import ManagedProcess, ProcessFailed
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
-
-_RESTARTS, _WINDOW_S = 5, 60.0
+from outrider_controller.cli.supervisor import Supervisor
 
 
 @click.command("up")
@@ -27,30 +25,45 @@ _RESTARTS, _WINDOW_S = 5, 60.0
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
 @click.option("--control-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="Control; 0: any.")
 @click.option("--restart/--no-restart", default=True, show_default=True, help="Start a process again that dies.")
+@click.option(
+    "--context",
+    callback=contexts.check_name,
+    default="",
+    metavar="NAME",
+    help=f"Name of this stack for other commands; default: {contexts.DEFAULT}, numbered when that runs.",
+)
 @output_option("text", "json")
-def up(config: StackConfig, restart: bool, output: str, http_port: int, grpc_port: int, control_port: int) -> int:
+def up(
+    config: StackConfig, restart: bool, context: str, output: str, http_port: int, grpc_port: int, control_port: int
+) -> int:
     """Start the whole stack on this machine; Ctrl-C stops all of it.
 
     Redis, target and draft workers, router and control plane under Ray, and the gateway: each is a process of its own
     with a log of its own. Prints them with their ports, and requests to try. With -o json the same as one object, once
     everything is ready.
 
-    Exit code 0 after Ctrl-C or SIGTERM; 1 with the end of the log when a process does not start; 130 when
-    interrupted before everything was up.
+    A process that dies is started again, at once the first time, and a little later each time it dies soon after.
+
+    Exit code 0 after Ctrl-C or SIGTERM; 1 with the end of the log when a process does not start, or dies with
+    --no-restart; 130 when interrupted before everything was up.
     """
     config = replace(config, http_port=http_port, grpc_port=grpc_port, control_port=control_port)
-    return run_async(_up(config, restart, output))
+    return run_async(_up(config, restart, context, output))
 
 
-async def _up(config: StackConfig, restart: bool, output: str) -> int:
-    async with Stack(config, note) as stack:
+async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> int:
+    async with contextlib.AsyncExitStack() as exits:
+        name = exits.enter_context(contexts.claimed(wanted))
+        stack = await exits.enter_async_context(Stack(config, note))
+        contexts.publish(name, stack.endpoints)
         rows = await process_rows(stack)
         if output == "json":
-            emit_json("up", {**stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows})
+            emit_json("up", {"context": name, **stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows})
         else:
-            click.echo(f"\n{process_table(rows)}\n\n{_first_requests(stack)}\n\nCtrl-C stops everything.")
+            requests = _first_requests(stack, name)
+            click.echo(f"\n{process_table(rows)}\n\n{requests}\n\nCtrl-C stops everything.")
         try:
-            await _supervise(stack, restart)
+            await (_supervise(stack) if restart else _until_one_dies(stack))
         except asyncio.CancelledError:
             note("stopping")
             # The wanted end of this command: from here on it is no longer being cancelled.
@@ -60,26 +73,18 @@ async def _up(config: StackConfig, restart: bool, output: str) -> int:
     return ExitCode.OK
 
 
-async def _supervise(stack: Stack, restart: bool) -> None:
-    """Until cancelled. Raises ProcessFailed when a process dies that may not, or cannot, be started again."""
-    restarted: deque[float] = deque(maxlen=_RESTARTS)
-    while True:
-        died: ManagedProcess = await stack.first_failure()
-        failure = died.failure()
-        now_s = time.monotonic()
-        if not restart:
-            raise failure
-        if len(restarted) == _RESTARTS and now_s - restarted[0] < _WINDOW_S:
-            raise ProcessFailed(f"{_RESTARTS} restarts within {_WINDOW_S:g} s; the last: {failure}")
-        note(f"{failure}\n{died.spec.name} is started again")
-        restarted.append(now_s)
-        await stack.restart(died.spec.name)
-        note(f"{died.spec.name} is ready again")
+async def _supervise(stack: Stack) -> None:
+    await Supervisor(stack.processes, stack.relaunch, note, stack.config.start_timeout_s).run()
+
+
+async def _until_one_dies(stack: Stack) -> None:
+    """Raises ProcessFailed."""
+    raise (await stack.first_failure()).failure()
 
 
 async def process_rows(stack: Stack) -> list[dict[str, Any]]:
     """Every process of the stack: its name, pid and addresses. Routers and control plane are actors of Ray."""
-    rows = [{"process": "redis", "pid": stack.redis.pid, "address": stack.metadata_url}] if stack.redis else []
+    rows: list[dict[str, Any]] = []
     for process in stack.processes.values():
         spec = process.spec
         address = ", ".join([spec.address, *(f"{what} {where}" for what, where in spec.endpoints.items())])
@@ -98,8 +103,9 @@ def process_table(rows: list[dict[str, Any]]) -> str:
     return columns(["PROCESS", "PID", "ADDRESS"], [[row["process"], row["pid"], row["address"]] for row in rows])
 
 
-def _first_requests(stack: Stack) -> str:
+def _first_requests(stack: Stack, context: str) -> str:
     model = stack.config.model
+    named = "" if context == contexts.DEFAULT else f" --context {context}"
     return f"""\
 Ask it:
 
@@ -111,7 +117,7 @@ Ask it:
     "content": "Why is the sky blue?"}}]}}, "options": {{"max_tokens": 64}}}}' \\
     {stack.gateway_grpc} outrider.rpc.v1.GenerationService/Generate
 
-  outrider generate "Why is the sky blue?"
-  outrider get workers
+  outrider generate{named} "Why is the sky blue?"
+  outrider get workers{named}
 
 Logs: {stack.run_dir}"""

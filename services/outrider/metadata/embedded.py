@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 _STARTUP_TIMEOUT_S = 10.0
@@ -25,12 +26,48 @@ _MAX_SOCKET_PATH_BYTES = 100
 _PR_SET_PDEATHSIG = 1
 
 
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """How to run a server, for whoever supervises it. It may be run again: the socket stays where it is."""
+
+    argv: tuple[str, ...]
+    socket_path: Path
+    directory: Path
+
+    @classmethod
+    def prepare(cls, directory: Path) -> ServerCommand:
+        """A server whose socket lies in `directory`, if that makes a short enough path.
+
+        Raises FileNotFoundError when no server is installed; RuntimeError when one runs in this directory already.
+        """
+        binary = find_server()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        socket_path = _socket_path(directory)
+        return cls((binary, *_arguments(directory, socket_path)), socket_path, directory.resolve())
+
+    @property
+    def url(self) -> str:
+        """For `MetadataStore.connect`."""
+        return f"unix://{self.socket_path}"
+
+    def answers(self) -> bool:
+        """Whether the server is up. Waits for a second at most."""
+        return _answers(self.socket_path)
+
+    def remove_socket(self) -> None:
+        """Once the server has ended. May be called again."""
+        self.socket_path.unlink(missing_ok=True)
+        if self.socket_path.parent != self.directory:
+            with contextlib.suppress(OSError):
+                self.socket_path.parent.rmdir()
+
+
 class EmbeddedServer:
     """A running server, for `with`. It ends with it, and on Linux also when the thread that started it dies."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket_path: Path, log_path: Path) -> None:
-        self.socket_path = socket_path
+    def __init__(self, process: subprocess.Popen[bytes], command: ServerCommand, log_path: Path) -> None:
         self.log_path = log_path
+        self._command = command
         self._process = process
 
     @classmethod
@@ -40,13 +77,11 @@ class EmbeddedServer:
         Blocks until it answers. Raises FileNotFoundError when no server is installed; RuntimeError when one runs
         in this directory already, or with the end of its log when it does not come up.
         """
-        binary = find_server()
-        directory.mkdir(parents=True, exist_ok=True)
-        socket_path = _socket_path(directory)
+        command = ServerCommand.prepare(directory)
         log_path = directory / "redis.log"
         with log_path.open("ab") as log:
             process = subprocess.Popen(
-                [binary, *_arguments(directory, socket_path)],
+                command.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -54,7 +89,7 @@ class EmbeddedServer:
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
             )
-        server = cls(process, socket_path, log_path)
+        server = cls(process, command, log_path)
         try:
             server._wait_until_answering()
         except BaseException:
@@ -65,7 +100,11 @@ class EmbeddedServer:
     @property
     def url(self) -> str:
         """For `MetadataStore.connect`."""
-        return f"unix://{self.socket_path}"
+        return self._command.url
+
+    @property
+    def socket_path(self) -> Path:
+        return self._command.socket_path
 
     @property
     def pid(self) -> int:
@@ -80,10 +119,7 @@ class EmbeddedServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
         self._process.wait()
-        self.socket_path.unlink(missing_ok=True)
-        if self.socket_path.parent != self.log_path.parent:
-            with contextlib.suppress(OSError):
-                self.socket_path.parent.rmdir()
+        self._command.remove_socket()
 
     def __enter__(self) -> EmbeddedServer:
         return self
@@ -96,7 +132,7 @@ class EmbeddedServer:
         while time.monotonic() < deadline_s:
             if self._process.poll() is not None:
                 break
-            if _answers(self.socket_path):
+            if self._command.answers():
                 return
             time.sleep(0.01)
         tail = self.log_path.read_text(errors="replace")[-1000:]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import grpc
 import psutil
+import pytest
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
@@ -18,10 +22,12 @@ from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuati
 
 
 @asynccontextmanager
-async def controller(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         # Simulated targets talk to routers only.
         *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2", "--no-pair-workers"),
+        *("--ray-temp-dir", str(ray_dir)),
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
@@ -38,6 +44,22 @@ async def address_of(process: asyncio.subprocess.Process, what: str) -> str:
         if f"controller: {what} at " in line:
             return line.split()[-1]
     raise AssertionError(f"ended before {what} was up")
+
+
+async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:
+    assert process.stderr is not None
+    while line := (await process.stderr.readline()).decode():
+        if text in line:
+            return
+    raise AssertionError(f"ended before it said {text!r}")
+
+
+@pytest.fixture
+def ray_dir() -> Iterator[Path]:
+    """Short: sockets lie in it."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp")) / "ray"
+    yield directory
+    shutil.rmtree(directory.parent)
 
 
 async def ask(stub, request, kill_after: int = 10**9, kill=lambda: None) -> list[int]:
@@ -62,7 +84,7 @@ def listening_addresses(process: psutil.Process) -> set[str]:
     }
 
 
-async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(metadata_url, fleet):
+async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(metadata_url, fleet, ray_dir):
     store = MetadataStore.connect(metadata_url)
     target, draft = SimulatedTarget(), SimulatedDraft()
     async with (
@@ -71,7 +93,7 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
         serving_draft(draft),
         store.register(target.info, target.address, lambda: target.load),
         store.register(draft.info, draft.address, lambda: draft.load),
-        controller(metadata_url) as process,
+        controller(metadata_url, ray_dir) as process,
     ):
         control_address = await address_of(process, "control plane")
         address = await address_of(process, "router")
@@ -93,13 +115,21 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
             assert [w.address for w in routers.workers] == [address]
 
             assert set().union(*map(listening_addresses, family)) == {"127.0.0.1"}
+            # Ray lets everybody write into its own directories: nobody else may get there.
+            assert ray_dir.stat().st_mode & 0o777 == 0o700
+            assert [path.stat().st_mode & 0o777 for path in ray_dir.iterdir()] == [0o700]
             router_process = psutil.Process(routers.workers[0].pid)
             assert await ask(stub, fleet.request([7], 400), 50, router_process.kill) == continuation([7], 400, 1000)
+        async with asyncio.timeout(30):
+            await until_logged(process, f"router at {address} died and was started again")
 
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(15):
             assert await process.wait() == 0
+        # Ray's essay about the death of an actor would be here.
+        assert process.stdout is not None and await process.stdout.read() == b""
+        assert not ray_dir.exists()
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         # The killed router could not give its lease back; those that were stopped did.

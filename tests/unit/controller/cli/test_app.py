@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from outrider_controller.cli.app import run
@@ -39,3 +42,28 @@ def test_help_loads_neither_torch_nor_grpc() -> None:
     code += "print({'torch', 'grpc'} & set(sys.modules))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert said.stdout.endswith("set()\n")
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("outrider")
+
+
+@pytest.mark.parametrize("command", [["up"], ["get", "workers"], ["generate", "hi"]])
+def test_a_home_that_cannot_be_used_costs_one_line(command: list[str], tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.touch()
+    environment = {**os.environ, "HOME": str(home), "OUTRIDER_CACHE": ""}
+    start = (sys.executable, "-m", "outrider_controller.cli", *command)
+    said = subprocess.run(start, capture_output=True, text=True, timeout=60, env=environment)
+    assert said.returncode in (1, 5)
+    assert said.stderr.startswith("outrider: ") and len(said.stderr.splitlines()) == 1
+
+
+def test_a_directory_for_logs_that_others_may_write_into_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    start = (sys.executable, "-m", "outrider_controller.cli", "up", "--target-model", str(tmp_path))
+    more = ("--draft-kind", "ngram", "--run-dir", str(tmp_path), "--http-port", "0", "--grpc-port", "0")
+    said = subprocess.run([*start, *more], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1
+    assert said.stderr.startswith("outrider: ") and "0700" in said.stderr

@@ -1,8 +1,8 @@
-"""A real draft worker, changed: python -m benchmarks.support.changed_draft CHANGE OPTIONS, which are outrider.draft's.
+"""A real draft worker, changed: python -m outrider.testing.changed_draft CHANGE OPTIONS, with those of outrider.draft.
 
 It speaks the protocol like any other. `wrong` proposes the neighbour of every token it means; `stalls` holds every
 eighth round, drawn at random, for 200 ms; both cost what a good one costs. `recalls` says what a good one says, and as
-soon, but computes each thing only once: see benchmarks.support.recall.
+soon, but computes each thing only once: see outrider.testing.recall.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from outrider.drafters import Drafted, Drafter, DrafterKind, DraftSequence
 from outrider.drafters.loading import drafter_on
 from outrider.engine import Engine
 from outrider.telemetry.logging import configure_logging
-
-from benchmarks.support.recall import RecallingEngine
+from outrider.testing.recall import RecallingEngine
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
-from outrider.engine import Engine, EngineSequence, Row
 from torch import Tensor
+
+from outrider.engine import Engine, EngineSequence, Row
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A TCP proxy that adds to the round trip and takes nothing from throughput. For measurements, as a process of its own:
 
-python -m benchmarks.support.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
+python -m outrider.testing.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
 
 Every chunk leaves half of the added round trip after it came, whatever is on its way before it. A line with a number of
 milliseconds, sent to the control port, changes that for what comes from then on; it is answered with the same line.

@@ -1,0 +1,81 @@
+"""Directories of this user alone. Others of the machine can neither read what lies in them, nor put a link there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_LOCK_NAME = "outrider.lock"
+_ATTEMPTS = 20
+
+
+def make_private(directory: Path) -> Path:
+    """The directory, with mode 0700 if it has to be made. Raises PermissionError when others may write into it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{directory}: must be a directory that no other user may write into, as with mode 0700")
+    return directory
+
+
+@contextmanager
+def scratch_directory(root: Path) -> Iterator[Path]:
+    """A new directory in `root` for the block. Those that killed processes left there are removed.
+
+    Raises OSError, as when others may write into `root`.
+    """
+    directory, lock = _claim(root)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+        with suppress(OSError):
+            root.rmdir()
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """The directory, for the block, among processes that ask for this."""
+    lock = _lock(directory, os.O_RDONLY | os.O_DIRECTORY, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _claim(root: Path) -> tuple[Path, int]:
+    """A new directory, and the descriptor that says that it is in use until this process ends, however it does."""
+    for _ in range(_ATTEMPTS):
+        # The last one to leave removes the root, perhaps just before we enter it.
+        with suppress(FileNotFoundError), locked(make_private(root)):
+            _sweep(root)
+            directory = Path(tempfile.mkdtemp(dir=root, prefix=""))
+            return directory, _lock(directory / _LOCK_NAME, os.O_CREAT | os.O_RDWR, fcntl.LOCK_EX)
+    raise FileNotFoundError(f"{root}: is removed again and again")
+
+
+def _sweep(root: Path) -> None:
+    """Removes what was made here by processes that no longer live; nothing else, for `root` may hold other things."""
+    for directory in root.iterdir():
+        with suppress(OSError):
+            lock = _lock(directory / _LOCK_NAME, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(path: Path, flags: int, how: int) -> int:
+    """A descriptor that holds the lock until it is closed. Raises BlockingIOError when asked not to wait."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
