@@ -1,6 +1,7 @@
-"""A target worker and a draft worker in one process, in turns: their own machinery, without a network between them.
+"""Speculative decoding in one process, without a server: `Speculator(target, draft).generate(prompts)`.
 
-For measurements and tests of what the two say together. How long the way between them takes is not in it.
+The workers' own scheduling, drafting and verification, in turns and with no network between them. Knows one machine; a
+stack of processes is `outrider up`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, merge
+from outrider.drafters import Drafter, DrafterKind, load_drafter, merge
 from outrider.drafters import Opening as DraftOpening
-from outrider.engine import Engine
+from outrider.engine import Engine, EngineConfig, resolve
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target import events as target_events
 from outrider.target.commit import Finish
@@ -44,8 +47,81 @@ class Answered:
     last_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of one prompt."""
+
+    text: str
+    token_ids: list[int]
+    """A stop token at the end included; it is not in the text."""
+    num_steps: int
+    """Forwards of the target; without speculation one for each token."""
+    num_accepted: int
+    """Tokens that the draft guessed and the target accepted."""
+
+
+class Speculator:
+    """A target and its draft, by name or path: loads both, takes text, gives text."""
+
+    def __init__(
+        self,
+        target: str | Path,
+        draft: str | Path | None = None,
+        *,
+        dtype: str = "bfloat16",
+        max_sequences: int = 32,
+        max_draft_tokens: int = 4,
+    ) -> None:
+        """Without a draft, what follows is guessed from the text so far (n-grams).
+
+        Raises CheckpointError for a model that is not there or cannot be read.
+        """
+        from transformers import AutoTokenizer
+
+        path = resolve(str(target))
+        kind = DrafterKind.NGRAM if draft is None else DrafterKind.COMBINED
+        # Only its vocabulary is read for n-grams.
+        drafter = load_drafter(kind, path if draft is None else resolve(str(draft)))
+        engine = Engine.load(path, EngineConfig(dtype=dtype))
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        sampling: SamplingParams | None = None,
+        speculate: bool = True,
+    ) -> list[Completion]:
+        """One completion per prompt, in their order; greedy unless `sampling` is given.
+
+        A string is asked as a user's turn in the model's chat template, if it has one; token ids are taken as they are.
+        The tokens are those of `speculate=False`. Raises InvalidField for a prompt that does not fit.
+        """
+        token_ids = [self._encoded(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+        answers = self._pair.answer(token_ids, max_new_tokens, speculate=speculate, params=sampling)
+        return [
+            Completion(
+                self._tokenizer.decode(answer.token_ids, skip_special_tokens=True),
+                answer.token_ids,
+                answer.num_steps,
+                answer.num_accepted,
+            )
+            for answer in answers
+        ]
+
+    def _encoded(self, prompt: str) -> list[int]:
+        templated = self._tokenizer.chat_template is not None
+        if templated:
+            chat = [{"role": "user", "content": prompt}]
+            prompt = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        # The template has the model's special tokens already.
+        return list(self._tokenizer.encode(prompt, add_special_tokens=not templated))
+
+
 class Pair:
-    """Answers prompts, as many at once as there are places. The draft never makes the target wait."""
+    """Loaded models; answers token ids, as many at once as there are places. The draft never makes the target wait."""
 
     def __init__(
         self,

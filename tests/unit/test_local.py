@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import Engine, EngineConfig
-from outrider.local import Pair
+from outrider.local import Pair, Speculator
 from outrider.speculation import InvalidField, SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", num_blocks=256)
@@ -48,3 +48,26 @@ def test_every_block_is_given_back(tiny: Path) -> None:
 def test_a_prompt_that_does_not_fit_is_refused_by_name(pair: Pair) -> None:
     with pytest.raises(InvalidField, match="prompt_token_ids"):
         pair.answer([[5] * 600], 4, speculate=True)
+
+
+@pytest.fixture(scope="module")
+def speculator(tiny: Path) -> Speculator:
+    return Speculator(tiny, tiny, dtype="float32", max_sequences=4)
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "coupled"])
+def test_text_with_speculation_is_the_text_without(speculator: Speculator, sampling: SamplingParams | None) -> None:
+    prompts = ["Why is the sky blue?", "Name three rivers.", PROMPTS[0]]
+    plain = speculator.generate(prompts, max_new_tokens=16, sampling=sampling, speculate=False)
+    speculative = speculator.generate(prompts, max_new_tokens=16, sampling=sampling)
+    assert [c.text for c in plain] == [c.text for c in speculative]
+    assert [c.token_ids for c in plain] == [c.token_ids for c in speculative]
+    assert sum(c.num_steps for c in speculative) < sum(c.num_steps for c in plain)
+    assert all(not c.num_accepted for c in plain) and any(c.num_accepted for c in speculative)
+
+
+def test_without_a_draft_the_text_so_far_is_the_guess(tiny: Path, speculator: Speculator) -> None:
+    alone = Speculator(tiny, dtype="float32")
+    question = ["one two three one two three one two"]
+    [guessed] = alone.generate(question, max_new_tokens=24)
+    assert guessed.token_ids == speculator.generate(question, max_new_tokens=24)[0].token_ids
