@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
@@ -36,8 +35,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control.ListWorkersResponse:
         if request.role not in worker.WorkerRole.values():
             raise InvalidRequest("role", f"{request.role} is not a role")
-        # An operator waits rather than read of a fleet without workers because Redis took a moment.
-        records = await self._store.workers(request.role or None, timeout_s=BACKGROUND_TIMEOUT_S)
+        records = await self._store.workers(request.role or None)
         return control.ListWorkersResponse(
             workers=[_status(record) for record in records],
             # Asked after the read: it is the read that finds the store away.

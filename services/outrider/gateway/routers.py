@@ -11,8 +11,9 @@ from typing import Protocol
 import grpc
 
 from outrider.gateway.router_stream import RouterStream
+from outrider.metadata.directory import LEASE_TTL_S
 from outrider.metadata.store import MetadataStore
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
+from outrider.metadata.timeouts import CALL_TIMEOUT_S
 from outrider.rpc.channel import create_channel
 from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
@@ -46,24 +47,23 @@ class LeasedRouters:
     max_age_s: float = 0.5
     _known: list[str] = field(default_factory=list)
     _read_s: float = float("-inf")
-    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reading: asyncio.Task[None] | None = None
 
     async def addresses(self) -> list[str]:
-        if self._known:
-            await self._read(None)
-        else:
-            # Without a router there is no answer: worth the longer wait, and that for another call's reading.
-            async with self._reading:
-                await self._read(BACKGROUND_TIMEOUT_S)
+        age_s = time.monotonic() - self._read_s
+        if self._reading is None and age_s >= self.max_age_s:
+            self._reading = asyncio.create_task(self._read(), name="read routers")
+        # What is known is good for a lease's term. Without a router there is no answer: that is worth a longer wait.
+        if self._reading is not None and (age_s > LEASE_TTL_S or not self._known):
+            await asyncio.wait({self._reading}, timeout=CALL_TIMEOUT_S if self._known else None)
         return self._known
 
-    async def _read(self, timeout_s: float | None) -> None:
-        now_s = time.monotonic()
-        if now_s - self._read_s < self.max_age_s:
-            return
-        self._read_s = now_s
-        leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER, timeout_s=timeout_s)
-        self._known = [lease.address for lease in leases if not lease.load.draining]
+    async def _read(self) -> None:
+        try:
+            leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER)
+            self._known = [lease.address for lease in leases if not lease.load.draining]
+        finally:
+            self._read_s, self._reading = time.monotonic(), None
 
 
 @dataclass(slots=True)

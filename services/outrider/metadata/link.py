@@ -1,8 +1,10 @@
-"""The connection to Redis, which may be away: every call is bounded, and fails fast while it is.
+"""The connection to Redis, which may be away or far: every call is bounded, and fails fast while it cannot succeed.
 
-A call that fails or takes too long closes the link. From then on calls return None at once, and a task asks for the
-server, at first without delay, then every second at most, until it answers. So an outage costs a caller one bounded
-wait, and a mere hiccup (our own event loop may have stalled) a few milliseconds without metadata.
+Calls are of two kinds. A request waits for some, 50 ms at most; nobody waits for the others, which have a second. Where
+the server answers later than 50 ms, only the first kind fails: leases are written and read however far it is. Where it
+does not answer at all, both kinds return None at once. Meanwhile a task asks for the server, at first without delay,
+then every second at most, until it answers in time for all. So an outage costs a caller one bounded wait, and a mere
+hiccup (our own event loop may have stalled) a few milliseconds without metadata.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import TypeVar
 
 import redis
@@ -29,6 +32,14 @@ T = TypeVar("T")
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
+
+
+class Answers(Enum):
+    """How the server answers, as far as is known."""
+
+    IN_TIME = "in time for all calls"
+    LATE = "in time only for calls that nobody waits for"
+    NOT = "not at all"
 
 
 class RedisLink:
@@ -54,28 +65,25 @@ class RedisLink:
         self._redis: Redis = Redis(connection_pool=pool)
         self._counters = counters
         self._call_timeout_s = call_timeout_s
-        self._refusals: set[str] = set()
+        self._background_timeout_s = max(BACKGROUND_TIMEOUT_S, call_timeout_s)
+        self._reported: set[str] = set()
+        self._answers = Answers.IN_TIME
         self._recovery: asyncio.Task[None] | None = None
 
-    async def call(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float | None = None) -> T | None:
-        """The work's result, or None when it could not be done in time. Whether it took effect is then unknown.
+    async def call(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
+        """For what a request waits for: the work's result, or None when it could not be done within 50 ms.
 
-        Without `timeout_s`, somebody is waiting: the link's own bound for calls holds.
+        Whether it took effect is then unknown.
         """
-        if self._recovery is not None:
+        if self._answers is not Answers.IN_TIME:
             return None
-        try:
-            async with asyncio.timeout(self._call_timeout_s if timeout_s is None else timeout_s):
-                return await work(self._redis)
-        except (TimeoutError, redis.TimeoutError) as error:
-            self._counters.num_timeouts += 1
-            self._suspend(error)
-        except (redis.ConnectionError, OSError) as error:
-            self._suspend(error)
-        except redis.RedisError as error:
-            # It answers, only not as we would like: read-only, out of memory, a key of somebody else's.
-            self._refused(error)
-        return None
+        return await self._try(work, self._call_timeout_s, Answers.LATE)
+
+    async def call_in_background(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
+        """The same for what nobody waits for: within a second."""
+        if self._answers is Answers.NOT:
+            return None
+        return await self._try(work, self._background_timeout_s, Answers.NOT)
 
     async def close(self) -> None:
         if self._recovery is not None:
@@ -85,41 +93,75 @@ class RedisLink:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
-    def _refused(self, error: redis.RedisError) -> None:
-        self._counters.num_refused += 1
-        kind = _kind(error)
-        if kind not in self._refusals:
-            self._refusals.add(kind)
-            logger.warning("metadata store refuses a command (%s); further ones are only counted", kind)
+    async def _try(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float, when_late: Answers) -> T | None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work(self._redis)
+        except (TimeoutError, redis.TimeoutError) as error:
+            self._counters.num_timeouts += 1
+            self._suspend(when_late, error)
+        except (redis.ConnectionError, OSError) as error:
+            self._suspend(Answers.NOT, error)
+        except redis.RedisError as error:
+            # It answers, only not as we would like: read-only, out of memory, a key of somebody else's.
+            self._counters.num_refused += 1
+            self._report_once("metadata store refuses a command", error)
+        except Exception as error:
+            # What is no Redis may answer there, and with anything.
+            self._report_once("metadata store gives an answer that cannot be understood", error)
+            self._suspend(Answers.NOT, error)
+        return None
 
-    def _suspend(self, error: Exception) -> None:
+    def _report_once(self, problem: str, error: Exception) -> None:
+        kind = _kind(error)
+        if kind not in self._reported:
+            self._reported.add(kind)
+            logger.warning("%s (%s); further ones are not reported", problem, kind)
+
+    def _suspend(self, answers: Answers, error: Exception) -> None:
+        # Never the better of two: a late answer says nothing about a connection that was refused.
+        if self._answers is not Answers.NOT:
+            self._answers = answers
         if self._recovery is None:
             self._recovery = asyncio.create_task(self._recover(error), name="metadata-recovery")
 
     async def _recover(self, error: Exception) -> None:
         lost_s = time.monotonic()
         delay_s = _MIN_RETRY_S
-        while not await self._answers():
-            if self.available:
-                self.available = False
-                self._counters.num_outages += 1
-                logger.warning("metadata store is away (%s): going on with what is known", _kind(error))
+        while (answers := await self._ask()) is not Answers.IN_TIME:
+            self._answers = answers
+            self._note(answers, error, lost_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _MAX_RETRY_S)
-        self._recovery = None
-        if not self.available:
-            self.available = True
-            logger.warning("metadata store is back after %.1f s", time.monotonic() - lost_s)
-            for callback in self.on_recovery:
-                callback()
+        self._answers, self._recovery = answers, None
+        self._note(answers, error, lost_s)
 
-    async def _answers(self) -> bool:
+    def _note(self, answers: Answers, error: Exception, lost_s: float) -> None:
+        """Tells people, and whoever has to know, when the server goes and when it comes back."""
+        if self.available is (answers is not Answers.NOT):
+            return
+        self.available = not self.available
+        if not self.available:
+            self._counters.num_outages += 1
+            logger.warning("metadata store is away (%s): going on with what is known", _kind(error))
+            return
+        logger.warning("metadata store is back after %.1f s", time.monotonic() - lost_s)
+        for callback in self.on_recovery:
+            try:
+                callback()
+            except Exception:
+                # This task must go on, or no call would ever be answered again.
+                logger.exception("the return of the metadata store was not taken up")
+
+    async def _ask(self) -> Answers:
+        started_s = time.monotonic()
         try:
-            async with asyncio.timeout(BACKGROUND_TIMEOUT_S):
+            async with asyncio.timeout(self._background_timeout_s):
                 await self._redis.ping()
-        except (TimeoutError, redis.RedisError, OSError):
-            return False
-        return True
+        except Exception:
+            # Whatever it is, the next attempt may fare better: this task is the only way back.
+            return Answers.NOT
+        return Answers.IN_TIME if time.monotonic() - started_s < self._call_timeout_s else Answers.LATE
 
 
 def _kind(error: Exception) -> str:

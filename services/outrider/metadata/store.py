@@ -26,7 +26,7 @@ from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.lease import Lease
 from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.metadata.timeouts import CALL_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
 if TYPE_CHECKING:
@@ -38,8 +38,20 @@ logger = logging.getLogger(__name__)
 
 _TTL_MS = round(LEASE_TTL_S * 1000)
 
-# Atomic, because the worker may register between a look at its lease and this.
-_FORGET_IF_EXPIRED = "if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end"
+# Id, record and remaining milliseconds of each, in one answer: a store may be far away, and each round trip counts. A
+# worker whose lease is over is forgotten in the same step, because it may register again between two.
+_READ_LEASES = """
+local found = {}
+for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local record = redis.call('GET', KEYS[2] .. id)
+  if record then
+    found[#found + 1] = {id, record, redis.call('PTTL', KEYS[2] .. id)}
+  else
+    redis.call('SREM', KEYS[1], id)
+  end
+end
+return found
+"""
 # Worker and number of leading blocks, of those that have the first. One short answer: whoever asks has a thousand
 # requests under way, and two answers about each block of each worker took it longer than all else about an opening.
 _LEADING_BLOCKS = """
@@ -66,7 +78,10 @@ return found
 
 
 class MetadataStore:
-    """Owned by one event loop. No method raises because Redis is away. What requests wait for takes 50 ms at most."""
+    """Owned by one event loop. No method raises because Redis is away, or answers nonsense.
+
+    Requests wait for `lookup_prefix` alone, for 50 ms at most; everything else takes a second at most.
+    """
 
     def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys) -> None:
         self.counters = counters
@@ -116,15 +131,13 @@ class MetadataStore:
         self._leases.add(lease)
         return lease
 
-    async def workers(
-        self, role: worker_pb2.WorkerRole.ValueType | None = None, *, timeout_s: float | None = None
-    ) -> list[LeaseRecord]:
+    async def workers(self, role: worker_pb2.WorkerRole.ValueType | None = None) -> list[LeaseRecord]:
         """Live workers of one role, or all, ordered by id. The last known ones while Redis is away.
 
-        `timeout_s` is for callers to whom an answer that comes late is worth more than the last known one.
+        Waits a second at most: no request should wait for it.
         """
         roles = ROLES if role is None else (role,)
-        sightings = await self._link.call(lambda redis: self._read_leases(redis, roles), timeout_s)
+        sightings = await self._link.call_in_background(lambda redis: self._read_leases(redis, roles))
         now_s = time.monotonic()
         if sightings is not None:
             self._directory.update(sightings, now_s)
@@ -143,7 +156,7 @@ class MetadataStore:
             pipe.pexpire(prefix_key, _TTL_MS)
             return bool((await pipe.execute())[-1])
 
-        has_prefix = await self._link.call(work, BACKGROUND_TIMEOUT_S)
+        has_prefix = await self._link.call_in_background(work)
         mirror = self._mirrors.get(record.key)
         if mirror is not None and has_prefix is not None:
             # Expired while we could not renew it, or lost with the server's memory.
@@ -162,43 +175,29 @@ class MetadataStore:
             pipe.delete(self._keys.prefix(role, worker_id))
             await pipe.execute()
 
-        await self._link.call(work, BACKGROUND_TIMEOUT_S)
+        await self._link.call_in_background(work)
 
     async def _read_leases(self, redis: Redis, roles: Sequence[worker_pb2.WorkerRole.ValueType]) -> list[Sighting]:
-        pairs = [(role, worker_id) for role in roles for worker_id in await self._read_ids(redis, role)]
         pipe = redis.pipeline(transaction=False)
-        for role, worker_id in pairs:
-            pipe.get(self._keys.lease(role, worker_id))
-            pipe.pttl(self._keys.lease(role, worker_id))
-        answers = await pipe.execute() if pairs else []
-        sightings = []
-        for key, value, ttl_ms in zip(pairs, answers[::2], answers[1::2], strict=True):
-            if value is None:
-                await redis.eval(_FORGET_IF_EXPIRED, 2, self._keys.lease(*key), self._keys.workers(key[0]), key[1])
-            elif (sighting := self._sighting(key, value, ttl_ms)) is not None:
-                sightings.append(sighting)
-        return sightings
+        for role in roles:
+            pipe.eval(_READ_LEASES, 2, self._keys.workers(role), self._keys.lease(role, ""))
+        answers = await pipe.execute()
+        sightings = [self._sighting(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
+        return [seen for seen in sightings if seen is not None]
 
-    def _sighting(self, key: Key, value: bytes, ttl_ms: int) -> Sighting | None:
-        if not value:
-            return Sighting(key, None)
+    def _sighting(
+        self, role: worker_pb2.WorkerRole.ValueType, raw_id: bytes, value: bytes, ttl_ms: int
+    ) -> Sighting | None:
         try:
+            worker_id = raw_id.decode()
+            check_id(worker_id)
+            key = role, worker_id
+            if not value:
+                return Sighting(key, None)
             return Sighting(key, decode_lease(key, value), min(ttl_ms, _TTL_MS) / 1000)
         except ValueError as error:
             self._malformed(error)
             return None
-
-    async def _read_ids(self, redis: Redis, role: worker_pb2.WorkerRole.ValueType) -> list[str]:
-        ids = []
-        for raw in sorted(await redis.smembers(self._keys.workers(role))):
-            try:
-                worker_id = raw.decode() if isinstance(raw, bytes) else raw
-                check_id(worker_id)
-            except ValueError as error:
-                self._malformed(error)
-                continue
-            ids.append(worker_id)
-        return ids
 
     # Prefix index
 
@@ -260,7 +259,7 @@ class MetadataStore:
             await pipe.execute()
             return True
 
-        return await self._link.call(work, BACKGROUND_TIMEOUT_S) is not None
+        return await self._link.call_in_background(work) is not None
 
     # Events
 
@@ -274,7 +273,7 @@ class MetadataStore:
         async def work(redis: Redis) -> Any:
             return await redis.xadd(self._keys.events, body, maxlen=MAX_EVENTS, approximate=True)
 
-        if await self._link.call(work) is None:
+        if await self._link.call_in_background(work) is None:
             self.counters.num_dropped_events += 1
 
     async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]:
@@ -287,7 +286,7 @@ class MetadataStore:
             return await redis.xrange(self._keys.events, min=start, count=limit)
 
         events = []
-        for event_id, body in await self._link.call(work) or ():
+        for event_id, body in await self._link.call_in_background(work) or ():
             try:
                 events.append(decode_event(event_id, body))
             except ValueError as error:

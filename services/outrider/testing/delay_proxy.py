@@ -2,6 +2,8 @@
 
 python -m outrider.testing.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
 
+A path in the place of HOST:PORT is that of a Unix socket.
+
 Every chunk leaves half of the added round trip after it came, whatever is on its way before it. A line with a number of
 milliseconds, sent to the control port, changes that for what comes from then on; it is answered with the same line.
 """
@@ -33,7 +35,7 @@ class Delay:
 
 @dataclass(slots=True)
 class DelayProxy:
-    """Serves until cancelled. `listens`: port to listen on → HOST:PORT to pass on to."""
+    """Serves until cancelled. `listens`: port to listen on → HOST:PORT, or socket, to pass on to."""
 
     listens: dict[int, str]
     delay: Delay = field(default_factory=Delay)
@@ -48,11 +50,9 @@ class DelayProxy:
             await control.serve_forever()
 
     def _connection(self, to: str):  # type: ignore[no-untyped-def]
-        host, _, port = to.rpartition(":")
-
         async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
-                far_reader, far_writer = await asyncio.open_connection(host, int(port))
+                far_reader, far_writer = await _open(to)
             except OSError:
                 writer.close()
                 return
@@ -94,8 +94,17 @@ async def _leave(under_way: asyncio.Queue[Chunk], writer: asyncio.StreamWriter) 
     writer.close()
 
 
+async def _open(to: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if to.startswith("/"):
+        return await asyncio.open_unix_connection(to)
+    host, _, port = to.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
 def _no_delay(writer: asyncio.StreamWriter) -> None:
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection = writer.get_extra_info("socket")
+    if connection.family != socket.AF_UNIX:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 async def set_round_trip(control_port: int, added_ms: float) -> None:

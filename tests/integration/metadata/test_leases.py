@@ -139,6 +139,8 @@ async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
     # The reader ends the term by its own clock, some milliseconds before the store.
     await eventually(unmatched, 0.5)
     await eventually(forgotten, 1.5)
+    # Who looks next forgets it.
+    assert await ids(reader) == []
     assert raw.smembers("outrider:workers:target") == set()
 
 

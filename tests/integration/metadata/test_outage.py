@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
 TARGET = worker_pb2.WORKER_ROLE_TARGET
@@ -99,11 +101,15 @@ async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
         await eventually(lambda: has(reader, ["t1"]))
         os.kill(server.pid, signal.SIGSTOP)
         try:
-            assert await longest_call_s(reader) < BOUND_S
+            start_s = time.monotonic()
+            assert await reader.lookup_prefix(TARGET, HASHES) == {}
+            assert time.monotonic() - start_s < BOUND_S
+            # Nobody waits for the others: one of them may take as long as a far server would.
+            assert await longest_call_s(reader) < BACKGROUND_TIMEOUT_S + BOUND_S
             start_s = time.monotonic()
             for _ in range(1000):
                 assert await ids(reader) == ["t1"]
-            # At 50 ms each they would take 50 s.
+            # At a second each they would take a quarter of an hour.
             assert time.monotonic() - start_s < 10
             await eventually(lambda: is_available(reader, False))
         finally:
@@ -192,3 +198,54 @@ async def test_nothing_is_left_running_when_a_store_is_closed_while_its_server_i
         await store.workers()
         assert asyncio.all_tasks() > before
     assert asyncio.all_tasks() == before
+
+
+class Refusing:
+    """A client whose PING fails some times as no client should."""
+
+    def __init__(self, client: Any, times: int) -> None:
+        self._client = client
+        self._times = times
+
+    async def ping(self) -> None:
+        if self._times:
+            self._times -= 1
+            raise LookupError("a bug")
+        await self._client.ping()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+async def test_what_nobody_foresaw_is_an_outage_and_ends_like_one(
+    server: EmbeddedServer, info: Info, eventually: Eventually
+) -> None:
+    """An exception of any kind, in a call or where the store is asked for: later calls are answered again."""
+
+    async def fail(client: Any) -> None:
+        raise LookupError("a bug")
+
+    async with MetadataStore.connect(server.url) as store, store.register(info(), "127.0.0.1:7001", idle):
+        link: Any = store._link
+        link._redis = Refusing(link._redis, times=2)
+        assert await link.call(fail) is None
+        assert await ids(store) == []
+        await eventually(lambda: has(store, ["t1"]))
+
+
+async def test_what_says_ok_to_everything_is_no_store(tmp_path: Path, info: Info) -> None:
+    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(b"+OK\r\n" * (b"\r\n" + data).count(b"\r\n*"))
+            await writer.drain()
+        writer.close()
+
+    path = tmp_path / "redis.sock"
+    async with (
+        await asyncio.start_unix_server(agree, path),
+        MetadataStore.connect(f"unix://{path}") as store,
+        store.register(info(), "127.0.0.1:7001", idle),
+    ):
+        assert await ids(store) == []
+        assert await store.lookup_prefix(TARGET, HASHES) == {}
+        assert await store.events() == []

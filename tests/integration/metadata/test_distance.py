@@ -1,0 +1,104 @@
+"""Redis some way off: what keeps a fleet together works however long a round trip takes, up to a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+from outrider.gateway.routers import LeasedRouters
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.v1 import worker_pb2
+from outrider.testing.delay_proxy import DelayProxy, set_round_trip
+from outrider_controller.cli.ports import Ports
+
+TARGET, ROUTER = worker_pb2.WORKER_ROLE_TARGET, worker_pb2.WORKER_ROLE_ROUTER
+HASHES = [bytes([i]) * 16 for i in range(4)]
+
+Info = Callable[..., worker_pb2.WorkerInfo]
+Eventually = Callable[..., Awaitable[float]]
+
+
+@asynccontextmanager
+async def at_a_distance(server: EmbeddedServer, round_trip_ms: float) -> AsyncIterator[str]:
+    """The URL of the same server, so far away."""
+    ports = Ports()
+    port, control = ports.claim(), ports.claim()
+    proxy = asyncio.create_task(DelayProxy({port: str(server.socket_path)}).run(control))
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                with suppress(OSError):
+                    await set_round_trip(control, round_trip_ms)
+                    break
+                await asyncio.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        proxy.cancel()
+        with suppress(asyncio.CancelledError):
+            await proxy
+
+
+async def ids(store: MetadataStore) -> list[str]:
+    return [lease.info.worker_id for lease in await store.workers()]
+
+
+@pytest.mark.parametrize("round_trip_ms", [1, 10, 50, 200])
+async def test_all_workers_are_seen_at_once_and_the_connection_is_kept(
+    server: EmbeddedServer, store: MetadataStore, info: Info, round_trip_ms: float
+) -> None:
+    async with (
+        at_a_distance(server, round_trip_ms) as url,
+        MetadataStore.connect(url) as reader,
+        store.register(info("t1"), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+        store.register(info("t2"), "127.0.0.1:7002", worker_pb2.WorkerLoad),
+        store.register(info("r1", ROUTER), "127.0.0.1:7003", worker_pb2.WorkerLoad),
+    ):
+        for _ in range(3):
+            assert sorted(await ids(reader)) == ["r1", "t1", "t2"]
+        assert reader.counters.num_timeouts == 0
+        assert await LeasedRouters(reader).addresses() == ["127.0.0.1:7003"]
+
+
+async def test_what_a_request_cannot_wait_for_does_not_take_the_leases_with_it(
+    server: EmbeddedServer, info: Info, eventually: Eventually
+) -> None:
+    """A look for prefixes at every request, as a busy router does it, over a way that is too long for it."""
+    async with (
+        at_a_distance(server, 200) as url,
+        MetadataStore.connect(url) as far,
+        MetadataStore.connect(server.url) as near,
+        far.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+    ):
+        give_up_s = time.monotonic() + 6.5
+        while time.monotonic() < give_up_s:
+            asked_s = time.monotonic()
+            assert await far.lookup_prefix(TARGET, HASHES) == {}
+            # At once but for the first: a busy machine adds to it.
+            assert time.monotonic() - asked_s < 0.5
+            await asyncio.sleep(0.02)
+        # Longer than a lease's term has gone by: without heartbeats it would be over.
+        assert await ids(near) == ["t1"]
+        assert await ids(far) == ["t1"]
+        assert far.available
+        assert far.counters.num_timeouts < 20
+
+
+async def test_requests_ask_again_once_the_way_is_short_enough(
+    server: EmbeddedServer, store: MetadataStore, info: Info, eventually: Eventually
+) -> None:
+    async with (
+        at_a_distance(server, 20) as url,
+        MetadataStore.connect(url) as reader,
+        store.register(info(), "127.0.0.1:7001", worker_pb2.WorkerLoad),
+    ):
+        await store.publish_prefix(TARGET, "t1", HASHES)
+
+        async def found() -> bool:
+            return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+
+        # The first look has to connect, which may take it longer than a request waits.
+        await eventually(found)
