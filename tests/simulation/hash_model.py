@@ -117,6 +117,10 @@ class HashDecoder:
 class _Cells(list[int]):
     """A cache of tokens."""
 
+    def wipe(self, blocks: Sequence[int], block_size: int) -> None:
+        for block in blocks:
+            self[block * block_size : (block + 1) * block_size] = [-1] * block_size
+
     def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
         for source, copy in zip(sources, copies, strict=True):
             for offset in range(block_size):

@@ -102,6 +102,14 @@ class BlockPool:
                 else:
                     self._free[block] = None
 
+    def forget(self, blocks: list[int]) -> list[int]:
+        """Of these held blocks, those that one sequence alone holds; nobody finds them from now on."""
+        alone = [block for block in blocks if self._references[block] == 1]
+        for block in alone:
+            if block in self._hash_of:
+                self._forget(block)
+        return alone
+
     def is_shared(self, block: int) -> bool:
         """Whether writing to the block would be seen by others, now or later."""
         return self._references[block] > 1 or block in self._hash_of

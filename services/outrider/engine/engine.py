@@ -90,6 +90,8 @@ class Engine:
         self._graphs = graphs
         self._group = group
         self._pool = BlockPool(info.num_blocks)
+        self._unclean: list[int] = []
+        """Blocks to be wiped before the next step. A group's followers wipe theirs with it."""
 
     @classmethod
     def load(cls, path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
@@ -148,6 +150,7 @@ class Engine:
         """
         step = self._lay_out(rows)
         with self._on_device():
+            self._cache.wipe(step.wiped, self.info.block_size)
             logits = self._graphs.run(step) if self._graphs is not None else None
             if logits is None:
                 logits, _ = self._run(step)
@@ -164,11 +167,13 @@ class Engine:
     def run(self, step: Step) -> tuple[Tensor, Tensor]:
         """Runs a step that is laid out already → logits, and what the head saw. Followers are given theirs."""
         with self._on_device():
+            self._cache.wipe(step.wiped, self.info.block_size)
             return self._run(step)
 
     def _lay_out(self, rows: Sequence[Row]) -> Step:
         self._reserve(rows)
-        step = Step()
+        step = Step(wiped=self._unclean)
+        self._unclean = []
         for row in rows:
             start, count, cached = step.num_tokens, len(row.token_ids), row.sequence.cached_len
             step.token_ids.extend(row.token_ids)
@@ -229,6 +234,19 @@ class Engine:
         self._pool.release(sequence.blocks[keep:])
         del sequence.blocks[keep:]
 
+    def retract(self, sequence: EngineSequence, length: int) -> None:
+        """As rewind, after a failed step: what it wrote may be NaN and is wiped before anyone writes there."""
+        held = [*sequence.blocks, *(sibling.block for sibling in sequence.siblings)]
+        own = {block for block in held if not self._pool.is_shared(block)}
+        self.rewind(sequence, length)
+        self._unclean.extend(own.difference(sequence.blocks))
+
+    def discard(self, sequence: EngineSequence) -> None:
+        """As close, for a sequence that failed: what it alone holds is found by nobody, and is wiped."""
+        self._unclean.extend(self._pool.forget(sequence.blocks))
+        self._unclean.extend(sibling.block for sibling in sequence.siblings)
+        self.close(sequence)
+
     def fork(self, sequence: EngineSequence, lengths: Sequence[int]) -> list[EngineSequence]:
         """For each length a sequence that goes on from there: full blocks are shared, what a last one holds is copied.
 
@@ -241,6 +259,8 @@ class Engine:
         # [lengths] those that end within a block, and a block for each.
         torn = [number for number, length in enumerate(lengths) if length % size]
         copies = self._pool.allocate(len(torn))
+        self._cache.wipe(self._unclean, size)
+        self._unclean = []
         forks = []
         for length in lengths:
             shared = length // size

@@ -16,6 +16,8 @@ class Step:
     wanted: list[int] = field(default_factory=list)
     """Flat rows, ascending."""
     spans: list[RowSpan] = field(default_factory=list)
+    wiped: list[int] = field(default_factory=list)
+    """Blocks that are zeroed before anything is run."""
 
     @property
     def num_tokens(self) -> int:

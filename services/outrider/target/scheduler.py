@@ -56,6 +56,11 @@ class PlannedRow:
     def __post_init__(self) -> None:
         self.decides = self.num_tokens == self.sequence.pending
 
+    def drop_draft(self) -> None:
+        """Runs the committed tokens alone. Ratio mode judges the first drafted token all the same: it was drawn."""
+        self.num_drafted = 0
+        self.siblings = []
+
     @property
     def num_run(self) -> int:
         return self.num_tokens + self.num_drafted + len(self.siblings)

@@ -166,6 +166,8 @@ class TargetWorker:
             except Exception as error:
                 log.error("a sequence failed in its step", exc_info=error)
                 self.tally.num_step_failures += 1
+                self._engine.discard(kv_of(row.sequence))
+                row.sequence.kv = None
                 self._fail(row.sequence.key, error)
         ended_s = self._clock()
         for row in rows:

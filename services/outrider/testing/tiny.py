@@ -47,8 +47,12 @@ def tiny_checkpoint(
     seed: int = 0,
     max_context_len: int = 512,
     intermediate_size: int = 128,
+    infinite_token: int | None = None,
 ) -> Path:
-    """Writes config.json, model.safetensors and tokenizer.json into `directory` and returns it."""
+    """Writes config.json, model.safetensors and tokenizer.json into `directory` and returns it.
+
+    infinite_token: its embedding is infinite, so that whatever looks at it is no number; the head is sound.
+    """
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,
@@ -60,7 +64,7 @@ def tiny_checkpoint(
         max_position_embeddings=max_context_len,
         bos_token_id=1,
         eos_token_id=2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=infinite_token is None,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -68,6 +72,8 @@ def tiny_checkpoint(
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.2)
+        if infinite_token is not None:
+            model.model.embed_tokens.weight.data[infinite_token] = torch.inf
     model.save_pretrained(directory)
     tiny_tokenizer(vocab_size).save_pretrained(directory)
     return directory

@@ -34,7 +34,6 @@ class KVCache:
         shape = (kv_heads, slots, head_dim)
 
         def zeros() -> Tensor:
-            # Zeroed, not empty: a masked position is multiplied by 0, and 0 × NaN would be NaN.
             if device.type == "cpu":
                 return zeros_in_large_pages(math.prod(shape), dtype).view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -46,6 +45,14 @@ class KVCache:
         """In one layer."""
         for cached in (self.keys[layer], self.values[layer]):
             cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
+
+    def wipe(self, blocks: Sequence[int], block_size: int) -> None:
+        """Zeros in all of these blocks."""
+        if not blocks:
+            return
+        at = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
+        for cached in (*self.keys, *self.values):
+            cached.view(cached.shape[0], -1, block_size * cached.shape[2]).index_fill_(1, at, 0)
 
     def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
         """Whatever lies in each of `sources`, to the block of the same number in `copies`."""

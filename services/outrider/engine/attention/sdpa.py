@@ -36,7 +36,8 @@ class _Group:
     sequences: int
     queries: int
     slots: Tensor | slice
-    """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather)."""
+    """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather). Only what the sequence itself has
+    written: a masked key still enters the sum, times 0, and whatever else lies in the cache may be NaN."""
     kv_len: int
     mask: Tensor
     """[sequences, 1, queries, kv_len], True where a query may look."""
@@ -44,12 +45,12 @@ class _Group:
     """Indices of the real rows among the padded ones; None when all are real."""
 
 
-def _group(spans: list[RowSpan], num_slots: int, device: torch.device) -> _Group:
+def _group(spans: list[RowSpan], device: torch.device) -> _Group:
     queries = max(span.num_tokens for span in spans)
     kv_len = _padded(max(span.kv_len for span in spans))
     rows, keep = _rows(spans, queries, device)
     mask = _mask(spans, queries, kv_len, device)
-    return _Group(rows, len(spans), queries, _slots(spans, kv_len, num_slots, device), kv_len, mask, keep)
+    return _Group(rows, len(spans), queries, _slots(spans, kv_len, device), kv_len, mask, keep)
 
 
 def _padded(kv_len: int) -> int:
@@ -78,16 +79,15 @@ def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Ten
     return torch.tensor(rows, device=device), torch.tensor(keep, device=device) if len(keep) < len(rows) else None
 
 
-def _slots(spans: list[RowSpan], kv_len: int, num_slots: int, device: torch.device) -> Tensor | slice:
+def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | slice:
     """What _Group.slots says."""
-    first = spans[0].slots
-    # Whoever's the slots after its own are: they are masked.
-    if len(spans) == 1 and first[0] + kv_len <= num_slots and spans[0].contiguous:
-        return slice(first[0], first[0] + kv_len)
+    first = spans[0].slots[0]
+    if len(spans) == 1 and spans[0].kv_len == kv_len and spans[0].contiguous:
+        return slice(first, first + kv_len)
     slots: list[int] = []
     for span in spans:
-        slots.extend(span.slots[:kv_len])
-        slots.extend([span.slots[0]] * (kv_len - len(span.slots)))
+        slots.extend(span.slots[: span.kv_len])
+        slots.extend([span.slots[0]] * (kv_len - span.kv_len))
     return torch.tensor(slots, device=device)
 
 
@@ -118,9 +118,8 @@ class SdpaAttention:
         write = [slot for span in spans for slot in span.written_slots()]
         few = [span for span in spans if span.num_tokens <= _FEW]
         many = [span for span in spans if span.num_tokens > _FEW]
-        num_slots = cache.keys[0].shape[1]
-        groups = [_group(few, num_slots, device)] if few else []
-        groups.extend(_group([span], num_slots, device) for span in many)
+        groups = [_group(few, device)] if few else []
+        groups.extend(_group([span], device) for span in many)
         return SdpaBatch(cache, torch.tensor(write, device=device), groups, Moves.of(spans, device))
 
 

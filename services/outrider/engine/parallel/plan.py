@@ -1,8 +1,8 @@
 """A step as bytes: what rank 0 tells the followers before each forward.
 
-Signed 64-bit numbers, native byte order: both ends are one machine. Head: counts of tokens, wanted rows and spans; then
-token ids, positions, wanted rows; then each span with its blocks and, for a tree, its masks. -1 stands for no
-block copied.
+Signed 64-bit numbers, native byte order: both ends are one machine. Head: counts of tokens, wanted rows, wiped blocks
+and spans; then token ids, positions, wanted rows, wiped blocks; then each span with its blocks and, for a tree, its
+masks. -1 stands for no block copied.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from outrider.engine.step import Step
 
 def encode(step: Step) -> bytes:
     """See the module."""
-    numbers = array("q", (len(step.token_ids), len(step.wanted), len(step.spans)))
+    numbers = array("q", (len(step.token_ids), len(step.wanted), len(step.wiped), len(step.spans)))
     numbers.extend(step.token_ids)
     numbers.extend(step.positions)
     numbers.extend(step.wanted)
+    numbers.extend(step.wiped)
     for span in step.spans:
         masks = span.own_masks
         copied = -1 if span.copied_block is None else span.copied_block
@@ -33,9 +34,10 @@ def encode(step: Step) -> bytes:
 def decode(data: bytes) -> Step:
     """The step that was encoded. Raises ValueError for anything else."""
     reader = _Reader(data)
-    num_tokens, num_wanted, num_spans = reader.take(3)
+    num_tokens, num_wanted, num_wiped, num_spans = reader.take(4)
     token_ids, positions, wanted = reader.take(num_tokens), reader.take(num_tokens), reader.take(num_wanted)
-    step = Step(token_ids, positions, wanted, [reader.span() for _ in range(num_spans)])
+    wiped = reader.take(num_wiped)
+    step = Step(token_ids, positions, wanted, [reader.span() for _ in range(num_spans)], wiped)
     reader.end()
     return step
 

@@ -28,7 +28,11 @@ def spans(draw: st.DrawFn) -> RowSpan:
 def steps(draw: st.DrawFn) -> Step:
     tokens = draw(st.lists(st.tuples(ids, ids), max_size=64))
     return Step(
-        [t for t, _ in tokens], [p for _, p in tokens], draw(st.lists(ids)), draw(st.lists(spans(), max_size=5))
+        [t for t, _ in tokens],
+        [p for _, p in tokens],
+        draw(st.lists(ids)),
+        draw(st.lists(spans(), max_size=5)),
+        draw(st.lists(ids)),
     )
 
 

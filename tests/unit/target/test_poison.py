@@ -1,0 +1,118 @@
+"""One sequence whose numbers are not finite spoils no other: not beside it, not after it, whatever runs the model."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.speculation import NotFinite, SamplingParams, VerificationMode
+from outrider.testing.tiny import tiny_checkpoint
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening
+
+POISON = 370
+"""Its embedding is infinite. No prompt here holds it but where that is meant."""
+NUM_BLOCKS = 24
+
+EXECUTIONS = [
+    pytest.param({"dtype": "float32", "execution": "fused"}, id="fused"),
+    pytest.param({"dtype": "float32", "execution": "transformers"}, id="transformers"),
+]
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "poisoned", infinite_token=POISON)
+
+
+@pytest.fixture(params=EXECUTIONS)
+def config(request: pytest.FixtureRequest) -> EngineConfig:
+    return EngineConfig(num_blocks=NUM_BLOCKS, **request.param)
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    chosen = random.Random(seed)
+    return [chosen.randrange(3, 300) for _ in range(count)]
+
+
+def bench(path: Path, config: EngineConfig) -> Bench:
+    return Bench(path, wrap=lambda engine: Engine.load(path, config))
+
+
+def logits_alone(path: Path, config: EngineConfig, token_ids: list[int]) -> torch.Tensor:
+    engine = Engine.load(path, config)
+    return engine.forward([Row(engine.open(token_ids), token_ids, 1)]).clone()
+
+
+def test_blocks_that_held_what_is_not_finite_serve_the_next_sequence(poisoned: Path, config: EngineConfig) -> None:
+    engine = Engine.load(poisoned, config)
+    everywhere = [POISON] * NUM_BLOCKS * config.block_size
+    spoiled = engine.open(everywhere)
+    for start in range(0, len(everywhere), 96):
+        logits = engine.forward([Row(spoiled, everywhere[start : start + 96], 1)])
+    assert not logits.isfinite().all()
+    engine.close(spoiled)
+    for count in (1, 17, 40, 200):
+        sequence = engine.open(prompt(count))
+        got = engine.forward([Row(sequence, prompt(count), 1)])
+        assert torch.equal(got, logits_alone(poisoned, config, prompt(count)))
+        engine.close(sequence)
+
+
+def test_a_poisoned_sequence_leaves_those_beside_it_their_text(poisoned: Path, config: EngineConfig) -> None:
+    alone = bench(poisoned, config)
+    for i in range(3):
+        alone.open(i, opening(prompt(11 + 7 * i, i)))
+    alone.run()
+    beside = bench(poisoned, config)
+    for i in range(3):
+        beside.open(i, opening(prompt(11 + 7 * i, i)))
+        beside.open(10 + i, opening([*prompt(5, i), POISON, *prompt(14, i)]))
+    beside.run()
+    for i in range(3):
+        assert beside.told[key(i)].text == alone.told[key(i)].text
+        [error] = beside.told[key(10 + i)].errors
+        assert isinstance(error, NotFinite)
+
+
+def test_what_a_failed_sequence_held_is_found_by_nobody_and_is_wiped(poisoned: Path, config: EngineConfig) -> None:
+    worker = bench(poisoned, config)
+    # More than one step reads, so that a part of it is there to be found before the fault is seen.
+    spoiled = [*prompt(40), POISON, *prompt(90)]
+    worker.open(0, opening(spoiled))
+    worker.run()
+    assert worker.told[key(0)].errors
+    assert worker.engine.open(spoiled).cached_len == 0
+    worker.open(1, opening(prompt(9)))
+    worker.run()
+    assert worker.told[key(1)].text
+    cache = worker.engine._cache
+    assert all(layer.isfinite().all() for layer in [*cache.keys, *cache.values])
+
+
+@pytest.mark.parametrize(
+    ("params", "mode"),
+    [(GREEDY, VerificationMode.GREEDY), (SAMPLED, VerificationMode.COUPLED)],
+    ids=["greedy", "coupled"],
+)
+def test_a_draft_that_guesses_a_poisoned_token_costs_only_time(
+    poisoned: Path, config: EngineConfig, params: SamplingParams, mode: VerificationMode
+) -> None:
+    what = opening(prompt(12), params=params, mode=mode)
+    alone = bench(poisoned, config)
+    alone.open(0, what)
+    alone.run()
+    text = alone.told[key(0)].text
+    assert POISON not in text
+    drafted = bench(poisoned, config)
+    drafted.open(0, what)
+    while not drafted.told or len(drafted.told[key(0)].text) < len(text):
+        at = len(drafted.told[key(0)].text) if drafted.told else 0
+        # Right, then poisoned, then right again.
+        drafted.offer(0, len(what.prompt) + at, [*text[at : at + 1], POISON, *text[at + 2 : at + 4]][: len(text) - at])
+        drafted.step()
+        assert not drafted.told or not drafted.told[key(0)].errors
+    assert drafted.told[key(0)].text == text
