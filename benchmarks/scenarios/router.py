@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
@@ -169,11 +170,10 @@ async def _router_process(directory: Path, core: int, pair_workers: bool) -> Asy
 
 async def _fleet(given: dict[str, Any], core: int) -> list[dict[str, Any]]:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.support.router_load"),
+        *bound_to_us((sys.executable, "-m", "benchmarks.support.router_load"), (core,)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
     try:
         out, error = await child.communicate(json.dumps(given).encode())

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
+from outrider.spawn import bound_to_us
 
 _HEALTH_POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 2.0
-_PR_SET_PDEATHSIG = 1
 
 
 class ProcessFailed(Exception):
@@ -59,13 +57,12 @@ class ManagedProcess:
             self._log_start = log.tell()
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self.spec.argv,
+                    *bound_to_us(self.spec.argv, self.spec.cores),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
                     env={**os.environ, "PYTHONUNBUFFERED": "1", **self.spec.env},
-                    preexec_fn=_before_exec(self.spec.cores),
                 )
             except OSError as error:
                 raise ProcessFailed(f"{self.spec.name} cannot be started: {error}") from error
@@ -192,21 +189,3 @@ async def _until_serving(address: str) -> None:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
             await asyncio.sleep(_HEALTH_POLL_S)
-
-
-def _before_exec(cores: tuple[int, ...]) -> Callable[[], None] | None:
-    """Runs in the child: it dies with us, and keeps to its cores. Linux only."""
-    if sys.platform != "linux":
-        return None
-    # Everything that could take a lock or import is done here, before the fork.
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def run() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-        if cores:
-            os.sched_setaffinity(0, cores)
-
-    return run

@@ -7,23 +7,20 @@ indexes are made anew by those they describe.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from outrider.spawn import bound_to_us
 
 _STARTUP_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 _MAX_SOCKET_PATH_BYTES = 100
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +78,12 @@ class EmbeddedServer:
         log_path = directory / "redis.log"
         with log_path.open("ab") as log:
             process = subprocess.Popen(
-                command.argv,
+                bound_to_us(command.argv),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 # Ctrl-C in the terminal is for us: the workers still need the server while they drain.
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
             )
         server = cls(process, command, log_path)
         try:
@@ -185,19 +181,3 @@ def _answers(socket_path: Path) -> bool:
         connection.sendall(b"PING\r\n")
         return connection.recv(5) == b"+PONG"
     return False
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """Runs in the child before exec. Linux only; elsewhere a killed parent leaves the server behind."""
-    if sys.platform != "linux":
-        return None
-    # Everything that could take a lock or import is done here, before the fork.
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def run() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return run
