@@ -28,7 +28,6 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import note
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import Prompt, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
@@ -39,6 +38,8 @@ from benchmarks.peers import draft_export, figures, install
 from benchmarks.peers.answer_figures import Answered
 from benchmarks.peers.subjects import PeerFailed, Subject
 from benchmarks.support.asking import make_request
+from benchmarks.support.prompts import Prompt, read_prompts, spread
+from benchmarks.support.stacks import beside
 
 _MODEL = "smollm2-135m-instruct"
 # OpenMP threads wait actively for a few milliseconds after the work is done: nobody starts beside them.
@@ -215,12 +216,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             for peer in peers:
                 exits.callback(peer.close)
             asked: list[Asked] = [Ours("ours", gateway, "auto"), Ours("ours-off", gateway, "off"), *map(Peer, peers)]
-            with stack.beside():
+            with beside(stack):
                 await take_turns(asked, asking[:1], Limits(16, True), failures)  # Warms up.
             await asyncio.sleep(1.0)
             pids = {peer.name: [peer.pid] for peer in peers}
             idle = await idle_shares({"ours": [one.pid for one in stack.processes.values() if one.pid], **pids})
-            with stack.beside():
+            with beside(stack):
                 answers = await take_turns(asked, asking, limits, failures)
             about = {peer.name: peer.about for peer in peers}
     return {

@@ -10,12 +10,13 @@ from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import DRAFT_KINDS, StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean
+from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
+from benchmarks.support.stacks import replace_drafts
 
 Measured = dict[str, dict[str, Figures]]
 """Draft kind → category → figures."""
@@ -60,7 +61,7 @@ async def _acceptance(
         for kind in kinds:
             if kind != kinds[0]:
                 draft = StackConfig(draft_kind=kind, draft_model=config.draft_model if kind != "ngram" else "").draft
-                await stack.replace_drafts(kind, draft)
+                await replace_drafts(stack, kind, draft)
             answered = await answers(stack.gateway_grpc, stack.config.model, prompts, kind, speculation="on", **options)
             measured[kind] = {c: Figures.of(found) for c, found in by_category(prompts, answered).items()}
     click.echo(_table(measured))

@@ -13,13 +13,14 @@ from outrider_controller.cli.client import Gateway, worker_rows
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.prompts import prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.arms import PAIR_HEADER, ask_both_ways, compared, pair_cells
 from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.prompts import prompts_option, read_prompts, spread
+from benchmarks.support.stacks import added_round_trip, beside, delayed
 
 _BOUND = 0.98
 _PROBES = 20
@@ -57,12 +58,12 @@ def delay(
 
 async def _delay(prompts: list[str], max_tokens: int, added_ms: tuple[float, ...], json_file: Path | None) -> int:
     rows: list[dict[str, Any]] = []
-    config = StackConfig(pin=True, realtime=True, prefix_cache=False, delayed=True)
-    async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
+    config = StackConfig(pin=True, realtime=True, prefix_cache=False)
+    async with Stack(config, note, delayed) as stack, Gateway(stack.gateway_grpc) as gateway:
         for added in added_ms:
-            await stack.set_round_trip(added)
+            await added_round_trip(stack, added)
             measured_ms = await _round_trip_ms(stack)
-            with stack.beside():
+            with beside(stack):
                 pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, f"{added:g} ms")
             rows.append({"added_ms": added, "measured_ms": measured_ms, **compared(pairs, _BOUND)})
     header = ["ADDED MS", "ROUND TRIP MS", *PAIR_HEADER]

@@ -13,13 +13,14 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.prompts import prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.arms import PAIR_HEADER, ask_both_ways, compared, pair_cells
 from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.prompts import prompts_option, read_prompts, spread
+from benchmarks.support.stacks import beside, replace_drafts
 
 _BOUND = 0.95
 _LIFE_S = 5.0
@@ -55,9 +56,9 @@ async def _drafts(prompts: list[str], max_tokens: int, faults: tuple[str, ...], 
     config = StackConfig(pin=True, realtime=True, prefix_cache=False)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         for fault in faults:
-            await stack.replace_drafts(config.draft_kind, config.draft, "" if fault == "dies" else fault)
+            await replace_drafts(stack, config.draft_kind, config.draft, "" if fault == "dies" else fault)
             async with _dying(stack, fault == "dies") as deaths:
-                with stack.beside():
+                with beside(stack):
                     pairs = await ask_both_ways(gateway, config.model, prompts, max_tokens, fault)
             rows.append({"fault": fault, "deaths": len(deaths), **compared(pairs, _BOUND)})
     click.echo(columns(["DRAFT", "DEATHS", *PAIR_HEADER], [_cells(row) for row in rows]))

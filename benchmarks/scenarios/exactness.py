@@ -13,13 +13,14 @@ from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.support.asking import answers, count_option, max_tokens_option
 from benchmarks.support.near_ties import Margin, Tie, margins
+from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
+from benchmarks.support.stacks import replace_drafts
 
 _COUPLED = {"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 1000 + number}
 _GREEDY = {"temperature": 0.0}
@@ -88,7 +89,7 @@ async def _float32(prompts: list[Prompt], max_tokens: int, concurrency: int) -> 
 
         greedy, greedy_on = await ask("greedy, off", "off", _GREEDY), await ask("greedy, on", "on", _GREEDY)
         coupled, coupled_on = await ask("coupled, off", "off", _COUPLED), await ask("coupled, on", "on", _COUPLED)
-        await stack.replace_drafts("ngram", stack.config.target_model)
+        await replace_drafts(stack, "ngram", stack.config.target_model)
         greedy_other = await ask("greedy, other draft", "on", _GREEDY)
         coupled_other = await ask("coupled, other draft", "on", _COUPLED)
     return [

@@ -13,12 +13,13 @@ from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 
 from benchmarks.support.asking import by_category, count_option, make_request, max_tokens_option, mean
+from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
+from benchmarks.support.stacks import beside
 
 
 @click.command("latency")
@@ -57,7 +58,7 @@ async def _latency(
 ) -> int:
     found: dict[str, list[Answer]] = {"off": [], speculation: []}
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
-        with stack.beside(), progress("prompts", len(prompts)) as report:
+        with beside(stack), progress("prompts", len(prompts)) as report:
             for mode in (speculation, "off"):
                 await gateway.answer(make_request(config.model, prompts[0].text, mode, max_tokens=16))
             for number, prompt in enumerate(prompts):

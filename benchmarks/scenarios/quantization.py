@@ -15,10 +15,10 @@ from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import prompts_option, read_prompts, spread
 from outrider_controller.cli.stack_config import QUANTIZATIONS
 
 from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence

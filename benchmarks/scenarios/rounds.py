@@ -19,13 +19,14 @@ from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.models import default_draft
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import prompts_option, read_prompts, spread
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack import Stack, unamended
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 from outrider_controller.router.config import PolicyConfig
 
 from benchmarks.support.asking import count_option, make_request, max_tokens_option
+from benchmarks.support.prompts import prompts_option, read_prompts, spread
+from benchmarks.support.stacks import added_round_trip, beside, delayed, replace_drafts, target_cores
 
 if TYPE_CHECKING:
     from outrider.local import Pair
@@ -86,15 +87,15 @@ def rounds(
 
 
 async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, recalled: bool, json_file: Path | None) -> int:
-    config = StackConfig(pin=True, realtime=True, prefix_cache=False, delayed=added_ms > 0)
+    config = StackConfig(pin=True, realtime=True, prefix_cache=False)
     async with AsyncExitStack() as exits:
         enter = exits.enter_async_context
         in_step = replace(config, run_ahead_tokens=0, num_alternatives=0)
-        stacks = [await enter(Stack(c, note)) for c in (config, in_step)]
+        stacks = [await enter(Stack(c, note, delayed if added_ms else unamended)) for c in (config, in_step)]
         for stack in stacks if added_ms else ():
-            await stack.set_round_trip(added_ms)
+            await added_round_trip(stack, added_ms)
         for stack in stacks if recalled else ():
-            await stack.replace_drafts(config.draft_kind, config.draft, "recalls")
+            await replace_drafts(stack, config.draft_kind, config.draft, "recalls")
         gateways = [await enter(Gateway(stack.gateway_grpc)) for stack in stacks]
         # Spawned: a fork would take over gRPC's threads half alive.
         pool = exits.enter_context(
@@ -102,10 +103,10 @@ async def _rounds(prompts: list[str], max_tokens: int, added_ms: float, recalled
                 1,
                 multiprocessing.get_context("spawn"),
                 initializer=_load,
-                initargs=(stacks[0].target_path, stacks[0].target_cores),
+                initargs=(stacks[0].target_path, target_cores(stacks[0])),
             )
         )
-        exits.enter_context(stacks[0].beside())
+        exits.enter_context(beside(stacks[0]))
         found: dict[str, list[Decoded]] = {arm: [] for arm in _ARMS}
 
         async def ask(arm: str, prompt: str, most: int) -> Decoded:

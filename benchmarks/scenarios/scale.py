@@ -19,12 +19,12 @@ from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import Prompt, read_prompts
 from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES
 
 from benchmarks.scenarios.exactness import parting
 from benchmarks.support.asking import max_tokens_option
 from benchmarks.support.near_ties import Margin, Tie, margins
+from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
 if TYPE_CHECKING:

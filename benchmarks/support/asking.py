@@ -10,7 +10,8 @@ import click
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
 from outrider_controller.cli.progress import progress
-from outrider_controller.cli.prompts import Prompt
+
+from benchmarks.support.prompts import Prompt
 
 _TIMEOUT_S = 300.0
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.prompts import Prompt
+
+from benchmarks.support.prompts import Prompt
 
 # Words of a beginning. Short ones: most of the time goes into reading prompts.
 _LENGTHS = (16, 12, 24, 8, 20, 32, 40, 48)

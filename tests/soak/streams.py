@@ -17,12 +17,12 @@ from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.progress import Report, progress
-from outrider_controller.cli.prompts import Prompt, prompts_option, read_prompts, spread
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 
 from benchmarks.support.asking import make_request
+from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 
 _SETTLE_TIMEOUT_S = 15.0
 _MARGIN = 12

@@ -18,12 +18,12 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.models import DEFAULT_TARGET, served_name
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.prompts import Prompt
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.support.asking import answers, make_request, max_tokens_option
+from benchmarks.support.prompts import Prompt
 
 _TINY = "tiny"
 _SIZES = {_TINY: 2, DEFAULT_TARGET: 3}

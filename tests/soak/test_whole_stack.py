@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from outrider_controller.cli.client import SPECULATION_MODES, Gateway
-from outrider_controller.cli.prompts import Prompt
 from outrider_controller.cli.stack import Stack
 
 from benchmarks.support.asking import make_request
+from benchmarks.support.prompts import Prompt
 from tests.soak.faults import MODES, disturbed
 from tests.soak.streams import held_by, one_round, problems, settled
 

@@ -12,26 +12,31 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from outrider.metadata.embedded import ServerCommand
 from outrider.rpc.v1 import control_pb2
-from outrider.testing.delay_proxy import set_round_trip
 
 from outrider_controller.cli.client import list_models, list_workers
+from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import cache_directory, fetched
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
-from outrider_controller.cli.stack_config import Planner, StackConfig
+from outrider_controller.cli.stack_config import Plan, Planner, StackConfig
 from outrider_controller.private import make_private
 
 _ASSEMBLY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 Report = Callable[[str], None]
+Amend = Callable[[Plan, Ports], Plan]
+
+
+def unamended(plan: Plan, ports: Ports) -> Plan:
+    return plan
 
 
 class Stack:
@@ -44,14 +49,16 @@ class Stack:
     run_dir: Path
     target_path: Path
     metadata_url: str
+    cores: Cores
 
-    def __init__(self, config: StackConfig, report: Report = lambda line: None) -> None:
+    def __init__(self, config: StackConfig, report: Report = lambda line: None, amend: Amend = unamended) -> None:
+        """`amend` has the last word on what is started, and with which options."""
         self.config = config
         self.processes: dict[str, ManagedProcess] = {}
         self._report = report
+        self._amend = amend
         self._exits = AsyncExitStack()
         self._ports = Ports()
-        self._planner: Planner
 
     async def __aenter__(self) -> Stack:
         async with AsyncExitStack() as exits:
@@ -70,9 +77,10 @@ class Stack:
         self._report(f"logs in {self.run_dir}")
         redis = [] if self.config.metadata_url else [self._redis(exits)]
         self.metadata_url = self.config.metadata_url or redis[0].address
-        self._planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
+        planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
+        self.cores = planner.cores
         try:
-            plan = self._planner.plan(self._ports)
+            plan = self._amend(planner.plan(self._ports), self._ports)
         except OSError as error:
             raise ProcessFailed(str(error)) from error
         self.gateway_grpc, self.gateway_http = plan.gateway.address, plan.gateway.endpoints["http"]
@@ -161,37 +169,6 @@ class Stack:
         await self._stop([name])
         return await self._launch(spec or old.spec)
 
-    async def replace_drafts(self, kind: str, model: str, change: str = "") -> None:
-        """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
-        for number in range(self.config.drafts):
-            old = self.processes[f"draft-{number}"]
-            port = int(old.spec.address.rpartition(":")[2])
-            await self.restart(old.spec.name, self._planner.draft(number, port, kind, model, change))
-        await self.assembled()
-
-    async def set_round_trip(self, added_ms: float) -> None:
-        """Between routers and workers, from now on. Only for a stack that is `delayed`; raises OSError."""
-        control = self.processes["proxy"].spec.endpoints["control"]
-        await set_round_trip(int(control.rpartition(":")[2]), added_ms)
-
-    @property
-    def target_cores(self) -> tuple[int, ...]:
-        """The first target's; all of ours where workers have none of their own."""
-        return self._planner.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
-
-    @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Keeps this process off the targets' cores meanwhile, where workers have cores of their own.
-
-        A client that wakes on a target's core for each of its rounds takes a part of the next.
-        """
-        before = os.sched_getaffinity(0)
-        _confine(self._planner.cores.rest or before)
-        try:
-            yield
-        finally:
-            _confine(before)
-
     async def first_failure(self) -> ManagedProcess:
         """Returns the first process that ends unasked."""
         while True:
@@ -214,13 +191,6 @@ class Stack:
             "http": self.gateway_http,
             "control": self.control,
         }
-
-
-def _confine(cores: Iterable[int]) -> None:
-    """All threads of this process to these cores: gRPC has some of its own."""
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _make_run_dir(wanted: Path | None) -> Path:

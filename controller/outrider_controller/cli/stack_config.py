@@ -46,8 +46,6 @@ class StackConfig:
     realtime: bool = False
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
     prefix_cache: bool = True
-    delayed: bool = False
-    """Routers reach workers through a proxy that can add to the round trip: `Stack.set_round_trip`."""
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
@@ -102,11 +100,12 @@ class Plan:
     gateway: ProcessSpec
     routers: tuple[str, ...]
     """Addresses of the routers, which live inside Ray."""
-    proxies: tuple[ProcessSpec, ...] = ()
+    others: tuple[ProcessSpec, ...] = ()
+    """Up to who amends a plan; they start first."""
 
     @property
     def tiers(self) -> tuple[tuple[ProcessSpec, ...], ...]:
-        return (*self.proxies, *self.targets, *self.drafts), (self.controller,), (self.gateway,)
+        return (*self.others, *self.targets, *self.drafts), (self.controller,), (self.gateway,)
 
 
 class Planner:
@@ -119,8 +118,6 @@ class Planner:
         self._num_cores = len(available)
         assign = pinned if config.pin else shared
         self.cores: Cores = assign(available, config.targets, config.drafts)
-        self._proxied: dict[int, int] = {}
-        """Worker's port → the proxy's, which is the one advertised."""
 
     def plan(self, ports: Ports) -> Plan:
         """Raises OSError when a port that was asked for is in use."""
@@ -129,21 +126,16 @@ class Planner:
         control = f"{_HOST}:{ports.claim(config.control_port)}"
         routers = tuple(f"{_HOST}:{ports.claim()}" for _ in range(config.routers))
         worker_ports = [ports.claim() for _ in range(config.targets + config.drafts)]
-        if config.delayed:
-            self._proxied = {port: ports.claim() for port in worker_ports}
         target_ports, draft_ports = worker_ports[: config.targets], worker_ports[config.targets :]
         return Plan(
-            targets=tuple(self.target(number, port) for number, port in enumerate(target_ports)),
-            drafts=tuple(
-                self.draft(number, port, config.draft_kind, config.draft) for number, port in enumerate(draft_ports)
-            ),
-            proxies=(self._proxy(ports.claim()),) if config.delayed else (),
+            targets=tuple(self._target(number, port) for number, port in enumerate(target_ports)),
+            drafts=tuple(self._draft(number, port) for number, port in enumerate(draft_ports)),
             controller=self._controller(control, routers),
             gateway=self._gateway(f"{_HOST}:{grpc_port}", f"{_HOST}:{http_port}"),
             routers=routers,
         )
 
-    def target(self, number: int, port: int) -> ProcessSpec:
+    def _target(self, number: int, port: int) -> ProcessSpec:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
         ranks = self._config.tensor_parallel
         threads = max(1, self.cores.threads // ranks)
@@ -157,29 +149,22 @@ class Planner:
         flags += ("--cpu-cores", ",".join(map(str, own)))
         return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))
 
-    def draft(self, number: int, port: int, kind: str, model: str, change: str = "") -> ProcessSpec:
-        """Also called for a draft that takes another's place. `change`: one of outrider.testing.changed_draft."""
+    def _draft(self, number: int, port: int) -> ProcessSpec:
+        config = self._config
         # Only its vocabulary is read for n-grams, and the target's directory is at hand.
-        path = str(self._target_path) if model == self._config.target_model else model
-        name = ("--model", path, "--model-name", served_name(model), "--kind", kind)
-        worker = self._worker(port, self._config.draft_dtype, self._config.draft_quantization, self.cores.threads)
-        if self._config.realtime:
-            worker += ("--realtime-priority", str(_DRAFT_PRIORITY))
-        module, first = ("outrider.testing.changed_draft", (change,)) if change else ("outrider.draft", ())
-        return self._spec(f"draft-{number}", module, (*first, *name, *worker), port, self.cores.drafts[number])
-
-    def _proxy(self, control_port: int) -> ProcessSpec:
-        listens = (f"{proxied}={_HOST}:{port}" for port, proxied in self._proxied.items())
-        argv = (sys.executable, "-m", "outrider.testing.delay_proxy", str(control_port), *listens)
-        return ProcessSpec("proxy", argv, "", {"control": f"{_HOST}:{control_port}"}, self.cores.rest)
+        path = str(self._target_path) if config.draft == config.target_model else config.draft
+        name = ("--model", path, "--model-name", served_name(config.draft), "--kind", config.draft_kind)
+        worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
+        flags = (*name, *worker)
+        if config.realtime:
+            flags += ("--realtime-priority", str(_DRAFT_PRIORITY))
+        return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])
 
     def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
         config = self._config
         flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
         flags += ["--quantization", quantization]
         flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
-        if port in self._proxied:
-            flags += ["--advertise", f"{_HOST}:{self._proxied[port]}"]
         if config.kv_cache_bytes:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
         return (*flags, *(() if config.prefix_cache else ("--no-prefix-cache",)))

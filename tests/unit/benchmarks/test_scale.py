@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from outrider.local import Answered
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.prompts import Prompt
 
 from benchmarks.__main__ import run as bench
 from benchmarks.scenarios.scale import Checkpoint, Difference, Part, answers_of, run, summary
 from benchmarks.support.near_ties import Margin
+from benchmarks.support.prompts import Prompt
 from benchmarks.support.texts import assembled
 
 LONG = "one two three four five six seven eight nine ten"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_controller.cli.prompts import Prompt
 
 from benchmarks.peers import answers
 from benchmarks.peers.answers import Limits, Question, take_turns
 from benchmarks.peers.subjects import PeerFailed
+from benchmarks.support.prompts import Prompt
 
 LIMITS = Limits(max_tokens=3, ignore_eos=True)
 QUESTIONS = [Question(Prompt(str(number), "qa", "?"), [1, 2]) for number in range(3)]

@@ -15,9 +15,9 @@ from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import columns
 from outrider_controller.cli.painting import Painter
 from outrider_controller.cli.progress import Lines
-from outrider_controller.cli.prompts import read_prompts, spread
 
 from benchmarks.scenarios.exactness import compare, parting
+from benchmarks.support.prompts import read_prompts, spread
 from tests.soak.streams import problems
 
 

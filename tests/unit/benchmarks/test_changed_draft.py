@@ -5,8 +5,9 @@ from __future__ import annotations
 from outrider.drafters import Drafted, NgramDrafter, Opening
 from outrider.drafters.sequence import Beside
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.testing import changed_draft
-from outrider.testing.changed_draft import BadDrafter, stalling, wrong
+
+from benchmarks.support import changed_draft
+from benchmarks.support.changed_draft import BadDrafter, stalling, wrong
 
 TEXT = [20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
 OPENING = Opening(TEXT, max_draft_tokens=4, params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
 from outrider_controller.cli.exits import CommandError
 
 # Spec-Bench (Xia et al. 2024) counts the eight categories of MT-bench as one.

@@ -1,6 +1,6 @@
 """A TCP proxy that adds to the round trip and takes nothing from throughput. For measurements, as a process of its own:
 
-python -m outrider.testing.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
+python -m benchmarks.support.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
 
 A path in the place of HOST:PORT is that of a Unix socket.
 

@@ -1,8 +1,8 @@
-"""A real draft worker, changed: python -m outrider.testing.changed_draft CHANGE OPTIONS, with those of outrider.draft.
+"""A real draft worker, changed: python -m benchmarks.support.changed_draft CHANGE OPTIONS, which are outrider.draft's.
 
 It speaks the protocol like any other. `wrong` proposes the neighbour of every token it means; `stalls` holds every
 eighth round, drawn at random, for 200 ms; both cost what a good one costs. `recalls` says what a good one says, and as
-soon, but computes each thing only once: see outrider.testing.recall.
+soon, but computes each thing only once: see benchmarks.support.recall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from outrider.drafters import Drafted, Drafter, DrafterKind, DraftSequence
 from outrider.drafters.loading import drafter_on
 from outrider.engine import Engine
 from outrider.telemetry.logging import configure_logging
-from outrider.testing.recall import RecallingEngine
+
+from benchmarks.support.recall import RecallingEngine
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8

@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from outrider.testing.delay_proxy import DelayProxy, set_round_trip
 from outrider_controller.cli.ports import Ports
+
+from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
 
 
 @asynccontextmanager

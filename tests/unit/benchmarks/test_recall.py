@@ -11,8 +11,9 @@ from outrider.drafters import DrafterKind, Opening
 from outrider.drafters.loading import drafter_on
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.testing.recall import RecallingEngine
 from outrider.testing.tiny import tiny_checkpoint
+
+from benchmarks.support.recall import RecallingEngine
 
 TEXT = [int(token) for token in torch.randint(3, 259, (40,), generator=torch.Generator().manual_seed(1))]
 

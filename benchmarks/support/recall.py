@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
-from torch import Tensor
-
 from outrider.engine import Engine, EngineSequence, Row
+from torch import Tensor
 
 log = logging.getLogger(__name__)
 

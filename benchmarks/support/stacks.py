@@ -1,0 +1,109 @@
+"""What only measurements do to a stack: other drafts, a longer way to workers, a client that keeps off their cores.
+
+All of it through what the stack offers everybody: the command lines of its processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from outrider_controller.cli.models import served_name
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ProcessSpec
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import Plan
+
+from benchmarks.support.delay_proxy import set_round_trip
+
+ROOT = Path(__file__).resolve().parents[2]
+_CHANGED_DRAFT = "benchmarks.support.changed_draft"
+_HOST = "127.0.0.1"
+_PROXY = "proxy"
+
+
+def with_options(argv: tuple[str, ...], **values: str) -> tuple[str, ...]:
+    """The same command line with other values. Raises ValueError for an option that it does not have."""
+    changed = list(argv)
+    for name, value in values.items():
+        changed[argv.index(f"--{name.replace('_', '-')}") + 1] = value
+    return tuple(changed)
+
+
+def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: str = "") -> ProcessSpec:
+    """A draft at the same address. `change`: one of benchmarks.support.changed_draft; none: as it is shipped."""
+    python, flag, module, *flags = spec.argv
+    # One that has been changed already: its first argument says how.
+    flags = flags[1:] if module == _CHANGED_DRAFT else flags
+    program = (_CHANGED_DRAFT, change) if change else ("outrider.draft",)
+    argv = with_options((python, flag, *program, *flags), model=path, model_name=served_name(model), kind=kind)
+    return replace(spec, argv=argv, env=_with_benchmarks())
+
+
+async def replace_drafts(stack: Stack, kind: str, model: str, change: str = "") -> None:
+    """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
+    # Only its vocabulary is read for n-grams, and the target's directory is at hand.
+    path = str(stack.target_path) if model == stack.config.target_model else model
+    for number in range(stack.config.drafts):
+        old = stack.processes[f"draft-{number}"]
+        await stack.restart(old.spec.name, changed_draft(old.spec, kind, model, path, change))
+    await stack.assembled()
+
+
+def delayed(plan: Plan, ports: Ports) -> Plan:
+    """Whoever talks to a worker goes through a proxy that can add to the round trip: `added_round_trip`."""
+    listens: list[str] = []
+
+    def advertising(worker: ProcessSpec) -> ProcessSpec:
+        port = ports.claim()
+        listens.append(f"{port}={worker.address}")
+        return replace(worker, argv=(*worker.argv, "--advertise", f"{_HOST}:{port}"))
+
+    targets, drafts = (tuple(map(advertising, workers)) for workers in (plan.targets, plan.drafts))
+    control = ports.claim()
+    argv = (sys.executable, "-m", "benchmarks.support.delay_proxy", str(control), *listens)
+    endpoints = {"control": f"{_HOST}:{control}"}
+    proxy = ProcessSpec(_PROXY, argv, "", endpoints, plan.gateway.cores, _with_benchmarks())
+    return replace(plan, targets=targets, drafts=drafts, others=(proxy,))
+
+
+async def added_round_trip(stack: Stack, added_ms: float) -> None:
+    """To workers, from now on. Only for a stack whose plan is `delayed`; raises OSError."""
+    control = stack.processes[_PROXY].spec.endpoints["control"]
+    await set_round_trip(int(control.rpartition(":")[2]), added_ms)
+
+
+def target_cores(stack: Stack) -> tuple[int, ...]:
+    """The first target's; all of ours where workers have none of their own."""
+    return stack.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
+
+
+@contextmanager
+def beside(stack: Stack) -> Iterator[None]:
+    """Keeps this process off the targets' cores meanwhile, where workers have cores of their own.
+
+    A client that wakes on a target's core for each of its rounds takes a part of the next.
+    """
+    before = os.sched_getaffinity(0)
+    _confine(stack.cores.rest or before)
+    try:
+        yield
+    finally:
+        _confine(before)
+
+
+def _confine(cores: Iterable[int]) -> None:
+    """All threads of this process to these cores: gRPC has some of its own."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _with_benchmarks() -> dict[str, str]:
+    """Environment in which a child finds this package, wherever it is started."""
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
