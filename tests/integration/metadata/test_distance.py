@@ -12,8 +12,9 @@ from outrider.gateway.routers import LeasedRouters
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import worker_pb2
-from outrider.testing.delay_proxy import DelayProxy, set_round_trip
 from outrider_controller.cli.ports import Ports
+
+from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
 
 TARGET, ROUTER = worker_pb2.WORKER_ROLE_TARGET, worker_pb2.WORKER_ROLE_ROUTER
 HASHES = [bytes([i]) * 16 for i in range(4)]
