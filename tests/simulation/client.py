@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from outrider.errors import OutriderError
 from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
@@ -14,7 +15,6 @@ from outrider.gateway.metering import Meter
 from outrider.gateway.requests import Generation, Options, TokenPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import TokenBytes
-from outrider.rpc.errors import OutriderError
 
 from tests.simulation.hash_model import VOCAB_SIZE
 from tests.simulation.processes import MODEL

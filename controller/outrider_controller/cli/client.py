@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import (
     control_pb2,
     control_pb2_grpc,

@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.rpc.errors import OutriderError
+    from outrider.errors import OutriderError
 
 
 class ExitCode(enum.IntEnum):

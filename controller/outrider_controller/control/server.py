@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+from outrider.errors import InvalidRequest
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc

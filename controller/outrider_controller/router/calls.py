@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import grpc
-from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to_route_error
+from outrider.errors import InternalError, InvalidRequest, OutriderError
 from outrider.rpc.interceptor import frames
+from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2 as router
 
 from outrider_controller.router.course import NewResponse

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider.rpc.errors import OutriderError
+from outrider.errors import OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 
 from outrider_controller.router.drafts import DraftRules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from grpc import StatusCode
+from outrider.errors import Code
 
 
 class Fault(Enum):
@@ -33,19 +33,19 @@ class Loss(Enum):
 
 
 _REQUEST = {
-    StatusCode.INVALID_ARGUMENT,
-    StatusCode.OUT_OF_RANGE,
-    StatusCode.FAILED_PRECONDITION,
-    StatusCode.UNIMPLEMENTED,
+    Code.INVALID_ARGUMENT,
+    Code.OUT_OF_RANGE,
+    Code.FAILED_PRECONDITION,
+    Code.UNIMPLEMENTED,
 }
 
 
-def fault_of(code: StatusCode) -> Fault:
+def fault_of(code: Code) -> Fault:
     """From the code of a target's SequenceError."""
     if code in _REQUEST:
         return Fault.REQUEST
-    if code is StatusCode.RESOURCE_EXHAUSTED:
+    if code is Code.RESOURCE_EXHAUSTED:
         return Fault.FULL
-    if code is StatusCode.UNAVAILABLE:
+    if code is Code.UNAVAILABLE:
         return Fault.LEAVING
     return Fault.WORKER

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from outrider.rpc.errors import OutriderError
+from outrider.errors import OutriderError
 from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from outrider.rpc.errors import InvalidRequest
+from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 
+from outrider.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc

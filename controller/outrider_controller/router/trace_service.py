@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import grpc
-from outrider.rpc.errors import InvalidRequest, UnknownRequest
+from outrider.errors import InvalidRequest, UnknownRequest
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import trace_pb2_grpc
 

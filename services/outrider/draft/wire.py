@@ -14,6 +14,7 @@ from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Proposed, Report
 from outrider.draft.worker import error_of
 from outrider.drafters import Opening, merge
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.rpc.convert import (
     check_token_ids,
     distribution_to_proto,
@@ -21,7 +22,7 @@ from outrider.rpc.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.rpc.errors import InvalidRequest, OutriderError, to_sequence_error
+from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import InvalidField, VerificationMode
 

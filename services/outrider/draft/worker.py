@@ -16,7 +16,7 @@ from outrider.draft import events
 from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Failed, Load, Proposed, Report, Tally
 from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
-from outrider.rpc.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from outrider.rpc.errors import Overloaded, Unavailable
+from outrider.errors import Overloaded, Unavailable
 
 
 @dataclass(slots=True)

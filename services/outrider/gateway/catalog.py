@@ -13,9 +13,9 @@ from pathlib import Path
 
 import grpc
 
+from outrider.errors import Unavailable, UnknownModel
 from outrider.gateway.routers import Router, RouterPool
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.errors import Unavailable, UnknownModel
 from outrider.rpc.v1 import router_pb2
 
 log = logging.getLogger(__name__)

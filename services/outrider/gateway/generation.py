@@ -14,8 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-import grpc
-
+from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
@@ -35,7 +34,6 @@ from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.tally import Finish, Tally, Usage
 from outrider.gateway.tokenizer.model import TemplateError, TooManyTokens
 from outrider.gateway.tokenizer.threads import TokenizerThreads
-from outrider.rpc.errors import DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
@@ -262,7 +260,7 @@ class Generator:
                     self.routers.answered(router)
                     yield response
         except OutriderError as error:
-            if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if error.code is Code.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded(_TOO_LATE) from error
             if not persistence.goes_on(error, has_tokens=bool(job.output.token_ids)):
                 raise

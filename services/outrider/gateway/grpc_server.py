@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from outrider.errors import InvalidRequest
 from outrider.gateway.generation import Answer, Chunk, Generator
 from outrider.gateway.requests import (
     ChatPrompt,
@@ -24,7 +25,6 @@ from outrider.gateway.requests import (
 )
 from outrider.gateway.tally import Finish, Summary
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 from outrider.telemetry.context import TraceContext
 

@@ -6,15 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import grpc
-
+from outrider.errors import Code, OutriderError
 from outrider.gateway.config import Failover
-from outrider.rpc.errors import OutriderError
 
 # What a call ends with when its peer or the way to it is gone. A router that is there gives a reason.
-_TRANSPORT = frozenset(
-    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
-)
+_TRANSPORT = frozenset({Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN})
 
 # What a router says that is going, or has only just come: the gateway asks for models it has seen being served.
 _NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
@@ -40,7 +36,7 @@ class Persistence:
         if error.reason is None:
             self._may_be_accepted = True
             return error.code in _TRANSPORT
-        if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if error.code is Code.RESOURCE_EXHAUSTED:
             # A new request is refused for good. One that was accepted is never dropped for load, and its own former
             # self may hold the place it asks for until the target sees that nobody listens.
             return has_tokens or self._may_be_accepted

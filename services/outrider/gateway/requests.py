@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.rpc.errors import InvalidRequest
+from outrider.errors import InvalidRequest
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 
-from outrider.rpc.errors import DeadlineExceeded, OutriderError, from_route_error, from_rpc_error, make_error
+from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
+from outrider.rpc.status import from_route_error, from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
 
 # A message is closed and the next begun beyond this size; routers accept 32 MiB.
@@ -89,7 +90,7 @@ class _Connection:
         self._reader.cancel()
         self._writer.cancel()
         await asyncio.gather(self._reader, self._writer, return_exceptions=True)
-        self._break(make_error(grpc.StatusCode.CANCELLED, "the gateway closed the stream"))
+        self._break(make_error(Code.CANCELLED, "the gateway closed the stream"))
 
     def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
         if not self._pending or self._pending[-1].ByteSize() + more_bytes > _MAX_MESSAGE_BYTES:
@@ -101,7 +102,7 @@ class _Connection:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self._hand_out(message)
-            self._break(make_error(grpc.StatusCode.UNAVAILABLE, "the router ended the stream"))
+            self._break(make_error(Code.UNAVAILABLE, "the router ended the stream"))
         except grpc.RpcError as error:
             self._break(from_rpc_error(error))
 

@@ -10,12 +10,12 @@ from typing import Protocol
 
 import grpc
 
+from outrider.errors import Unavailable
 from outrider.gateway.router_stream import RouterStream
 from outrider.metadata.directory import LEASE_TTL_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
 
 Clock = Callable[[], float]

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.errors import OutriderError
 from outrider.gateway.requests import ChatPrompt, Generation
 from outrider.gateway.tally import Finish
-from outrider.rpc.errors import OutriderError
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from outrider.rpc.errors import DeadlineExceeded, Unavailable
+from outrider.errors import DeadlineExceeded, Unavailable
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, channel_options
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.rpc.errors import InvalidRequest
+from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
 

@@ -18,7 +18,8 @@ from typing import Any, NoReturn, TypeAlias, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, abort
+from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.rpc.status import abort
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from outrider.errors import InternalError, InvalidRequest, OutriderError
 from outrider.rpc import convert
-from outrider.rpc.errors import InternalError, InvalidRequest, OutriderError, to_sequence_error
+from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.drafts import OfferedDraft

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from outrider.engine import Engine, OutOfBlocks
-from outrider.rpc.errors import Overloaded, Unavailable
+from outrider.errors import Overloaded, Unavailable
 from outrider.speculation import InvalidField, Verdict, VerificationMode
 from outrider.target import events
 from outrider.target.commit import Finish, conclude

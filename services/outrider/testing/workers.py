@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 
+from outrider.errors import Code
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -139,7 +140,7 @@ class _Worker:
         self.live: dict[int, Any] = {}
         """Sequences open now."""
         self.life: ServerLife | None = None
-        self.refuse_opens: grpc.StatusCode | None = None
+        self.refuse_opens: Code | None = None
         """Answers every opening with a SequenceError of this code."""
         self._running = asyncio.Event()
         self._running.set()
@@ -190,7 +191,7 @@ class _Worker:
             return None
         code = self.refuse_opens
         return sequence.SequenceError(
-            sequence_id=opening.sequence_id, code=code.value[0], reason="SIMULATED", field="x", message="refused"
+            sequence_id=opening.sequence_id, code=code, reason="SIMULATED", field="x", message="refused"
         )
 
 

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.errors import Code
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.rpc.v1.draft_pb2_grpc import DraftServiceStub
@@ -67,7 +67,7 @@ async def test_what_does_not_finish_in_time_is_given_back(tiny: Path) -> None:
         await read(call)
         process.send_signal(signal.SIGTERM)
         [error] = (await read(call)).errors
-        assert (error.sequence_id, error.code) == (1, grpc.StatusCode.UNAVAILABLE.value[0])
+        assert (error.sequence_id, error.code) == (1, Code.UNAVAILABLE)
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
 

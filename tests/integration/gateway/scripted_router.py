@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from outrider.rpc.errors import OutriderError, to_route_error
+from outrider.errors import Code, OutriderError
 from outrider.rpc.server import create_server, serving
+from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.telemetry.context import TraceContext
 
@@ -114,7 +115,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
                 await write(responses=[response])
             if not finished:
                 # Without a reason: what a call that broke off looks like.
-                code = grpc.StatusCode.UNAVAILABLE.value[0]
+                code = Code.UNAVAILABLE
                 await write(errors=[router_pb2.RouteError(call_id=call.call_id, code=code)])
         except OutriderError as error:
             await write(errors=[to_route_error(call.call_id, error)])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from outrider.errors import Code, Overloaded, Unavailable
 from outrider.gateway.config import Failover, GatewayConfig
 from outrider.gateway.routers import LeasedRouters
 from outrider.gateway.server import running
@@ -21,7 +22,7 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import Overloaded, Unavailable, from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
 
 from tests.integration.gateway import scripted_router
@@ -132,7 +133,7 @@ async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(started.grpc_address)
     error = from_rpc_error(caught.value)
-    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ROUTERS_FAILED")
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "ROUTERS_FAILED")
     assert 0.8 <= time.monotonic() - began_s < 5
     # Pauses grow, so that a router in trouble is not hammered.
     assert len(router.requests) < 12

@@ -10,11 +10,12 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.errors import Code, OutriderError, Overloaded
 from outrider.gateway.config import Limits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import OutriderError, Overloaded, from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
@@ -137,7 +138,7 @@ async def test_the_callers_deadline_is_passed_on_with_a_margin_and_kept(serve: A
     router.script = saying([40] * 400, pause_s=0.05)
     async with serve() as (gateway, stub):
         error = await failure(stub.StreamGenerate(streaming(Request(model=MODEL, text="hi")), timeout=2.0))
-        assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error.code is Code.DEADLINE_EXCEEDED
         await until(lambda: gateway.core.admission.running == 0)
     assert router.timeouts_s[0] is not None
     assert router.timeouts_s[0] < 2.0
@@ -151,7 +152,7 @@ async def test_overload_carries_a_retry_delay(serve: Any, router: ScriptedRouter
     router.script = full
     async with serve() as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="hi")))
-    assert (error.code, error.retry_after_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2)
+    assert (error.code, error.retry_after_s) == (Code.RESOURCE_EXHAUSTED, 2)
     assert len(router.requests) == 1
 
 
@@ -197,9 +198,9 @@ async def test_every_bad_field_is_named_and_nothing_reaches_the_router(serve: An
     async with serve() as (_, stub):
         for request, field in BAD:
             unary = await failure(stub.Generate(request))
-            assert (unary.code, unary.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+            assert (unary.code, unary.field) == (Code.INVALID_ARGUMENT, field)
             stream = await failure(stub.StreamGenerate(streaming(request)))
-            assert (stream.code, stream.field) == (grpc.StatusCode.INVALID_ARGUMENT, f"request.{field}")
+            assert (stream.code, stream.field) == (Code.INVALID_ARGUMENT, f"request.{field}")
     assert router.requests == []
 
 
@@ -213,13 +214,13 @@ async def test_a_prompt_over_the_context_is_refused_with_both_numbers(serve: Any
 async def test_an_unknown_model_is_not_found(serve: Any) -> None:
     async with serve() as (_, stub):
         error = await failure(stub.Generate(Request(model="/etc/passwd", text="a")))
-    assert (error.code, error.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL")
+    assert (error.code, error.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(serve: Any) -> None:
     async with serve(limits=Limits(max_body_bytes=10_000)) as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="a" * 20_000)))
-        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.code is Code.RESOURCE_EXHAUSTED
         assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
 
 
@@ -227,7 +228,7 @@ async def test_a_tokenizer_that_is_not_the_targets_is_refused(serve: Any, router
     router.fingerprint = "somebody-elses"
     async with serve() as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="a")))
-    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "TOKENIZER_MISMATCH")
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "TOKENIZER_MISMATCH")
 
 
 async def test_health_follows_whether_a_model_is_served(serve: Any, router: ScriptedRouter) -> None:

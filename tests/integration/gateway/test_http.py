@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from outrider.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable
 from outrider.gateway.config import Limits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 from tests.integration.gateway.conftest import OpenGateway

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from outrider.errors import InvalidRequest
 from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.errors import InvalidRequest
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying

@@ -6,7 +6,7 @@ import grpc
 import pytest
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.config import ControlConfig

@@ -7,7 +7,8 @@ import time
 
 import grpc
 import pytest
-from outrider.rpc.errors import from_rpc_error
+from outrider.errors import Code
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
@@ -185,7 +186,7 @@ async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rej
 async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
     class FailsOnce(SimulatedTarget):
         def _refusal(self, opening):
-            self.refuse_opens = None if self.opens[:-1] else grpc.StatusCode.INTERNAL
+            self.refuse_opens = None if self.opens[:-1] else Code.INTERNAL
             return super()._refusal(opening)
 
     target = await fleet.target(FailsOnce())
@@ -256,7 +257,7 @@ async def test_a_failover_stays_on_the_same_weights(fleet):
 
 async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet):
     leaving, staying = SimulatedTarget(), SimulatedTarget()
-    leaving.refuse_opens = grpc.StatusCode.UNAVAILABLE
+    leaving.refuse_opens = Code.UNAVAILABLE
     staying.load.num_running = 9
     await fleet.target(leaving)
     await fleet.target(staying)

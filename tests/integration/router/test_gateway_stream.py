@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from outrider.rpc.errors import from_route_error
+from outrider.errors import Code
+from outrider.rpc.status import from_route_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.testing.workers import SimulatedTarget, continuation
@@ -80,7 +81,7 @@ async def test_a_bad_call_fails_by_itself(fleet):
         await stream.ask((1, fleet.request(prompt_token_ids=[])), (2, fleet.request()))
         await stream.until_ended(1, 2)
         error = from_route_error(stream.errors[1])
-        assert error.code is grpc.StatusCode.INVALID_ARGUMENT and error.field == "prompt_token_ids"
+        assert error.code is Code.INVALID_ARGUMENT and error.field == "prompt_token_ids"
         assert stream.finished == {2}
     assert fleet.counter("outrider_admission_rejected_total", tenant="t", reason="INVALID_FIELD") == 1
 
@@ -121,7 +122,7 @@ async def test_a_calls_time_is_its_own(fleet, eventually):
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request(max_new_tokens=500)), timeout_us=100_000)
         await stream.until_ended(1)
-        assert from_route_error(stream.errors[1]).code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert from_route_error(stream.errors[1]).code is Code.DEADLINE_EXCEEDED
         await eventually(lambda: not target.live)
 
 

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from outrider.errors import Unavailable
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import Unavailable
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 

@@ -9,9 +9,10 @@ from contextlib import AsyncExitStack, suppress
 
 import grpc
 import pytest
+from outrider.errors import Code
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
-from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, next_token
@@ -142,7 +143,7 @@ async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(fle
     await fleet.target(SimulatedTarget(protocol_version=9))
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2))
     error = await refusal_of(fleet, fleet.request())
-    assert error.code is grpc.StatusCode.UNAVAILABLE
+    assert error.code is Code.UNAVAILABLE
     assert any("protocol_version" in r.getMessage() for r in caplog.records)
 
 
@@ -225,7 +226,7 @@ async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet, e
     await fleet.ask(fleet.request(max_new_tokens=1))
     started_s = time.monotonic()
     error = await refusal_of(fleet, fleet.request(max_new_tokens=4000), timeout=budget_s)
-    assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert error.code is Code.DEADLINE_EXCEEDED
     # Not after the 40 s that the answer would take.
     assert time.monotonic() - started_s < budget_s + 5
     await eventually(lambda: not target.live and not draft.live)
@@ -235,13 +236,13 @@ async def test_an_unknown_model_is_not_found(fleet):
     await fleet.target()
     await fleet.start()
     error = await refusal_of(fleet, fleet.request(model="other"))
-    assert (error.code, error.field) == (grpc.StatusCode.NOT_FOUND, "model")
+    assert (error.code, error.field) == (Code.NOT_FOUND, "model")
 
 
 async def test_without_any_target_yet_no_model_is_unknown(fleet):
     await fleet.start()
     error = await refusal_of(fleet, fleet.request(model="other"))
-    assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_MODEL")
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "NO_MODEL")
 
 
 async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
@@ -251,7 +252,7 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
     for call in calls:
         await call.read()
     error = await refusal_of(fleet, fleet.request())
-    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.code is Code.RESOURCE_EXHAUSTED
     assert error.retry_after_s == 1.0
     assert len(target.opens) == 2
     for call in calls:
@@ -266,7 +267,7 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
         fleet = Fleet(await stack.enter_async_context(MetadataStore.connect(redis.url)), stack)
         await fleet.target(target)
         await fleet.start()
-        assert (await refusal_of(fleet, fleet.request())).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await refusal_of(fleet, fleet.request())).code is Code.RESOURCE_EXHAUSTED
         redis.stop()
         target.load.num_running = 0
         async with asyncio.timeout(20):
@@ -278,11 +279,11 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
 
 async def test_a_target_that_refuses_for_want_of_room_is_not_asked_twice_by_a_new_request(fleet):
     target = SimulatedTarget()
-    target.refuse_opens = grpc.StatusCode.RESOURCE_EXHAUSTED
+    target.refuse_opens = Code.RESOURCE_EXHAUSTED
     await fleet.target(target)
     await fleet.start()
     error = await refusal_of(fleet, fleet.request())
-    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and error.retry_after_s
+    assert error.code is Code.RESOURCE_EXHAUSTED and error.retry_after_s
     assert len(target.opens) == 1
 
 
@@ -292,17 +293,17 @@ async def test_a_router_at_its_limit_turns_requests_away(fleet):
     call = fleet.call(fleet.request(max_new_tokens=4000))
     await call.read()
     error = await refusal_of(fleet, fleet.request())
-    assert (error.code, error.retry_after_s) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 2.5)
+    assert (error.code, error.retry_after_s) == (Code.RESOURCE_EXHAUSTED, 2.5)
     call.cancel()
 
 
 async def test_a_targets_word_on_a_bad_request_reaches_the_client_with_the_field(fleet):
     target = SimulatedTarget()
-    target.refuse_opens = grpc.StatusCode.INVALID_ARGUMENT
+    target.refuse_opens = Code.INVALID_ARGUMENT
     await fleet.target(target)
     await fleet.start()
     error = await refusal_of(fleet, fleet.request())
-    assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, "x")
+    assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "x")
     assert len(target.opens) == 1
 
 
@@ -333,7 +334,7 @@ async def test_every_bad_field_is_named_and_nothing_reaches_a_worker(fleet):
     await fleet.start()
     for field, change in BAD_REQUESTS:
         error = await refusal_of(fleet, fleet.request(**change))
-        assert (error.code, error.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+        assert (error.code, error.field) == (Code.INVALID_ARGUMENT, field)
     assert not target.opens and not draft.opens
 
 

@@ -10,8 +10,9 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2 as otlp
+from outrider.errors import Code
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -165,7 +166,7 @@ async def test_who_is_unknown_or_forgotten_is_not_found_by_name(fleet: Fleet) ->
         with pytest.raises(grpc.RpcError) as refused:
             await get_traces(fleet, gone)
         error = from_rpc_error(refused.value)
-        assert (error.code, error.reason, error.field) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_REQUEST", "request_id")
+        assert (error.code, error.reason, error.field) == (Code.NOT_FOUND, "UNKNOWN_REQUEST", "request_id")
         assert gone in error.message and "2 requests" in error.message
     with pytest.raises(grpc.RpcError) as refused:
         await get_traces(fleet, "")

@@ -11,10 +11,10 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
-import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.engine import EngineConfig
+from outrider.errors import Code
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.prefix import block_hashes
@@ -197,7 +197,7 @@ async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tin
     assert len(router.refused) == len(bad)
     for (field, _), refused in zip(bad, router.refused, strict=True):
         assert refused.field.startswith(field), f"{refused.field} for {field}"
-        assert refused.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert refused.code == Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -
         await router.finished(1, 2)
         await drained
     assert len(router.text[1]) == 400
-    assert router.errors[2].code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert router.errors[2].code == Code.UNAVAILABLE
 
 
 async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
@@ -322,7 +322,7 @@ async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
         servicer.start_drain()
         await drain(servicer, timeout_s=0.05)
         await router.finished(1)
-    assert router.errors[1].code == grpc.StatusCode.UNAVAILABLE.value[0]
+    assert router.errors[1].code == Code.UNAVAILABLE
 
 
 async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:

@@ -12,7 +12,7 @@ from outrider.draft.report import Failed, Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
 from outrider.drafters import Drafted
 from outrider.drafters.sequence import Beside
-from outrider.rpc.errors import InvalidRequest
+from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode

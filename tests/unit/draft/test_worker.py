@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import grpc
 import pytest
 from outrider.draft.events import (
     Closed,
@@ -21,7 +20,7 @@ from outrider.draft.events import (
 from outrider.draft.report import Report
 from outrider.draft.worker import DraftWorker, error_of
 from outrider.drafters import Drafted, Drafter, DraftSequence, NgramConfig, NgramDrafter, Opening
-from outrider.rpc.errors import InvalidRequest
+from outrider.errors import Code, InvalidRequest
 from outrider.speculation import SamplingParams, VerificationMode
 
 ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
@@ -45,7 +44,7 @@ def turn(worker: DraftWorker, *events: Event) -> Report:
     return worker.take_report()
 
 
-def failed(report: Report) -> list[tuple[SequenceKey, str | None, grpc.StatusCode]]:
+def failed(report: Report) -> list[tuple[SequenceKey, str | None, Code]]:
     return [(f.key, error_of(f).reason, error_of(f).code) for f in report.failures]
 
 
@@ -95,7 +94,7 @@ def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
 def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: DraftWorker, base_len: int) -> None:
     turn(worker, opened(ONE), opened(TWO))
     report = turn(worker, committed(ONE, base_len, 99), committed(TWO, 6, 22))
-    assert failed(report) == [(ONE, "COMMIT_MISMATCH", grpc.StatusCode.INVALID_ARGUMENT)]
+    assert failed(report) == [(ONE, "COMMIT_MISMATCH", Code.INVALID_ARGUMENT)]
     assert [p.key for p in report.proposals] == [TWO]
 
 
@@ -108,14 +107,14 @@ def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftW
 def test_a_refused_message_ends_its_sequence(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
     report = turn(worker, Refused(ONE, InvalidRequest("token_ids", "bad")))
-    assert failed(report) == [(ONE, "INVALID_FIELD", grpc.StatusCode.INVALID_ARGUMENT)]
+    assert failed(report) == [(ONE, "INVALID_FIELD", Code.INVALID_ARGUMENT)]
     turn(worker, committed(ONE, 6, 22))
     assert worker.tally.num_unknown == 1
 
 
 def test_an_id_opened_twice_ends_both(worker: DraftWorker) -> None:
     report = turn(worker, opened(ONE), opened(ONE))
-    assert [(key, code) for key, _, code in failed(report)] == [(ONE, grpc.StatusCode.INVALID_ARGUMENT)]
+    assert [(key, code) for key, _, code in failed(report)] == [(ONE, Code.INVALID_ARGUMENT)]
     assert not report.proposals
 
 
@@ -127,7 +126,7 @@ def test_the_same_id_on_another_stream_is_another_sequence(worker: DraftWorker) 
 
 def test_one_opening_too_many_is_refused(worker: DraftWorker) -> None:
     report = turn(worker, *(opened(SequenceKey(1, i)) for i in range(5)))
-    assert failed(report) == [(SequenceKey(1, 4), "OVERLOADED", grpc.StatusCode.RESOURCE_EXHAUSTED)]
+    assert failed(report) == [(SequenceKey(1, 4), "OVERLOADED", Code.RESOURCE_EXHAUSTED)]
     assert len(report.proposals) == 4
 
 
@@ -149,7 +148,7 @@ def test_a_finished_sequence_waits_only_for_its_close(worker: DraftWorker) -> No
 def test_draining_refuses_openings_and_is_over_when_nothing_is_open(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
     report = turn(worker, DrainStarted(), opened(TWO), committed(ONE, 6, 22))
-    assert failed(report) == [(TWO, "DRAINING", grpc.StatusCode.UNAVAILABLE)]
+    assert failed(report) == [(TWO, "DRAINING", Code.UNAVAILABLE)]
     assert [p.key for p in report.proposals] == [ONE]
     assert not report.drained
     assert turn(worker, Closed(ONE)).drained
@@ -158,7 +157,7 @@ def test_draining_refuses_openings_and_is_over_when_nothing_is_open(worker: Draf
 def test_what_outlasts_the_drain_is_given_back(worker: DraftWorker) -> None:
     turn(worker, opened(ONE), DrainStarted())
     report = turn(worker, DrainExpired())
-    assert failed(report) == [(ONE, "DRAINING", grpc.StatusCode.UNAVAILABLE)]
+    assert failed(report) == [(ONE, "DRAINING", Code.UNAVAILABLE)]
     assert report.drained
 
 
@@ -174,7 +173,7 @@ class FragileDrafter(NgramDrafter):
 def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_text() -> None:
     worker = DraftWorker(FragileDrafter(384, 512, NgramConfig()), max_sequences=4)
     report = turn(worker, opened(ONE), opened(TWO, (99, 98)))
-    assert failed(report) == [(TWO, "INTERNAL", grpc.StatusCode.INTERNAL)]
+    assert failed(report) == [(TWO, "INTERNAL", Code.INTERNAL)]
     assert "99" not in str(error_of(report.failures[0]))
     assert [p.key for p in report.proposals] == [ONE]
     assert worker.tally.num_round_failures == 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import grpc
 import pytest
+from outrider.errors import Code, make_error
 from outrider.gateway.config import Failover
 from outrider.gateway.persistence import Persistence
-from outrider.rpc.errors import make_error
 
 LIMITS = Failover(window_s=10, max_moves=2, first_pause_s=0.1, longest_pause_s=0.3)
 
@@ -51,30 +50,30 @@ def test_jitter_never_more_than_halves_a_pause() -> None:
 @pytest.mark.parametrize(
     ("code", "reason", "has_tokens", "expected"),
     [
-        (grpc.StatusCode.UNAVAILABLE, None, False, True),
-        (grpc.StatusCode.CANCELLED, None, True, True),
-        (grpc.StatusCode.INTERNAL, None, True, True),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, None, True, False),
-        (grpc.StatusCode.UNAVAILABLE, "DRAINING", False, True),
-        (grpc.StatusCode.UNAVAILABLE, "NO_TARGET", True, False),
-        (grpc.StatusCode.UNAVAILABLE, "NO_MODEL", False, True),
-        (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", True, True),
-        (grpc.StatusCode.INTERNAL, "INTERNAL", True, False),
-        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", True, False),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", False, False),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", True, True),
+        (Code.UNAVAILABLE, None, False, True),
+        (Code.CANCELLED, None, True, True),
+        (Code.INTERNAL, None, True, True),
+        (Code.DEADLINE_EXCEEDED, None, True, False),
+        (Code.UNAVAILABLE, "DRAINING", False, True),
+        (Code.UNAVAILABLE, "NO_TARGET", True, False),
+        (Code.UNAVAILABLE, "NO_MODEL", False, True),
+        (Code.NOT_FOUND, "UNKNOWN_MODEL", True, True),
+        (Code.INTERNAL, "INTERNAL", True, False),
+        (Code.INVALID_ARGUMENT, "INVALID_FIELD", True, False),
+        (Code.RESOURCE_EXHAUSTED, "OVERLOADED", False, False),
+        (Code.RESOURCE_EXHAUSTED, "OVERLOADED", True, True),
     ],
 )
 def test_another_router_is_asked_only_when_it_may_do_better(
-    code: grpc.StatusCode, reason: str | None, has_tokens: bool, expected: bool
+    code: Code, reason: str | None, has_tokens: bool, expected: bool
 ) -> None:
     assert patience().goes_on(make_error(code, "x", reason=reason), has_tokens=has_tokens) is expected
 
 
 def test_a_refusal_for_load_is_not_final_where_a_lost_router_may_have_accepted_the_request() -> None:
-    full = make_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "x", reason="OVERLOADED")
+    full = make_error(Code.RESOURCE_EXHAUSTED, "x", reason="OVERLOADED")
     request = patience()
-    assert request.goes_on(make_error(grpc.StatusCode.UNAVAILABLE, "x", reason="DRAINING"), has_tokens=False)
+    assert request.goes_on(make_error(Code.UNAVAILABLE, "x", reason="DRAINING"), has_tokens=False)
     assert not request.goes_on(full, has_tokens=False)
-    assert request.goes_on(make_error(grpc.StatusCode.UNAVAILABLE, "x"), has_tokens=False)
+    assert request.goes_on(make_error(Code.UNAVAILABLE, "x"), has_tokens=False)
     assert request.goes_on(full, has_tokens=False)

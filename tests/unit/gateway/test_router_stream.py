@@ -6,8 +6,8 @@ import asyncio
 
 import grpc
 import pytest
+from outrider.errors import OutriderError
 from outrider.gateway.router_stream import RouterStream
-from outrider.rpc.errors import OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import grpc
 import pytest
+from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -83,7 +83,7 @@ def test_the_mode_follows_temperature_seed_and_kind_of_draft():
 
 
 def test_only_faults_of_the_request_reach_the_client():
-    assert fault_of(grpc.StatusCode.INVALID_ARGUMENT) is Fault.REQUEST
-    assert fault_of(grpc.StatusCode.RESOURCE_EXHAUSTED) is Fault.FULL
-    assert fault_of(grpc.StatusCode.UNAVAILABLE) is Fault.LEAVING
-    assert fault_of(grpc.StatusCode.INTERNAL) is fault_of(grpc.StatusCode.UNKNOWN) is Fault.WORKER
+    assert fault_of(Code.INVALID_ARGUMENT) is Fault.REQUEST
+    assert fault_of(Code.RESOURCE_EXHAUSTED) is Fault.FULL
+    assert fault_of(Code.UNAVAILABLE) is Fault.LEAVING
+    assert fault_of(Code.INTERNAL) is fault_of(Code.UNKNOWN) is Fault.WORKER

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from outrider.errors import InvalidRequest
 from outrider.rpc.convert import (
     check_token_ids,
     distribution_to_proto,
@@ -10,7 +11,6 @@ from outrider.rpc.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.rpc.errors import InvalidRequest
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import DraftDistribution, VerificationMode
 

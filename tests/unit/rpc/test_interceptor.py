@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from outrider.rpc.errors import InternalError, InvalidRequest, from_rpc_error
+from outrider.errors import InternalError, InvalidRequest
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2
 
 Response = generation_pb2.StreamGenerateResponse

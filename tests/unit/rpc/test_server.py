@@ -11,9 +11,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from outrider.errors import DeadlineExceeded, Unavailable
 from outrider.rpc.channel import create_channel, remaining_s, wait_ready
-from outrider.rpc.errors import DeadlineExceeded, Unavailable, from_rpc_error
 from outrider.rpc.server import ServerLife, bind, create_server, serving
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2
 
 SERVICE = "outrider.rpc.v1.GenerationService"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import grpc
 import pytest
+from outrider.errors import Code
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.commit import Finish, Outcome
@@ -247,7 +247,7 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
 @virtual
 async def test_what_a_draft_refuses_is_handed_to_the_router(world: World) -> None:
     await world.paired()
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
+    code = Code.RESOURCE_EXHAUSTED
     await world.draft.say(errors=[sequence.SequenceError(sequence_id=90, code=code, reason="OVERLOADED")])
     assert world.faults == [(90, "OVERLOADED")]
 

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from outrider.rpc.errors import OutriderError
+from outrider.errors import OutriderError
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
 from outrider.speculation import InvalidField

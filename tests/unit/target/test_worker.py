@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engine import Engine, Row
-from outrider.rpc.errors import Overloaded, Unavailable
+from outrider.errors import Overloaded, Unavailable
 from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft

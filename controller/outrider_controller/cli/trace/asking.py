@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
+from outrider.errors import Code, OutriderError
 from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import OutriderError, from_rpc_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import generation_pb2_grpc, trace_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -47,7 +48,7 @@ async def fetch(routers: Sequence[str], request_id: str) -> list[trace.RequestTr
     if parts:
         return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
     faults = [error for error in answers if isinstance(error, OutriderError)]
-    other = next((error for error in faults if error.code is not grpc.StatusCode.NOT_FOUND), None)
+    other = next((error for error in faults if error.code is not Code.NOT_FOUND), None)
     if other is not None:
         raise CommandError.of(other, f"router at {routers[faults.index(other)]}")
     raise CommandError(

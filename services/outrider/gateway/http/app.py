@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.config import Limits
 from outrider.gateway.generation import Answer, Generator
 from outrider.gateway.http import bodies, sse
@@ -22,7 +23,6 @@ from outrider.gateway.http.bodies import ChatShape, CompletionShape, Shape
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
 from outrider.gateway.requests import Generation
-from outrider.rpc.errors import InvalidRequest, OutriderError
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)

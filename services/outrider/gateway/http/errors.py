@@ -5,26 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import grpc
 from starlette.responses import JSONResponse
 
-from outrider.rpc.errors import InvalidRequest, OutriderError, UnknownModel
+from outrider.errors import Code, InvalidRequest, OutriderError, UnknownModel
 
 _MAX_MESSAGE_CHARS = 1000
 
 # gRPC code → HTTP status, error type. The reason becomes the code.
 _TABLE = {
-    grpc.StatusCode.INVALID_ARGUMENT: (400, "invalid_request_error"),
-    grpc.StatusCode.OUT_OF_RANGE: (400, "invalid_request_error"),
-    grpc.StatusCode.FAILED_PRECONDITION: (400, "invalid_request_error"),
-    grpc.StatusCode.UNIMPLEMENTED: (400, "invalid_request_error"),
-    grpc.StatusCode.UNAUTHENTICATED: (401, "authentication_error"),
-    grpc.StatusCode.PERMISSION_DENIED: (403, "permission_error"),
-    grpc.StatusCode.NOT_FOUND: (404, "invalid_request_error"),
-    grpc.StatusCode.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
-    grpc.StatusCode.CANCELLED: (499, "request_cancelled"),
-    grpc.StatusCode.UNAVAILABLE: (503, "service_unavailable"),
-    grpc.StatusCode.DEADLINE_EXCEEDED: (504, "timeout_error"),
+    Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    Code.OUT_OF_RANGE: (400, "invalid_request_error"),
+    Code.FAILED_PRECONDITION: (400, "invalid_request_error"),
+    Code.UNIMPLEMENTED: (400, "invalid_request_error"),
+    Code.UNAUTHENTICATED: (401, "authentication_error"),
+    Code.PERMISSION_DENIED: (403, "permission_error"),
+    Code.NOT_FOUND: (404, "invalid_request_error"),
+    Code.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
+    Code.CANCELLED: (499, "request_cancelled"),
+    Code.UNAVAILABLE: (503, "service_unavailable"),
+    Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
 
 

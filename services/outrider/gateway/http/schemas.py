@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
+from outrider.errors import InvalidRequest
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
 from outrider.gateway.requests import (
     MAX_MESSAGES,
@@ -25,7 +26,6 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
-from outrider.rpc.errors import InvalidRequest
 
 # Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
 _UNSERVED: dict[str, tuple[Any, ...]] = {

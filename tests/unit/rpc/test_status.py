@@ -6,10 +6,9 @@ from typing import Any
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from outrider.rpc.channel import create_channel
-from outrider.rpc.errors import (
-    DETAILS_KEY,
+from outrider.errors import (
     Cancelled,
+    Code,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
@@ -18,11 +17,15 @@ from outrider.rpc.errors import (
     Overloaded,
     Unavailable,
     UnknownModel,
+    make_error,
+)
+from outrider.rpc.channel import create_channel
+from outrider.rpc.status import (
+    DETAILS_KEY,
     from_route_error,
     from_rpc_error,
     from_sequence_error,
     from_status,
-    make_error,
     to_route_error,
     to_sequence_error,
     to_status,
@@ -60,7 +63,7 @@ async def test_an_error_arrives_at_the_client_as_it_was_raised(
 
 def test_the_status_names_the_field_and_the_delay_in_google_rpc_details() -> None:
     status = to_status(InvalidRequest("sampling.top_p", "is 7"))
-    assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert status.code == Code.INVALID_ARGUMENT
     bad, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
     assert status.details[0].Unpack(info)
     assert (info.reason, info.domain) == ("INVALID_FIELD", "outrider")
@@ -86,7 +89,7 @@ def test_a_sequence_error_carries_code_reason_field_and_message() -> None:
 
 def test_a_sequence_error_with_a_code_from_the_future_is_still_an_error() -> None:
     error = from_sequence_error(sequence_pb2.SequenceError(code=99, message="what"))
-    assert (error.code, error.reason, error.field) == (grpc.StatusCode.UNKNOWN, None, None)
+    assert (error.code, error.reason, error.field) == (Code.UNKNOWN, None, None)
 
 
 def test_a_very_long_message_does_not_make_a_very_large_status() -> None:
@@ -113,7 +116,7 @@ async def test_details_that_are_garbage_or_contradict_the_code_are_ignored(
 
     async with serve(unary=fail) as (stub, _):
         error = from_rpc_error(await call_error(stub.Generate(request_message)))
-    assert (error.code, error.reason, error.message) == (grpc.StatusCode.NOT_FOUND, None, "not here")
+    assert (error.code, error.reason, error.message) == (Code.NOT_FOUND, None, "not here")
 
 
 def test_a_status_without_details_keeps_its_message() -> None:
@@ -125,7 +128,7 @@ def test_a_status_without_details_keeps_its_message() -> None:
 
 
 def test_a_code_without_a_class_of_its_own_is_kept() -> None:
-    assert make_error(grpc.StatusCode.ABORTED, "stale epoch").code is grpc.StatusCode.ABORTED
+    assert make_error(Code.ABORTED, "stale epoch").code is Code.ABORTED
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
