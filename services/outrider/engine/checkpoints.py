@@ -246,11 +246,19 @@ def _convert_gguf(file: Path, made: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    from outrider.engine.architectures import tensors_problem
+
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            **where, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **where,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
+        if problem := tensors_problem(report):
+            raise CheckpointError(str(file), problem)
         model.save_pretrained(made)
         AutoTokenizer.from_pretrained(**where).save_pretrained(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

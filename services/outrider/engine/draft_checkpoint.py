@@ -65,7 +65,7 @@ def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -
         )
     base = checkpoints.resolve(about["base"])
     embedding = read_embedding(base).to(dtype)
-    stored = load_file(path / _WEIGHTS)
+    stored = _read_weights(path)
     token_map = stored.pop("token_map").long()
     weights = {name: value for name, value in stored.items() if not name.endswith(_SCALE)}
     for name, value in weights.items():
@@ -73,12 +73,24 @@ def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -
             value = value.float() * stored[name + _SCALE].float()[:, None]
         weights[name] = value.to(dtype)
     model = build_draft_model(LlamaConfig(**settings), embedding, token_map)
-    missing = model.model.load_state_dict({**weights, "embed_tokens.weight": embedding}, strict=False, assign=True)
-    if missing.missing_keys or missing.unexpected_keys:
-        raise CheckpointError(f"{path}/{_WEIGHTS}", f"does not fit config.json: {missing}")
+    try:
+        model.model.load_state_dict({**weights, "embed_tokens.weight": embedding}, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}/{_WEIGHTS}", f"does not fit config.json: {error}") from error
     if in_int8:
         _keep_int8(model, stored)
     return model, token_map
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    file = path / _WEIGHTS
+    if not file.is_file():
+        raise CheckpointError(str(file), "missing")
+    stored: dict[str, Tensor] = load_file(file)
+    wanted = {"token_map", *(name + _SCALE for name, value in stored.items() if value.dtype == torch.int8)}
+    if missing := sorted(wanted.difference(stored)):
+        raise CheckpointError(str(file), f"tensors missing: {', '.join(missing)}")
+    return stored
 
 
 def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine import checkpoints
+from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem
 from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
@@ -63,9 +64,12 @@ def _settings(path: Path) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
+    if problem := architecture_problem(config):
+        raise CheckpointError(f"{path}/config.json", f"model_type {config.model_type}: {problem}")
+    return config.get_text_config()
 
 
 def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
@@ -77,8 +81,11 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
     from transformers import AutoModelForCausalLM
 
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        loaded, report = AutoModelForCausalLM.from_pretrained(
             path,
+            output_loading_info=True,
+            # The report names them; transformers' own refusal does not.
+            ignore_mismatched_sizes=True,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             local_files_only=True,
@@ -88,6 +95,10 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
+    if problem := tensors_problem(report):
+        raise CheckpointError(str(path), problem)
+    if problem := model_problem(loaded):
+        raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
     return loaded.to(config.device), None
 
 

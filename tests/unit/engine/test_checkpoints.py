@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, revision, tokenizer_fingerprint
 from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, save_draft_model
 from outrider.testing.tiny import tiny_checkpoint
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture
@@ -113,3 +115,74 @@ def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path)
 def test_a_bad_engine_option_is_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         EngineConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def change_tensors(file: Path, change: dict[str, torch.Tensor | None]) -> None:
+    """None takes a tensor out."""
+    stored = {**load_file(file), **change}
+    save_file({name: value for name, value in stored.items() if value is not None}, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model.norm.weight": None}, r"tensors missing: model\.norm\.weight"),
+        ({"model.layers.7.extra": torch.zeros(3)}, r"tensors unexpected: model\.layers\.7\.extra"),
+        ({"model.norm.weight": torch.zeros(5)}, r"another shape than the config asks for: model\.norm\.weight"),
+    ],
+    ids=["missing", "unexpected", "misshapen"],
+)
+def test_tensors_that_are_not_the_architectures_are_refused_by_name(
+    copy: Path, change: dict[str, torch.Tensor | None], complaint: str
+) -> None:
+    change_tensors(copy / "model.safetensors", change)
+    with pytest.raises(CheckpointError, match=complaint):
+        Engine.load(copy, EngineConfig(num_blocks=8))
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+ENCODER_DECODER = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 384}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "complaint"),
+    [
+        ("BertForMaskedLM", SMALL, "model_type bert: BertForMaskedLM does not generate text"),
+        ("BertLMHeadModel", SMALL, "model_type bert: an encoder"),
+        ("LlamaForSequenceClassification", SMALL, "LlamaForSequenceClassification does not generate text"),
+        ("T5ForConditionalGeneration", ENCODER_DECODER, "model_type t5: an encoder with a decoder"),
+        ("ModernBertForMaskedLM", {**SMALL, "pad_token_id": 0}, "model_type modernbert: does not generate text"),
+        ("MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 384}, "mamba: recurrent"),
+        ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 384}, "gptj: its attention"),
+    ],
+)
+def test_an_architecture_that_cannot_be_served_is_refused_by_name(
+    tiny: Path, tmp_path: Path, name: str, settings: dict[str, int], complaint: str
+) -> None:
+    model_class = getattr(transformers, name)
+    torch.manual_seed(0)
+    model_class(model_class.config_class(**settings)).save_pretrained(tmp_path / "model")
+    shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
+    with pytest.raises(CheckpointError, match=complaint):
+        Engine.load(tmp_path / "model", EngineConfig(num_blocks=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"norm.weight": None}, "norm.weight"),
+        ({"token_map": None}, "tensors missing: token_map"),
+        ({"layers.0.mlp.up_proj.weight.scale": None}, r"tensors missing: layers\.0\.mlp\.up_proj\.weight\.scale"),
+        ({"norm.weight": torch.zeros(5)}, "size mismatch for norm.weight"),
+    ],
+)
+def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
+    tiny: Path, tmp_path: Path, change: dict[str, torch.Tensor | None], complaint: str
+) -> None:
+    token_map = torch.arange(3, 203, 2)
+    student = build_draft_model(transformers.LlamaConfig.from_pretrained(tiny), read_embedding(tiny), token_map)
+    draft = tmp_path / "draft"
+    save_draft_model(draft, student, token_map, base=str(tiny), fingerprint="none", recipe={})
+    change_tensors(draft / "draft.safetensors", change)
+    with pytest.raises(CheckpointError, match=complaint):
+        Engine.load(draft, EngineConfig(num_blocks=8))

@@ -1,0 +1,61 @@
+"""What the engine can serve, and why not: decoders that generate from keys and values alone, with all of their weights.
+
+Looks at transformers' configs, classes and reports; reads no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+_MOST_NAMED = 5
+
+
+def architecture_problem(config: Any) -> str | None:
+    """Why no engine runs a model of this config, told before any weight is read; None when there is no reason."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.is_encoder_decoder:
+        return "an encoder with a decoder; only decoders are served"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return "does not generate text"
+    named = config.architectures or []
+    if named and not set(named) & set(_flat(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())):
+        return f"{named[0]} does not generate text"
+    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if model._is_stateful:
+        return "recurrent: it keeps a state that cannot be rewound"
+    if not model._supports_attention_backend:
+        return "its attention cannot be replaced by one over a paged cache"
+    return None
+
+
+def model_problem(model: nn.Module) -> str | None:
+    """Why the engine cannot run a model that is loaded; None when there is no reason."""
+    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
+        return "an encoder: its tokens look at what comes after them"
+    return None
+
+
+def tensors_problem(report: Mapping[str, Any]) -> str | None:
+    """What transformers' loading report says of tensors that are not the architecture's; None when all fit."""
+    misshapen = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    found = (
+        _named("missing", report["missing_keys"]),
+        _named("of another shape than the config asks for", misshapen),
+        _named("unexpected", report["unexpected_keys"]),
+    )
+    return "; ".join(filter(None, found)) or None
+
+
+def _named(what: str, keys: Iterable[str]) -> str:
+    names = sorted(keys)
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"tensors {what}: {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+
+
+def _flat(names: Iterable[str | tuple[str, ...]]) -> Iterator[str]:
+    for name in names:
+        yield from (name,) if isinstance(name, str) else name
