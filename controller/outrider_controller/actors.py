@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import ray
 import ray.exceptions
 from outrider.metadata import MetadataStore
@@ -40,6 +42,9 @@ class StartError(Exception):
     """The controller could not start; the message says why."""
 
 
+# Without the first an actor is not started again, without the second Ray ends itself after a minute.
+_SERVERS = ("raylet", "gcs_server")
+_PARENT_POLL_S = 0.5
 _BIND_TIMEOUT_S = 5.0
 _STOP_MARGIN_S = 5.0
 
@@ -64,6 +69,7 @@ class Router:
         go_first(config.realtime_priority)
         self._config = config
         self._stack = AsyncExitStack()
+        self._watch = asyncio.create_task(_end_with_ray())
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
         _tell_if_restarted(f"router at {self._router.address}")
@@ -84,6 +90,7 @@ class ControlPlane:
     async def __init__(self, config: ControlConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
         configure_logging("control", log_format)
         self._stack = AsyncExitStack()
+        self._watch = asyncio.create_task(_end_with_ray())
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._life: ServerLife = await enter_bound(self._stack, lambda: running_control(config, store))
         _tell_if_restarted(f"control plane at {self._life.address}")
@@ -93,6 +100,15 @@ class ControlPlane:
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+
+async def _end_with_ray() -> None:
+    """Of an actor: without a raylet nobody would start it again, and its port is needed by the one that comes next."""
+    raylet = os.getppid()
+    while True:
+        await asyncio.sleep(_PARENT_POLL_S)
+        if os.getppid() != raylet:
+            os._exit(1)
 
 
 def _tell_if_restarted(name: str) -> None:
@@ -106,12 +122,38 @@ def _tell_if_restarted(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalRay:
+    """Ray's servers, which run as children of this process, and where their files lie."""
+
+    servers: tuple[psutil.Process, ...]
+    directory: Path
+
+    def dead_server(self) -> str:
+        """Name of one that has died; empty while all live."""
+        return next((name for name, server in zip(_SERVERS, self.servers, strict=True) if not _lives(server)), "")
+
+    def abandon(self) -> None:
+        """Ends what is left of it, without asking: Ray waits for a dead server for a minute."""
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@dataclass(frozen=True, slots=True)
 class Controller:
     """The running actors and where they serve."""
 
     router_addresses: tuple[str, ...]
     control_address: str
     actors: tuple[Any, ...]
+    ray: LocalRay
 
     def stop(self, drain_timeout_s: float) -> None:
         """Drains all at once. Blocks."""
@@ -124,7 +166,7 @@ class Controller:
 @contextmanager
 def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
-    with _local_ray(config.ray):
+    with _local_ray(config.ray) as local_ray:
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
         control = replace(config.control, listen=_definite(config.control.listen))
         actors = [supervised(ControlPlane).remote(control, config.metadata_url, config.log_format)]
@@ -132,7 +174,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
             definite = replace(router, listen=_definite(router.listen))
             actors.append(supervised(Router).remote(definite, config.metadata_url, config.log_format))
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
-        controller = Controller(tuple(router_addresses), control_address, tuple(actors))
+        controller = Controller(tuple(router_addresses), control_address, tuple(actors), local_ray)
         try:
             yield controller
         finally:
@@ -152,7 +194,7 @@ def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:
 
 
 @contextmanager
-def _local_ray(config: RayConfig) -> Iterator[None]:
+def _local_ray(config: RayConfig) -> Iterator[LocalRay]:
     """A Ray of our own on the loopback interface, without dashboard; gone with the block. Raises StartError."""
     with ExitStack() as stack:
         try:
@@ -177,7 +219,8 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
         )
         # Ray's factory adds a field of its own to every record, which would end up in every line.
         logging.setLogRecordFactory(logging.LogRecord)
-        yield
+        children = {child.name(): child for child in psutil.Process().children()}
+        yield LocalRay(tuple(children[name] for name in _SERVERS), private)
 
 
 def _definite(listen: str) -> str:

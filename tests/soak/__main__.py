@@ -8,6 +8,7 @@ from outrider_controller.cli.app import LazyGroup, main
 # Name → (module, attribute, one line of help). The line stands here so that help imports no command.
 _COMMANDS = {
     "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
+    "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
     "tensor-parallel": (

@@ -135,3 +135,19 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
         # The killed router could not give its lease back; those that were stopped did.
         left = [r.pid for r in await store.workers() if r.info.role not in (1, 2)]
         assert set(left) <= {router_process.pid}
+
+
+# Each starts a Ray of its own.
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["raylet", "gcs_server"])
+async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(metadata_url, ray_dir, server):
+    async with controller(metadata_url, ray_dir) as process:
+        await address_of(process, "router")
+        family = psutil.Process(process.pid).children(recursive=True)
+        next(one for one in family if one.name() == server).kill()
+        async with asyncio.timeout(20):
+            await until_logged(process, f"Ray's {server} died")
+            assert await process.wait() == 1
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+        assert list(ray_dir.iterdir()) == []
