@@ -22,12 +22,13 @@ _COMMANDS = {
         "acceptance",
         "How much of what each kind of draft guesses is right?",
     ),
-    "latency": (f"{_SCENARIOS}.latency", "latency", "How much faster is one stream with speculation than without?"),
-    "rounds": (f"{_SCENARIOS}.rounds", "rounds", "What does a round take apart, in step, and in one process?"),
+    "latency": (
+        f"{_SCENARIOS}.latency",
+        "latency",
+        "How much faster is one stream, also far away and with a bad draft?",
+    ),
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
-    "delay": (f"{_SCENARIOS}.delay", "delay", "What is speculation worth when router and workers are far apart?"),
-    "drafts": (f"{_SCENARIOS}.drafts", "drafts", "What does a bad draft cost?"),
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }

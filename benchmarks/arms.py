@@ -1,80 +1,107 @@
-"""Every prompt with speculation and without, one right after the other, so that a machine's drift cancels."""
+"""The one A/B runner: every prompt by every arm, in turns, so that a machine's drift falls on all of them alike.
+
+Knows samples and sums; not what an arm is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 from typing import Any
 
-from outrider_controller.cli.client import Answer, Gateway
+import psutil
+from outrider_controller.cli.client import Answer
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.progress import progress
 
-from benchmarks.support.asking import make_request
-
-PAIR_HEADER = ("PLAIN TOKENS/S", "SPECULATION", "×", "MEDIAN ×", "ACCEPTANCE", "TOKENS/ROUND", "TEXTS EQUAL", "VERDICT")
+_WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two answers to one prompt."""
+class Sample:
+    """One prompt, answered by one arm."""
 
-    plain: Answer
-    auto: Answer
+    token_ids: tuple[int, ...]
+    figures: Figures
+    stolen: float = 0.0
+    """Share of this machine's processor time that its host gave to other machines meanwhile (steal)."""
 
-    @property
-    def equal(self) -> bool:
-        return self.plain.token_ids == self.auto.token_ids and self.plain.text == self.auto.text
-
-    @property
-    def ratio(self) -> float:
-        """Speed with speculation over speed without, of the whole request."""
-        return self.auto.tokens_per_second / self.plain.tokens_per_second if self.plain.tokens_per_second else 0.0
+    @classmethod
+    def of(cls, answer: Answer) -> Sample:
+        return cls(tuple(answer.token_ids), Figures.of([answer]))
 
 
-async def ask_both_ways(
-    gateway: Gateway, model: str, prompts: Sequence[str], max_tokens: int, label: str
-) -> list[Pair]:
-    """Greedy; which of the two comes first alternates. Raises CommandError."""
-    pairs = []
-    with progress(label, len(prompts)) as report:
-        for mode in ("auto", "off"):
-            await gateway.answer(make_request(model, prompts[0], mode, max_tokens=16))
-        for number, prompt in enumerate(prompts):
-            answers: dict[str, Answer] = {}
-            for mode in ("auto", "off") if number % 2 else ("off", "auto"):
-                request = make_request(model, prompt, mode, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-                answers[mode] = await gateway.answer(request)
-            pairs.append(Pair(answers["off"], answers["auto"]))
-            report(number + 1, "")
-    return pairs
+Ask = Callable[[str, int], Awaitable[Sample]]
+"""A prompt, and the most tokens of its answer."""
+Samples = dict[str, list[Sample]]
+"""Arm → samples, in the order of the prompts."""
 
 
-def compared(pairs: Sequence[Pair], bound: float) -> dict[str, Any]:
-    """What is judged is the ratio of the sums: seconds of all prompts, with speculation and without."""
-    plain, auto = Figures.of([pair.plain for pair in pairs]), Figures.of([pair.auto for pair in pairs])
-    ratio = auto.tokens_per_second / plain.tokens_per_second
-    equal = sum(pair.equal for pair in pairs)
+def turns(count: int, arms: Sequence[str], block: int = 1) -> Iterator[tuple[int, str]]:
+    """(number, arm): each arm does a block of numbers, one arm after the other; who begins alternates."""
+    for start in range(0, count, block):
+        for arm in arms if start // block % 2 == 0 else reversed(arms):
+            for number in range(start, min(start + block, count)):
+                yield number, arm
+
+
+async def take_turns(
+    prompts: Sequence[str], arms: Mapping[str, Ask], max_tokens: int, label: str, block: int = 1
+) -> Samples:
+    """Each arm warms up on the first prompt. Raises what an arm raises."""
+    samples: Samples = {arm: [] for arm in arms}
+    with progress(label, len(prompts) * len(arms)) as report:
+        for ask in arms.values():
+            await ask(prompts[0], min(_WARM_UP_TOKENS, max_tokens))
+        for done, (number, arm) in enumerate(turns(len(prompts), list(arms), block), 1):
+            samples[arm].append(await _with_steal(arms[arm], prompts[number], max_tokens))
+            report(done, "")
+    return samples
+
+
+async def _with_steal(ask: Ask, prompt: str, max_tokens: int) -> Sample:
+    before = psutil.cpu_times()._asdict()
+    sample = await ask(prompt, max_tokens)
+    after = psutil.cpu_times()._asdict()
+    # What guests of this machine take is in its user time already.
+    passed = {name: spent - before[name] for name, spent in after.items() if not name.startswith("guest")}
+    all_s = sum(passed.values())
+    return replace(sample, stolen=passed.get("steal", 0.0) / all_s if all_s else 0.0)
+
+
+def total(samples: Sequence[Sample]) -> Figures:
+    """Sums over the samples."""
+    return Figures(*map(sum, zip(*(astuple(sample.figures) for sample in samples), strict=True)))
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Of one arm. `stolen` is weighted by time; `decode_round_ms` is without the round that reads the prompt."""
+    figures = total(samples)
+    rounds = figures.rounds - len(samples)
+    stolen_s = sum(sample.stolen * sample.figures.seconds for sample in samples)
     return {
-        "ratio": round(ratio, 4),
-        "median_ratio": round(median(pair.ratio for pair in pairs), 4),
-        "texts_equal": equal,
-        "num_prompts": len(pairs),
-        "holds": ratio >= bound and equal == len(pairs),
-        "plain": plain.summary(),
-        "speculation": auto.summary(),
+        **figures.summary(),
+        "decode_round_ms": round(figures.decode_s * 1e3 / rounds, 3) if rounds > 0 else 0.0,
+        "stolen": round(stolen_s / figures.seconds, 4) if figures.seconds else 0.0,
     }
 
 
-def pair_cells(row: dict[str, Any]) -> list[str]:
-    return [
-        f"{row['plain']['tokens_per_second']:.1f}",
-        f"{row['speculation']['tokens_per_second']:.1f}",
-        f"{row['ratio']:.2f}",
-        f"{row['median_ratio']:.2f}",
-        f"{row['speculation']['acceptance']:.2f}",
-        f"{row['speculation']['tokens_per_round']:.2f}",
-        f"{row['texts_equal']} of {row['num_prompts']}",
-        "holds" if row["holds"] else "FALLS SHORT",
-    ]
+def compared(base: Sequence[Sample], other: Sequence[Sample]) -> dict[str, Any]:
+    """What is judged is the ratio of the sums: a slow prompt counts as such."""
+    a, b = total(base), total(other)
+    return {
+        "request_speedup": round(_ratio(b.tokens_per_second, a.tokens_per_second), 4),
+        "decode_speedup": round(_ratio(b.decode_tokens_per_second, a.decode_tokens_per_second), 4),
+        "median_ratio": round(median(_speedup(x, y) for x, y in zip(base, other, strict=True)), 4),
+        "texts_equal": sum(x.token_ids == y.token_ids for x, y in zip(base, other, strict=True)),
+        "num_prompts": len(base),
+    }
+
+
+def _speedup(base: Sample, other: Sample) -> float:
+    return _ratio(other.figures.tokens_per_second, base.figures.tokens_per_second)
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

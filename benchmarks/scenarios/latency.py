@@ -2,24 +2,116 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
-from outrider_controller.cli.client import Answer, Gateway
-from outrider_controller.cli.exits import ExitCode
-from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.progress import progress
-from outrider_controller.cli.stack import Stack
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.rpc.channel import create_channel
+from outrider_controller.cli.client import Gateway, worker_rows
+from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.stack import Stack, unamended
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 
+from benchmarks.arms import Ask, Sample, Samples, compared, summary, take_turns
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import by_category, count_option, make_request, max_tokens_option, mean
+from benchmarks.support.one_process import one_process
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
-from benchmarks.support.stacks import beside
+from benchmarks.support.stacks import added_round_trip, beside, delayed, replace_drafts, target_cores
+
+_MODES = {"off": "off", "auto": "auto", "on": "on", "in-step": "on"}
+"""Arm → how the stack is asked. `one-process` asks none."""
+ARMS = (*_MODES, "one-process")
+_CHANGES = {"good": "", "wrong": "wrong", "stalls": "stalls", "dies": "", "recalls": "recalls"}
+"""Draft → its benchmarks.support.changed_draft."""
+_LIFE_S = 5.0
+_PROBES = 20
+# What a draft runs ahead to depends on when it hears what: once is not enough for all that it may be asked.
+_REHEARSALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured, under every condition."""
+
+    prompts: Sequence[Prompt]
+    arms: tuple[str, ...]
+    max_tokens: int
+    ignore_eos: bool
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What an arm is up against."""
+
+    draft: str
+    added_ms: float | None
+
+    @property
+    def label(self) -> str:
+        way = "" if self.added_ms is None else f"{self.added_ms:g} ms"
+        return " ".join(filter(None, [self.draft if self.draft != "good" else "", way])) or "prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A ratio of two arms' figures, and what it must be."""
+
+    arm: str
+    base: str
+    figure: str
+    bound: float
+    at_most: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    bar: Bar
+    ratio: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio <= self.bar.bound if self.bar.at_most else self.ratio >= self.bar.bound
+
+    def __str__(self) -> str:
+        bar = self.bar
+        limit = f"at {'most' if bar.at_most else 'least'} {bar.bound}"
+        said = "holds" if self.holds else "FALLS SHORT"
+        return f"{bar.arm} / {bar.base}, {bar.figure.replace('_', ' ')}: {self.ratio:.3f} ({limit}) {said}"
+
+
+_ROUNDS = (
+    Bar("on", "one-process", "decode_round_ms", 1.05, at_most=True),
+    Bar("on", "in-step", "decode_tokens_per_second", 1.15),
+)
+
+
+def bars_of(condition: Condition, arms: Sequence[str]) -> list[Bar]:
+    """What must hold: a bad draft and a long way against plain decoding, a stack against the ideal of one process."""
+    least = 0.95 if condition.draft not in ("good", "recalls") else 0.98 if condition.added_ms is not None else None
+    plain = [] if least is None else [Bar("auto", "off", "tokens_per_second", least)]
+    return [bar for bar in (*plain, *_ROUNDS) if bar.arm in arms and bar.base in arms]
+
+
+def _delays(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float | None, ...]:
+    if value is None:
+        return (None,)
+    try:
+        delays = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter("must be numbers, separated by commas") from None
+    if not all(0 <= delay <= 1000 for delay in delays):
+        raise click.BadParameter("each must be in 0 to 1000")
+    return delays
 
 
 @click.command("latency")
@@ -27,8 +119,18 @@ from benchmarks.support.stacks import beside
 @count_option(40)
 @max_tokens_option(128)
 @click.option(
-    "--speculation", type=click.Choice(["auto", "on"]), default="auto", show_default=True, help="Against off."
+    "--arm", "arms", type=click.Choice(ARMS), multiple=True, default=("off", "auto"), show_default=True,
+    help="May be given several times; the others are compared with the first.",
+)  # fmt: skip
+@click.option(
+    "--added-ms", default=None, callback=_delays, metavar="MS,MS,…", help="Round trips to workers, by a proxy, in turn."
 )
+@click.option(
+    "--draft", "behaviours", type=click.Choice(tuple(_CHANGES)), multiple=True, default=("good",), show_default=True,
+    help="One after the other.",
+)  # fmt: skip
+@click.option("--ignore-eos/--no-ignore-eos", default=False, show_default=True, help="All answers of full length.")
+@click.option("--block", type=click.IntRange(1), default=1, show_default=True, help="Prompts of an arm's turn.")
 @click.option(
     "--prefix-cache/--no-prefix-cache", default=False, show_default=True, help="Cached prompts hide prefill times."
 )
@@ -39,84 +141,225 @@ def latency(
     prompts_file: Path,
     num_prompts: int,
     max_tokens: int,
-    speculation: str,
+    arms: tuple[str, ...],
+    added_ms: tuple[float | None, ...],
+    behaviours: tuple[str, ...],
+    ignore_eos: bool,
+    block: int,
     prefix_cache: bool,
     json_file: Path | None,
 ) -> int:
     """How much faster is one stream with speculation than without?
 
-    Greedy, one stream, through one stack: each prompt is answered both ways, one right after the other, and which comes
-    first alternates. Ratios of tokens/s: of whole requests, prefill included, and from the first token to the last.
+    Greedy, one stream: each prompt is answered by every arm, one right after the other, and which comes first
+    alternates. Ratios of tokens/s: of whole requests, prefill included, and from the first token to the last.
+
+    Arms: speculation `off`, `auto` and `on`; `in-step`, where the draft begins when it hears of a commit and the target
+    waits for it; `one-process`, the workers' own drafting and verification in turns on one core, without a network.
+    With --added-ms, speculation must not fall under 0.98 of plain. A draft that is `wrong` in every token, `stalls` for
+    200 ms at random, or `dies` 5 s after it came, must not cost more than 5 %. One that `recalls` computes each thing
+    once, before, as on a machine of its own. A round apart may take 1.05 times one in one process, and must be 1.15
+    times as fast as in step.
     """
+    if len(set(arms)) < 2:
+        raise click.UsageError("--arm: at least two, to be compared")
     prompts = spread(read_prompts(prompts_file), num_prompts)
-    config = replace(config, prefix_cache=prefix_cache)
-    return run_async(_latency(config, prompts, speculation, max_tokens, json_file))
+    asked = Asked(prompts, tuple(dict.fromkeys(arms)), max_tokens, ignore_eos, block)
+    conditions = [Condition(draft, added) for draft, added in product(behaviours, added_ms)]
+    found = run_async(_measured(replace(config, prefix_cache=prefix_cache), asked, conditions))
+    show(
+        table([row for one in found for row in rows(one, with_categories=len(found) == 1)]), "\n".join(_verdicts(found))
+    )
+    about = {"arms": asked.arms, "max_tokens": max_tokens, "prefix_cache": prefix_cache, "ignore_eos": ignore_eos}
+    holds = all(one["holds"] for one in found)
+    return finish("latency", {"holds": holds, **about, "block": block, "conditions": found}, json_file)
 
 
-async def _latency(
-    config: StackConfig, prompts: list[Prompt], speculation: str, max_tokens: int, json_file: Path | None
-) -> int:
-    found: dict[str, list[Answer]] = {"off": [], speculation: []}
-    async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
-        with beside(stack), progress("prompts", len(prompts)) as report:
-            for mode in (speculation, "off"):
-                await gateway.answer(make_request(config.model, prompts[0].text, mode, max_tokens=16))
-            for number, prompt in enumerate(prompts):
-                for mode in (speculation, "off") if number % 2 else ("off", speculation):
-                    request = make_request(config.model, prompt.text, mode, max_tokens=max_tokens, temperature=0.0)
-                    found[mode].append(await gateway.answer(request))
-                report(number + 1, "")
-    result = _report(prompts, found["off"], found[speculation])
-    click.echo(_table(result))
-    more = {"speculation": speculation, "max_tokens": max_tokens, "prefix_cache": config.prefix_cache}
-    write_json(json_file, "bench-latency", {**result, **more, "hardware": hardware()})
-    return ExitCode.OK
+async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Condition]) -> list[dict[str, Any]]:
+    amend = delayed if any(condition.added_ms is not None for condition in conditions) else unamended
+    async with AsyncExitStack() as exits:
+        enter = exits.enter_async_context
+        stack = await enter(Stack(config, note, amend))
+        stacks = [stack]
+        if "in-step" in asked.arms:
+            stacks.append(await enter(Stack(replace(config, run_ahead_tokens=0, num_alternatives=0), note, amend)))
+        gateways = [await enter(Gateway(one.gateway_grpc)) for one in stacks]
+        arms: dict[str, Ask] = {
+            arm: _through(gateways[arm == "in-step"], config.model, _MODES[arm], asked.ignore_eos)
+            for arm in asked.arms
+            if arm in _MODES
+        }
+        if "one-process" in asked.arms:
+            cores = target_cores(stack)
+            arms["one-process"] = exits.enter_context(one_process(stack.target_path, config, cores, asked.ignore_eos))
+        arms = {arm: arms[arm] for arm in asked.arms}
+        found = []
+        for condition in conditions:
+            for one in stacks:
+                await _prepare(one, condition)
+            measured_ms = await _round_trip_ms(stack) if condition.added_ms is not None else None
+            async with _dying(stack, condition.draft == "dies") as deaths:
+                with beside(stack):
+                    samples = await _sampled(asked, arms, condition)
+            about = {**asdict(condition), "measured_ms": measured_ms, "deaths": len(deaths)}
+            found.append({**about, **judged(asked.prompts, samples, condition)})
+        return found
 
 
-def _report(prompts: list[Prompt], plain: list[Answer], speculative: list[Answer]) -> dict[str, Any]:
-    off, on = by_category(prompts, plain), by_category(prompts, speculative)
-    categories = {category: _compared(off[category], on[category]) for category in off}
-    names = ("request_speedup", "decode_speedup")
+async def _sampled(asked: Asked, arms: dict[str, Ask], condition: Condition) -> Samples:
+    prompts = [prompt.text for prompt in asked.prompts]
+    for arm, prompt in product(arms, prompts) if condition.draft == "recalls" else ():
+        for _ in range(_REHEARSALS if arm in _MODES else 0):
+            await arms[arm](prompt, asked.max_tokens)
+    return await take_turns(prompts, arms, asked.max_tokens, condition.label, asked.block)
+
+
+def _through(gateway: Gateway, model: str, mode: str, ignore_eos: bool) -> Ask:
+    async def ask(prompt: str, max_tokens: int) -> Sample:
+        options = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": ignore_eos}
+        return Sample.of(await gateway.answer(make_request(model, prompt, mode, **options)))
+
+    return ask
+
+
+async def _prepare(stack: Stack, condition: Condition) -> None:
+    if condition.draft != "good" or stack.processes["draft-0"].spec.argv[2] != "outrider.draft":
+        await replace_drafts(stack, stack.config.draft_kind, stack.config.draft, _CHANGES[condition.draft])
+    if condition.added_ms is not None:
+        await added_round_trip(stack, condition.added_ms)
+
+
+async def _round_trip_ms(stack: Stack) -> float:
+    """To the target as the router reaches it: the shortest of a few health checks."""
+    address = next(row["address"] for row in worker_rows(await stack.workers()) if row["role"] == "target")
+    took_s = []
+    async with create_channel(address) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        for _ in range(_PROBES):
+            started_s = time.monotonic()
+            await health.Check(health_pb2.HealthCheckRequest())
+            took_s.append(time.monotonic() - started_s)
+    return round(min(took_s) * 1e3, 2)
+
+
+@asynccontextmanager
+async def _dying(stack: Stack, wanted: bool) -> AsyncIterator[list[int]]:
+    """While the block runs, the draft is killed `_LIFE_S` after it came, and started again. Yields the pids so far."""
+    deaths: list[int] = []
+    if not wanted:
+        yield deaths
+        return
+    killing = asyncio.create_task(_kill_again_and_again(stack, deaths))
+    try:
+        yield deaths
+    finally:
+        killing.cancel()
+        await asyncio.gather(killing, return_exceptions=True)
+        # It may have been between two lives.
+        await stack.restart("draft-0")
+        await stack.assembled()
+
+
+async def _kill_again_and_again(stack: Stack, deaths: list[int]) -> None:
+    while True:
+        await asyncio.sleep(_LIFE_S)
+        process = stack.processes["draft-0"]
+        deaths.append(process.pid)
+        process.stopping = True
+        process.kill()
+        await stack.restart("draft-0")
+
+
+def judged(prompts: Sequence[Prompt], samples: Samples, condition: Condition) -> dict[str, Any]:
+    """All that is said of one condition."""
+    base = next(iter(samples))
+    parts = {arm: by_category(prompts, taken) for arm, taken in samples.items()}
+    categories = {name: _part({arm: part[name] for arm, part in parts.items()}) for name in parts[base]}
+    whole = _part(samples)
+    arms = whole["arms"]
+    bars = bars_of(condition, list(samples))
+    verdicts = [Verdict(bar, round(arms[bar.arm][bar.figure] / arms[bar.base][bar.figure], 4)) for bar in bars]
+    # A bad draft may cost time, never a token.
+    exact = condition.draft in ("good", "recalls") or all(
+        one["texts_equal"] == len(prompts) for one in whole["compared"].values()
+    )
     return {
-        "num_prompts": len(prompts),
-        "texts_equal": sum(a.text == b.text for a, b in zip(plain, speculative, strict=True)),
-        "all": _compared(plain, speculative),
-        "mean_over_categories": {name: round(mean([c[name] for c in categories.values()]), 4) for name in names},
+        "holds": exact and all(verdict.holds for verdict in verdicts),
+        "verdicts": [{**asdict(verdict.bar), "ratio": verdict.ratio, "holds": verdict.holds} for verdict in verdicts],
+        "all": whole,
+        "mean_over_categories": {
+            arm: {
+                name: round(mean([part["compared"][arm][name] for part in categories.values()]), 4)
+                for name in ("request_speedup", "decode_speedup")
+            }
+            for arm in whole["compared"]
+        },
         "categories": categories,
     }
 
 
-def _compared(plain: list[Answer], speculative: list[Answer]) -> dict[str, Any]:
-    off, on = Figures.of(plain), Figures.of(speculative)
+def _part(samples: Samples) -> dict[str, Any]:
+    base, *others = samples
     return {
-        "request_speedup": round(on.tokens_per_second / off.tokens_per_second, 4),
-        "decode_speedup": round(on.decode_tokens_per_second / off.decode_tokens_per_second, 4),
-        "plain": off.summary(),
-        "speculation": on.summary(),
+        "arms": {arm: summary(taken) for arm, taken in samples.items()},
+        "compared": {arm: compared(samples[base], samples[arm]) for arm in others},
     }
 
 
-def _table(result: dict[str, Any]) -> str:
-    header = ["CATEGORY", "PLAIN TOKENS/S", "SPECULATION", "×", "DECODE ×", "ACCEPTANCE", "TOKENS/ROUND"]
-    header += ["ROUND MS", "DRAFT", "WIRE", "VERIFY"]
-    rows = [_row(name, compared) for name, compared in result["categories"].items()]
-    means = result["mean_over_categories"]
-    mean_cells = [f"{means['request_speedup']:.2f}", f"{means['decode_speedup']:.2f}"]
-    rows.append(["mean", "-", "-", *mean_cells, *["-"] * (len(header) - 5)])
-    rows.append(_row("all", result["all"]))
-    equal = f"{result['texts_equal']} of {result['num_prompts']} texts equal."
-    return f"{columns(header, rows)}\n\n{equal}"
+def rows(found: dict[str, Any], *, with_categories: bool) -> Iterator[Row]:
+    """One for each category, if wanted, then their mean and the whole; for each arm but the base."""
+    about = {
+        "DRAFT": found["draft"] if found["draft"] != "good" else None,
+        "DEATHS": found["deaths"] or None,
+        "ADDED MS": None if found["added_ms"] is None else f"{found['added_ms']:g}",
+        "ROUND TRIP MS": None if found["measured_ms"] is None else f"{found['measured_ms']:.1f}",
+    }
+    base, *others = found["all"]["arms"]
+    # Its figures stand beside those of one other arm, but are not to be repeated beside each of several.
+    for arm in others if len(others) == 1 else (base, *others):
+        for name, part in found["categories"].items() if with_categories else ():
+            yield {**about, "CATEGORY": name, **_cells(part, arm)}
+        if with_categories and arm != base:
+            means = found["mean_over_categories"][arm]
+            cells = {"×": f"{means['request_speedup']:.2f}", "DECODE ×": f"{means['decode_speedup']:.2f}"}
+            yield {**about, "CATEGORY": "mean", "ARM": arm, **cells}
+        yield {**about, "CATEGORY": "all" if with_categories else None, **_cells(found["all"], arm)}
 
 
-def _row(name: str, compared: dict[str, Any]) -> list[str]:
-    off, on = compared["plain"], compared["speculation"]
-    return [
-        name,
-        f"{off['tokens_per_second']:.1f}",
-        f"{on['tokens_per_second']:.1f}",
-        f"{compared['request_speedup']:.2f}",
-        f"{compared['decode_speedup']:.2f}",
-        f"{on['acceptance']:.2f}",
-        f"{on['tokens_per_round']:.2f}",
-        *(f"{on[part]:.1f}" for part in ("round_ms", "draft_ms", "wire_ms", "verify_ms")),
-    ]
+def _cells(part: dict[str, Any], arm: str) -> Row:
+    base, figures = next(iter(part["arms"])), part["arms"][arm]
+    beside_one = len(part["arms"]) == 2
+    return {
+        f"{base.upper()} TOKENS/S": f"{part['arms'][base]['tokens_per_second']:.1f}" if beside_one else None,
+        "ARM": arm,
+        "TOKENS/S": f"{figures['tokens_per_second']:.1f}",
+        **(_ratio_cells(part["compared"][arm]) if arm != base else {}),
+        "ACCEPTANCE": f"{figures['acceptance']:.2f}",
+        "TOKENS/ROUND": f"{figures['tokens_per_round']:.2f}",
+        "DECODE MS/ROUND": f"{figures['decode_round_ms']:.2f}",
+        "ROUND MS": f"{figures['round_ms']:.1f}",
+        "DRAFT MS": f"{figures['draft_ms']:.1f}",
+        "WIRE": f"{figures['wire_ms']:.1f}",
+        "VERIFY": f"{figures['verify_ms']:.1f}",
+        "STOLEN": f"{100 * max(one['stolen'] for one in part['arms'].values()):.1f} %"
+        if beside_one
+        else f"{100 * figures['stolen']:.1f} %",
+    }
+
+
+def _ratio_cells(ratios: dict[str, Any]) -> Row:
+    return {
+        "×": f"{ratios['request_speedup']:.2f}",
+        "MEDIAN ×": f"{ratios['median_ratio']:.2f}",
+        "DECODE ×": f"{ratios['decode_speedup']:.2f}",
+        "TEXTS EQUAL": f"{ratios['texts_equal']} of {ratios['num_prompts']}",
+    }
+
+
+def _verdicts(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for one in found:
+        label = Condition(one["draft"], one["added_ms"]).label
+        for given in one["verdicts"]:
+            given = dict(given)
+            ratio, _ = given.pop("ratio"), given.pop("holds")
+            yield f"{label}: {Verdict(Bar(**given), ratio)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
@@ -15,6 +15,7 @@ from benchmarks.support.prompts import Prompt
 
 _TIMEOUT_S = 300.0
 
+T = TypeVar("T")
 Numbered = Callable[[int], int]
 
 
@@ -69,9 +70,9 @@ async def answers(
             return list(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
 
 
-def by_category(prompts: Sequence[Prompt], answered: Sequence[Answer]) -> dict[str, list[Answer]]:
+def by_category(prompts: Sequence[Prompt], answered: Sequence[T]) -> dict[str, list[T]]:
     """Categories in alphabetical order."""
-    found: dict[str, list[Answer]] = {category: [] for category in sorted({prompt.category for prompt in prompts})}
+    found: dict[str, list[T]] = {category: [] for category in sorted({prompt.category for prompt in prompts})}
     for prompt, answer in zip(prompts, answered, strict=True):
         found[prompt.category].append(answer)
     return found

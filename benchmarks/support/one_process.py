@@ -1,0 +1,76 @@
+"""The ideal of a stack: drafting and verification in one process, in turns on one core, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.router.config import PolicyConfig
+
+from benchmarks.arms import Ask, Sample
+
+if TYPE_CHECKING:
+    from outrider.local import Pair
+
+
+@contextmanager
+def one_process(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: bool) -> Iterator[Ask]:
+    """Asks a child that stays on `cores`; loaded when it is first asked."""
+    # Spawned: a fork would take over gRPC's threads half alive.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=_load, initargs=(target, config, cores, ignore_eos)) as pool:
+
+        async def ask(prompt: str, max_tokens: int) -> Sample:
+            return await asyncio.get_running_loop().run_in_executor(pool, _answer, prompt, max_tokens)
+
+        yield ask
+
+
+_here: list[tuple[Pair, Any]] = []
+"""A spawned process's pair and tokenizer."""
+
+
+def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: bool) -> None:
+    os.sched_setaffinity(0, cores)
+    import torch
+    from outrider.drafters import DrafterKind, load_drafter
+    from outrider.engine import Engine, EngineConfig, resolve
+    from outrider.local import Pair
+    from transformers import AutoTokenizer
+
+    torch.set_num_threads(1)
+    engine = EngineConfig(prefix_cache=False)
+    # Only its vocabulary is read for n-grams.
+    path = target if config.draft_kind == "ngram" else resolve(config.draft)
+    drafter = load_drafter(DrafterKind(config.draft_kind), path, engine=engine)
+    most = PolicyConfig().max_draft_tokens
+    pair = Pair(Engine.load(target, engine), drafter, max_sequences=1, max_draft_tokens=most, ignore_eos=ignore_eos)
+    _here.append((pair, AutoTokenizer.from_pretrained(target)))
+
+
+def _answer(prompt: str, max_tokens: int) -> Sample:
+    pair, tokenizer = _here[0]
+    chat = [{"role": "user", "content": prompt}]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    started_s = time.monotonic()
+    [answer] = pair.answer([token_ids], max_tokens, speculate=True)
+    figures = Figures(
+        tokens=len(answer.token_ids),
+        seconds=answer.last_s - started_s,
+        decode_tokens=len(answer.token_ids) - 1,
+        decode_s=answer.last_s - answer.first_s,
+        rounds=answer.num_steps,
+        verified=answer.num_verified,
+        accepted=answer.num_accepted,
+    )
+    return Sample(tuple(answer.token_ids), figures)
