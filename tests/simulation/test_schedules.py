@@ -12,21 +12,28 @@ from collections import Counter
 import pytest
 
 from tests.simulation import draw, run_schedule
-from tests.simulation.command import run_all
+from tests.simulation.command import run_all, run_seeds
 
+QUICK = range(200)
 SCHEDULES = 2000
 
 
-# Some 160 to 300 s of processor time, on all cores of a machine that may have other work.
-@pytest.mark.timeout(900)
-def test_no_schedule_breaks_a_promise() -> None:
-    outcomes = run_all(0, SCHEDULES)
-    violations = {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations}
-    assert not violations
-    assert [outcome.seed for outcome in outcomes] == list(range(SCHEDULES))
+def test_two_hundred_schedules_break_no_promise() -> None:
+    outcomes = run_seeds(QUICK)
+    assert {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations} == {}
+    assert [outcome.seed for outcome in outcomes] == list(QUICK)
     # Schedules in which nothing happens would break nothing either.
     counts = sum((outcome.counts for outcome in outcomes), Counter())
     assert counts["accepted"] and counts["end: length"] and counts["openings with committed tokens"]
+
+
+# Some 160 to 300 s of processor time, on all cores of a machine that may have other work.
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_thousands_more_break_none() -> None:
+    outcomes = run_all(len(QUICK), SCHEDULES - len(QUICK))
+    assert {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations} == {}
+    assert [outcome.seed for outcome in outcomes] == list(range(len(QUICK), SCHEDULES))
 
 
 def test_equal_seeds_give_equal_runs() -> None:

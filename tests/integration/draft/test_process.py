@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.errors import Code
 from outrider.rpc.channel import create_channel
@@ -60,6 +61,7 @@ async def test_a_stop_signal_refuses_new_sequences_finishes_the_open_ones_and_ex
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
+@pytest.mark.slow
 async def test_what_does_not_finish_in_time_is_given_back(tiny: Path) -> None:
     async with worker(tiny, "--drain-timeout", "0.1") as (process, address), create_channel(address) as channel:
         call = DraftServiceStub(channel).Draft()
@@ -71,6 +73,7 @@ async def test_what_does_not_finish_in_time_is_given_back(tiny: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 10) == 0
 
 
+@pytest.mark.slow
 async def test_a_missing_model_ends_the_process_with_a_message_that_names_it() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "outrider.draft", "--model", "/nowhere", "--listen", "127.0.0.1:0", stderr=-1

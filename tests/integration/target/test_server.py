@@ -350,6 +350,7 @@ async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
     assert len(router.text[1]) == 400
 
 
+@pytest.mark.slow
 async def test_an_unusable_model_ends_the_process_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")

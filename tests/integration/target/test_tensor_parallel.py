@@ -94,6 +94,7 @@ async def test_two_processes_say_what_one_says(tiny: Path) -> None:
         assert await both.answers(prompts(12)) == expected
 
 
+@pytest.mark.slow
 async def test_a_killed_rank_is_a_pause(tiny: Path) -> None:
     async with served(tiny, "--tensor-parallel", "2") as target:
         expected = await target.answers(prompts(4))
@@ -128,6 +129,7 @@ async def _answers_again(target: Served) -> list[list[int]]:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_a_rank_that_stands_still_is_taken_for_dead(tiny: Path) -> None:
     async with served(tiny, "--tensor-parallel", "2", "--step-timeout", "3") as target:
         expected = await target.answers(prompts(4))
@@ -139,6 +141,7 @@ async def test_a_rank_that_stands_still_is_taken_for_dead(tiny: Path) -> None:
             assert await _answers_again(target) == expected
 
 
+@pytest.mark.slow
 async def test_a_stop_signal_ends_every_process_with_code_0(tiny: Path) -> None:
     async with served(tiny, "--tensor-parallel", "2") as target:
         ranks = target.ranks()
@@ -147,6 +150,7 @@ async def test_a_stop_signal_ends_every_process_with_code_0(tiny: Path) -> None:
         assert not any(rank.is_running() for rank in ranks)
 
 
+@pytest.mark.slow
 async def test_no_rank_outlives_who_started_it(tiny: Path) -> None:
     async with served(tiny, "--tensor-parallel", "2") as target:
         ranks = target.ranks()
@@ -155,6 +159,7 @@ async def test_no_rank_outlives_who_started_it(tiny: Path) -> None:
         assert not alive
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_divided_ends_the_command_with_the_reason_and_is_not_tried_again(tiny: Path) -> None:
     options = ("--model", str(tiny), "--listen", "127.0.0.1:0", *OPTIONS, "--tensor-parallel", "4")
     process = await asyncio.create_subprocess_exec(

@@ -119,7 +119,7 @@ def test_float32_holds_by_its_share_and_bfloat16_by_its_ties(
     assert summary([part], [Margin("a | b", gap, "0, 1")] * different, dtype)["holds"] is holds
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_whole_command_on_a_tiny_pair(tiny: Path, tmp_path: Path, processes: int) -> None:
     file, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
     lines = [

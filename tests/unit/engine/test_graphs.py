@@ -70,6 +70,7 @@ def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:
     return out, sequences
 
 
+@pytest.mark.slow
 def test_recorded_steps_say_what_eager_ones_say(engine: Engine) -> None:
     eager, sequences = play(engine)
     for sequence in sequences:

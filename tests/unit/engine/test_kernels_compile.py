@@ -14,6 +14,7 @@ import pytest
 @pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the assembler in Triton's wheel is looked for on x86-64 only"
 )
+@pytest.mark.slow
 def test_every_kernel_compiles_for_hopper_without_spilling(interpreted: None, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
