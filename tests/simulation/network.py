@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2
 
-_HEALTH = "/grpc.health.v1.Health/Check"
 _CONNECT_TIMEOUT_S = 20.0
 
 Tamper = Callable[["Stream", bool, Any], list[Any]]
@@ -150,10 +148,7 @@ class Channel:
 
     async def _ask(self, path: str, request: Any) -> Any:
         server = await self._reached()
-        if path == _HEALTH:
-            reply: Any = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-        else:
-            reply = await server.methods[path].unary_unary(request, None)
+        reply = await server.methods[path].unary_unary(request, None)
         await self._travel(server.host)
         if not server.host.alive:
             raise _error(grpc.StatusCode.UNAVAILABLE, "the peer is gone")

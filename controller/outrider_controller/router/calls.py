@@ -16,6 +16,7 @@ from outrider.errors import InternalError, InvalidRequest, OutriderError
 from outrider.rpc.interceptor import frames
 from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2 as router
+from outrider.supervision import until_first_ends
 
 from outrider_controller.router.course import NewResponse
 
@@ -104,17 +105,11 @@ class GatewayStream:
 
     async def run(self, context: Context) -> None:
         """Until the gateway ends the stream, or until a draining router has answered all it took."""
-        ends = [
-            asyncio.create_task(self._read(context), name="read gateway"),
-            asyncio.create_task(self._write(context), name="write gateway"),
-        ]
         leaving = asyncio.create_task(self._leave(), name="leave gateway")
         try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await until_first_ends(self._read(context), self._write(context))
         finally:
-            tasks = [*ends, leaving, *self._calls.values()]
+            tasks = [leaving, *self._calls.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc.channel import create_channel
 from outrider.rpc.outbox import M, Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import Backoff, keep_running, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig
 from outrider_controller.router.pairing import info_problem
@@ -131,24 +130,18 @@ class WorkerLink(Generic[M, R]):
             await self._task
 
     async def _run(self) -> None:
-        backoff_s = self._config.first_backoff_s
-        while True:
-            started_s = self._clock()
-            try:
-                async with self._connect(self.address) as channel:
-                    await self._serve(channel)
-            except (LinkDown, grpc.RpcError, TimeoutError) as error:
-                self._report(error)
-            if self._clock() - started_s > self._config.max_backoff_s:
-                backoff_s = self._config.first_backoff_s
-            # Jittered, or every router would return to a restarted worker in the same instant.
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, self._config.max_backoff_s)
+        backoff = Backoff(self._config.first_backoff_s, self._config.max_backoff_s)
+        await keep_running(self._connect_and_serve, backoff, self._report)
+
+    async def _connect_and_serve(self) -> None:
+        async with self._connect(self.address) as channel:
+            await self._serve(channel)
 
     def _report(self, error: Exception) -> None:
         problem = _problem(error)
         if problem != self._reported:
-            log.warning("worker %s at %s: %s", self.worker_id, self.address, problem)
+            unforeseen = None if isinstance(error, _FORESEEN) else error
+            log.warning("worker %s at %s: %s", self.worker_id, self.address, problem, exc_info=unforeseen)
         self.problem = self._reported = problem
         self.tried.set()
 
@@ -161,7 +154,7 @@ class WorkerLink(Generic[M, R]):
         call = self._verbs.open_stream(channel)
         try:
             self._came_up(reply.info, reply.load)
-            await self._pump(channel, call)
+            await until_first_ends(self._read(call), self._write(call), self._watch(channel))
         except Exception as error:
             # Known before the sequences are told that they are lost, and why.
             self.problem = _problem(error)
@@ -185,31 +178,20 @@ class WorkerLink(Generic[M, R]):
             return
         self.up = False
         self.outbox.clear()
-        self._listener.down(self)
-        self.open_sequences.clear()
-        self.paired_sequences.clear()
-
-    async def _pump(self, channel: grpc.aio.Channel, call: Any) -> None:
-        """Reads, writes and watches until one of the three ends, then ends all."""
-        tasks = [
-            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
-            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
-            asyncio.create_task(self._watch(channel), name=f"watch {self.worker_id}"),
-        ]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            self._listener.down(self)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self.open_sequences.clear()
+            self.paired_sequences.clear()
 
     async def _read(self, call: Any) -> None:
         while True:
             reply = await call.read()
             if reply is grpc.aio.EOF:
                 raise LinkDown(f"stream ended: {await call.details() or await call.code()}")
+            if reply is None:
+                # What gRPC gives for bytes that do not parse.
+                raise LinkDown("a message cannot be read")
             self._heard_s = self._clock()
             self._listener.replied(self, reply)
 
@@ -222,8 +204,7 @@ class WorkerLink(Generic[M, R]):
                 raise LinkDown("stream ended while writing") from error
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
-        """Gives the stream up when it is silent and the worker's health has no good answer, or silent for too long."""
-        health: Any = health_pb2_grpc.HealthStub(channel)
+        """Gives the stream up when it is silent and the worker does not answer either, or silent for too long."""
         failed = 0
         while True:
             await asyncio.sleep(self._failover.stall_after_s / 2)
@@ -234,25 +215,31 @@ class WorkerLink(Generic[M, R]):
             if silent_s < self._failover.stall_after_s:
                 failed = 0
                 continue
-            # Of those that others hear nothing comes here, also when all is well: then any answer will do.
+            # Of those that others hear nothing comes here, also when all is well.
             others_hear = self.open_sequences <= self.paired_sequences
             if silent_s > self._failover.max_silence_s and not others_hear:
                 raise LinkDown(f"silent for {silent_s:.0f} s")
-            failed = 0 if await self._healthy(health, any_answer=others_hear) else failed + 1
+            failed = 0 if await self._answers(channel) else failed + 1
             if not failed and others_hear:
                 self._heard_s = self._clock()
             if failed >= self._failover.max_failed_probes:
-                raise LinkDown(f"silent for {silent_s:.1f} s and not healthy")
+                raise LinkDown(f"silent for {silent_s:.1f} s, and does not answer")
 
-    async def _healthy(self, health: Any, *, any_answer: bool = False) -> bool:
+    async def _answers(self, channel: grpc.aio.Channel) -> bool:
+        """Whatever it answers: one that drains, or is not ready for others, still works on what it has."""
         try:
-            reply = await health.Check(health_pb2.HealthCheckRequest(), timeout=self._failover.probe_timeout_s)
+            await self._verbs.get_info(channel, self._failover.probe_timeout_s)
         except grpc.RpcError:
             return False
-        return any_answer or bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        return True
+
+
+_FORESEEN = (LinkDown, grpc.RpcError, TimeoutError)
 
 
 def _problem(error: Exception) -> str:
-    """In words. A broken stream says why in its details, which may be empty."""
+    """In words. A broken stream says why in its details, which may be empty; what nobody foresaw is named only."""
+    if not isinstance(error, _FORESEEN):
+        return type(error).__name__
     said = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
     return said or type(error).__name__

@@ -17,6 +17,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.router.choice import Candidate, believed_load, only_leaving, rank
 from outrider_controller.router.config import RouterConfig
@@ -240,13 +241,17 @@ class Pools:
     # -- following the leases
 
     async def _refresh_forever(self) -> None:
-        while True:
-            try:
-                await self.refresh()
-            except Exception:
-                # The last known pools keep serving; what broke must not end the only task that would mend them.
-                log.exception("reading the leases failed")
-            await asyncio.sleep(self._config.refresh_s)
+        # The last known pools keep serving; what broke must not end the only task that would mend them.
+        await keep_running(
+            self._refresh_and_rest, Backoff(self._config.refresh_s, self._config.refresh_s), self._failed
+        )
+
+    async def _refresh_and_rest(self) -> None:
+        await self.refresh()
+        await asyncio.sleep(self._config.refresh_s)
+
+    def _failed(self, error: Exception) -> None:
+        log.error("reading the leases failed", exc_info=error)
 
     async def refresh(self) -> None:
         """Connects to newly leased workers and lets go of those whose lease and stream are both gone."""

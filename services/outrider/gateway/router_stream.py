@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
 from outrider.rpc.status import from_route_error, from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
+from outrider.supervision import until_first_ends
+
+log = logging.getLogger(__name__)
 
 # A message is closed and the next begun beyond this size; routers accept 32 MiB.
 _MAX_MESSAGE_BYTES = 1 << 20
@@ -70,8 +74,7 @@ class _Connection:
         self._rounds: dict[int, _Rounds] = {}
         self._pending: deque[router_pb2.RouteManyRequest] = deque()
         self._filled = asyncio.Event()
-        self._reader = asyncio.create_task(self._read(), name="read router")
-        self._writer = asyncio.create_task(self._write(), name="write router")
+        self._task = asyncio.create_task(self._run(), name="router stream")
 
     def begin(self, request: router_pb2.RouteRequest, timeout_s: float) -> tuple[int, _Rounds]:
         call_id, rounds = next(self._ids), _Rounds()
@@ -86,10 +89,8 @@ class _Connection:
             self._last(0).cancelled.append(call_id)
 
     async def close(self) -> None:
-        self._call.cancel()
-        self._reader.cancel()
-        self._writer.cancel()
-        await asyncio.gather(self._reader, self._writer, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         self._break(make_error(Code.CANCELLED, "the gateway closed the stream"))
 
     def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
@@ -98,13 +99,27 @@ class _Connection:
             self._filled.set()
         return self._pending[-1]
 
-    async def _read(self) -> None:
+    async def _run(self) -> None:
+        """However the stream ends, every request on it hears of that: none waits for its deadline."""
+        self._break(await self._ended())
+
+    async def _ended(self) -> OutriderError:
+        """Returns once the stream has ended, with what its requests are to hear."""
         try:
-            while (message := await self._call.read()) is not grpc.aio.EOF:
-                self._hand_out(message)
-            self._break(make_error(Code.UNAVAILABLE, "the router ended the stream"))
+            await until_first_ends(self._read(), self._write())
         except grpc.RpcError as error:
-            self._break(from_rpc_error(error))
+            return from_rpc_error(error)
+        except Exception as error:
+            log.exception("a stream to a router failed")
+            return make_error(Code.UNAVAILABLE, f"the stream failed: {type(error).__name__}")
+        return make_error(Code.UNAVAILABLE, "the router ended the stream")
+
+    async def _read(self) -> None:
+        while (message := await self._call.read()) is not grpc.aio.EOF:
+            if message is None:
+                # What gRPC gives for bytes that do not parse.
+                raise DecodeError("a message of the router")
+            self._hand_out(message)
 
     def _hand_out(self, message: router_pb2.RouteManyResponse) -> None:
         for response in message.responses:
@@ -116,17 +131,18 @@ class _Connection:
                 rounds.put_nowait(from_route_error(error))
 
     async def _write(self) -> None:
-        # What broke the stream is what the reader finds.
-        with suppress(grpc.RpcError, asyncio.InvalidStateError):
+        try:
             while True:
                 while not self._pending:
                     self._filled.clear()
                     await self._filled.wait()
                 await self._call.write(self._pending.popleft())
+        except asyncio.InvalidStateError:
+            # The stream has ended.
+            return
 
     def _break(self, error: OutriderError) -> None:
         self.broken = True
-        # It may be waiting for something to write, which will not come: another connection takes the place of this one.
-        self._writer.cancel()
+        self._call.cancel()
         for rounds in self._rounds.values():
             rounds.put_nowait(error)

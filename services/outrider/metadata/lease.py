@@ -11,6 +11,7 @@ from typing import Protocol
 
 from outrider.metadata.directory import LeaseRecord
 from outrider.rpc.v1 import worker_pb2
+from outrider.supervision import Backoff, keep_running
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +59,18 @@ class Lease:
         await self._writer.remove_lease(self)
 
     async def _run(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._wake.wait()
-            self._wake.clear()
-            await self._beat()
+        # Whatever is raised in one heartbeat: without the next ones this worker would be lost to all others.
+        await keep_running(self._beat_when_due, Backoff(HEARTBEAT_S, HEARTBEAT_S), self._failed)
+
+    async def _beat_when_due(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._wake.wait()
+        self._wake.clear()
+        await self._beat()
+
+    def _failed(self, error: Exception) -> None:
+        logger.error("the lease of %s was not renewed", self.record.info.worker_id, exc_info=error)
 
     async def _beat(self) -> None:
         try:

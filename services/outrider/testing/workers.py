@@ -153,15 +153,11 @@ class _Worker:
         return self.life.address
 
     async def freeze(self) -> None:
-        """Stops working while its streams stay open; the health check has no good answer."""
-        assert self.life is not None
+        """Stops working while its streams stay open, and answers no call."""
         self._running.clear()
-        await self.life.health.set_not_serving()
 
     async def thaw(self) -> None:
-        assert self.life is not None
         self._running.set()
-        await self.life.health.set_serving()
 
     def break_streams(self) -> None:
         """Ends every stream with an error; new streams are served."""
@@ -203,6 +199,8 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         self.step_s = step_s
         self.corrupt: Callable[[target_pb2.VerifyResponse], target_pb2.VerifyResponse] | None = None
         """Applied to every response, to tell lies."""
+        self.garble: Callable[[bytes], bytes] = lambda data: data
+        """Applied to every response's bytes, to send what is no response."""
         self.heeds_closes = True
         """False: goes on with sequences it was told to close, as one that is late with everything would."""
         self.num_steps = 0
@@ -429,6 +427,12 @@ async def serving_target(target: SimulatedTarget, address: str = "127.0.0.1:0") 
     """Serves until the block is left."""
     server = create_server()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
+    verify: Any = grpc.stream_stream_rpc_method_handler(
+        target.Verify,
+        request_deserializer=target_pb2.VerifyRequest.FromString,
+        response_serializer=lambda message: target.garble(message.SerializeToString()),
+    )
+    server.add_registered_method_handlers(TARGET_SERVICE, {"Verify": verify})
     async with _serving(target, server, address, TARGET_SERVICE):
         yield target
 

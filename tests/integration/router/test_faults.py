@@ -418,3 +418,36 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet
     assert fleet.counter("outrider_failover_total", role="target") == moved
     assert running.rounds.num_sessions == 0
     await eventually(lambda: not targets[1].live and not drafts[0].live)
+
+
+async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fleet):
+    """The only target: its link is made again, and the request goes on where it was."""
+    target = await fleet.target(SimulatedTarget(step_s=0.003))
+    await fleet.start()
+
+    def garble_once() -> None:
+        def garble(data: bytes) -> bytes:
+            target.garble = lambda data: data
+            return b"\xff" * 9
+
+        target.garble = garble
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 120)), 20, garble_once)
+    assert tokens(rounds) == truth(120)
+    assert len(target.opens) == 2
+
+
+async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take(fleet):
+    """It answers that it takes nothing new, which is an answer."""
+    target = SimulatedTarget(step_s=0.05)
+    await fleet.target(target)
+    await fleet.start()
+
+    async def drain() -> None:
+        target.load.draining = True
+        target.step_s = 1.0
+        await target.life.drain()
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 10)), 7, drain)
+    assert tokens(rounds) == truth(10)
+    assert len(target.opens) == 1

@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from outrider.errors import OutriderError
+from outrider.errors import Code, OutriderError
 from outrider.gateway.router_stream import RouterStream
 from outrider.rpc.v1 import router_pb2 as router
 
@@ -66,3 +66,43 @@ def test_a_broken_connection_leaves_no_task_behind_and_the_next_request_gets_ano
         return left
 
     assert asyncio.run(scenario()) == set()
+
+
+class Garbled(Call):
+    """A stream whose first message is what gRPC makes of it."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__()
+        self._message = message
+        self._asked = asyncio.Event()
+
+    async def write(self, message: router.RouteManyRequest) -> None:
+        self._asked.set()
+
+    async def read(self) -> object:
+        await self._asked.wait()
+        return self._message
+
+
+@pytest.mark.parametrize("message", [None, object()], ids=["bytes that do not parse", "what nobody foresaw"])
+async def test_a_message_that_cannot_be_read_breaks_the_stream_and_its_requests_hear_of_it_at_once(
+    message: object,
+) -> None:
+    class GarbledStub(Stub):
+        def RouteMany(self) -> Call:
+            self.calls.append(Garbled(message))
+            return self.calls[-1]
+
+    stream = RouterStream(GarbledStub())  # type: ignore[arg-type]
+
+    async def ask() -> None:
+        async for _ in stream.route(router.RouteRequest(), timeout_s=30):
+            raise AssertionError("nothing was said")
+
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(ask(), ask(), return_exceptions=True)
+    for error in outcomes:
+        assert isinstance(error, OutriderError)
+        # Without a reason it is the transport's word: the request goes on with another router.
+        assert (error.code, error.reason) == (Code.UNAVAILABLE, None)
+    await stream.close()

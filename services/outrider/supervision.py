@@ -1,0 +1,67 @@
+"""Tasks that have to go on: whatever is raised in one, somebody is told why, and it runs again.
+
+Plain asyncio; knows nothing of what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Pauses between attempts: each twice as long as the one before, up to a limit, and jittered."""
+
+    first_s: float
+    max_s: float
+    _next_s: float = 0.0
+
+    def pause_s(self) -> float:
+        next_s = self._next_s or self.first_s
+        self._next_s = min(2 * next_s, self.max_s)
+        # Jittered, or all that wait for one peer would return to it in the same instant.
+        return next_s * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        self._next_s = 0.0
+
+
+async def keep_running(
+    attempt: Callable[[], Awaitable[None]], backoff: Backoff, failed: Callable[[Exception], None]
+) -> NoReturn:
+    """Runs `attempt` again and again until cancelled: at once where it returned, after a pause where it raised.
+
+    `failed` is told what it raised. An attempt that went well for longer than the longest pause begins the pauses anew.
+    """
+    clock = asyncio.get_running_loop().time
+    while True:
+        started_s = clock()
+        try:
+            await attempt()
+        except Exception as error:
+            failed(error)
+            if clock() - started_s > backoff.max_s:
+                backoff.reset()
+            await asyncio.sleep(backoff.pause_s())
+        else:
+            backoff.reset()
+
+
+async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Runs all at the same time until one of them ends, then cancels the others. Raises what that one raised."""
+    tasks = [asyncio.create_task(one, name=getattr(one, "__qualname__", None)) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if task.cancelled():
+                # Not by us: what runs this must not take it for its own end.
+                raise RuntimeError(f"{task.get_name()} was cancelled by somebody else")
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
