@@ -187,11 +187,11 @@ def scale(
 
 def _target(name: str) -> tuple[Path, str]:
     """The target's directory and revision."""
-    from outrider.engine import CheckpointError, resolve, revision
+    from outrider.engine import CheckpointError, resolve, weights_revision
 
     try:
         path = resolve(name, note)
-        return path, revision(path)
+        return path, weights_revision(path)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
 

@@ -59,7 +59,9 @@ class Course:
     draft_limit: int
     """Most drafted tokens per step that this request may have; 0 means no draft is ever opened."""
     revision: str
-    """Of the target's weights: a failover stays on them."""
+    """The target's: a failover stays on it, or on its weights where no other target has it."""
+    told_revision: bool = False
+    """Whether the client has heard of it."""
     target: TargetOpening | None = None
     draft: DraftOpening | None = None
     failed_targets: set[LinkKey] = field(default_factory=set)

@@ -85,6 +85,11 @@ class Notices:
         """A sequence was opened again."""
         self._metrics.failover(role)
 
+    def revision_changed(self, worker_id: str, request: Request, before: str, after: str) -> None:
+        """An answer goes on with the same weights in another arithmetic."""
+        log.warning("request %s goes on as %s, no longer as %s", request.request_id, after, before)
+        self._event("revision_changed", worker_id, request, f"{before} to {after}")
+
     def lost_target(self, worker_id: str, request: Request, fault: Fault, why: str) -> None:
         log.warning("target %s lost request %s: %s", worker_id, request.request_id, why)
         self._event("target_lost", worker_id, request, fault.value)

@@ -22,6 +22,11 @@ def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str 
     return f"draft {draft.worker_id} cannot serve target {target.worker_id}: {'; '.join(differing)}"
 
 
+def same_weights(revision: str, other: str) -> bool:
+    """Whether two model revisions are of the same weights, whatever computes them."""
+    return revision.partition("/")[0] == other.partition("/")[0]
+
+
 def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, worker_id: str) -> str | None:
     """What is wrong with what a worker says of itself; None when it can be used."""
     if info.worker_id != worker_id:

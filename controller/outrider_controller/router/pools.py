@@ -22,7 +22,7 @@ from outrider.supervision import Backoff, keep_running
 from outrider_controller.router.choice import Candidate, believed_load, only_leaving, rank
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.links import DRAFT_VERBS, TARGET_VERBS, Connect, Listener, Verbs, WorkerLink
-from outrider_controller.router.pairing import pairing_problem
+from outrider_controller.router.pairing import pairing_problem, same_weights
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Pools:
     async def choose_target(
         self, model: str, revision: str | None, prefix: Prefix, avoid: Iterable[LinkKey] = ()
     ) -> TargetLink | None:
-        """The best live target of this model with room. `revision` holds a request to the weights it began on."""
+        """The best live target of this model with room. `revision` holds a request to what it began on."""
         avoided = set(avoid)
         links = {
             t.worker_id: t
@@ -156,6 +156,13 @@ class Pools:
         }
         best = await self._best(worker.WORKER_ROLE_TARGET, links, prefix)
         return links[best] if best is not None and links[best].up else None
+
+    def revisions_like(self, model: str, revision: str, avoid: Iterable[LinkKey] = ()) -> list[str]:
+        """What a request that began on `revision` may go on with: that, while any target has it; else all revisions of
+        the same weights, which compute them otherwise."""
+        avoided = set(avoid)
+        live = {t.info.model_revision for t in self.live_targets(model) if t.key not in avoided}
+        return [revision] if revision in live else sorted(r for r in live if same_weights(r, revision))
 
     async def choose_draft(
         self,

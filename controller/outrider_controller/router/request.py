@@ -20,6 +20,7 @@ from outrider_controller.router.session import Request
 
 _LABEL = re.compile(r"[!-~]{0,128}")
 _MAX_DRAFT_TOKENS = 64
+_MAX_REVISION_CHARS = 256
 _MAX_MODEL_CHARS = 256
 _SALT_BYTES = 16
 
@@ -42,6 +43,8 @@ def check_request(
     """The request as the router works with it. `info` is of the model that will serve it. Raises InvalidRequest."""
     _check_label("request_id", message.request_id)
     _check_label("tenant", message.tenant)
+    if len(message.resume_revision) > _MAX_REVISION_CHARS:
+        raise InvalidRequest("resume_revision", f"must have at most {_MAX_REVISION_CHARS} characters")
     _check_sampling(message.sampling)
     _check_stopping(message.stopping, admission, info.vocab_size)
     _check_tokens(message, info)
@@ -63,6 +66,7 @@ def check_request(
         speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
+        resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
     )
 

@@ -160,13 +160,14 @@ class Rounds:
             Pace(self._config.policy, limit, insistent=request.speculation == router.SPECULATION_MODE_ON),
             new_response,
             limit,
-            target.info.model_revision,
+            request.resume_revision or target.info.model_revision,
         )
 
     def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
         setting, drafts = PLAIN, draft is not None and draft.up
         if draft is not None and drafts:
             setting = course.pace.opened(_draft_limit(course, target, draft), self._standing(course, draft))
+        self._keep_revision(course, target)
         self._openings.open_target(course, target, setting)
         if draft is not None and drafts:
             self._openings.open_draft(course, draft, setting)
@@ -188,7 +189,8 @@ class Rounds:
                 f"every target of {request.model!r} is full", retry_after_s=self._config.admission.retry_after_s
             )
 
-        return await self._find_target(request.model, None, prefix, lambda: (set(), set()), turned_away)
+        revision = request.resume_revision or None
+        return await self._find_target(request.model, revision, prefix, lambda: (set(), set()), turned_away)
 
     async def _replace_target(self, course: Course) -> None:
         await self._endure_failures(course)
@@ -202,12 +204,22 @@ class Rounds:
         if course.num_targets:
             course.session.metrics.num_target_failovers += 1
             self._notices.failover("target")
+        self._keep_revision(course, target)
         setting, draft = course.pace.opened(course.pace.limit) if course.draft else PLAIN, course.draft
         self._openings.open_target(course, target, setting)
         if draft is not None and draft.paired:
             # It was open there for the target before, and is closed with it.
             self._openings.drop_draft(course, None)
             self._openings.open_draft(course, draft.link, setting)
+
+    def _keep_revision(self, course: Course, target: TargetLink) -> None:
+        """Where the answer goes on in another arithmetic, that is said: to the client, in the trace, to operators."""
+        revision = target.info.model_revision
+        if revision == course.revision:
+            return
+        course.session.metrics.num_revision_changes += 1
+        self._notices.revision_changed(target.worker_id, course.session.request, course.revision, revision)
+        course.revision, course.told_revision = revision, False
 
     async def _endure_failures(self, course: Course) -> None:
         """Raises when so many targets failed with this request that it must be the cause."""
@@ -246,10 +258,12 @@ class Rounds:
         while True:
             changed = self.pools.changed()
             unfit, last_resort = avoid()
+            revisions = [None] if revision is None else self.pools.revisions_like(model, revision, unfit)
             for avoided in (unfit | last_resort, unfit) if last_resort else (unfit,):
-                target = await self.pools.choose_target(model, revision, prefix, avoided)
-                if target is not None:
-                    return target
+                for allowed in revisions:
+                    target = await self.pools.choose_target(model, allowed, prefix, avoided)
+                    if target is not None:
+                        return target
             if refusal := turned_away():
                 raise refusal
             if loop.time() >= give_up_s:
@@ -314,7 +328,10 @@ class Rounds:
             commit.sequence_id = draft.sequence_id
             draft.link.outbox.put_commit(commit)
             session.legs.asked(session.committed_len, now_us)
-        session.tell(done, course.new_response())
+        response = course.new_response()
+        if not course.told_revision:
+            response.model_revision, course.told_revision = course.revision, True
+        session.tell(done, response)
         course.carried_on()
         if done.finish_reason:
             course.wake()

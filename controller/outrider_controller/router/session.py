@@ -37,6 +37,8 @@ class Request:
     speculation: router.SpeculationMode.ValueType
     max_draft_tokens: int | None
     cache_salt: bytes
+    resume_revision: str = ""
+    """What `resume` came from; empty where nobody knows."""
     trace_context: TraceContext = NO_CONTEXT
 
     @property

@@ -23,6 +23,7 @@ class Sums:
     num_cached_tokens: int = 0
     num_dropped_draft_tokens: int = 0
     num_target_failovers: int = 0
+    num_revision_changes: int = 0
     num_draft_failovers: int = 0
     queue_us: int = 0
     draft_us: int = 0
@@ -63,6 +64,7 @@ class Sums:
             num_cached_tokens=self.num_cached_tokens,
             num_dropped_draft_tokens=self.num_dropped_draft_tokens,
             num_target_failovers=self.num_target_failovers,
+            num_revision_changes=self.num_revision_changes,
             num_draft_failovers=self.num_draft_failovers,
             queue_us=self.queue_us,
             draft_us=self.draft_us,

@@ -23,7 +23,7 @@ from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
-from outrider.engine import resolve, revision, tokenizer_fingerprint
+from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
 from outrider.realtime import go_first
 from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
@@ -102,7 +102,7 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         role=worker_pb2.WORKER_ROLE_DRAFT,
         worker_id=f"draft-{uuid.uuid4().hex[:12]}",
         model=config.served_name,
-        model_revision=revision(path, config.engine.quantization),
+        model_revision=weights_revision(path, config.engine.quantization),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         vocab_size=info.vocab_size,
         draft_kind=info.kind.value,

@@ -7,11 +7,12 @@ import outrider.engine._quiet  # noqa: F401
 from outrider.engine.checkpoints import (
     CheckpointError,
     resolve,
-    revision,
     tokenizer_fingerprint,
+    weights_revision,
 )
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine, ModelInfo, Row
+from outrider.engine.revision import revision
 from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "resolve",
     "revision",
     "tokenizer_fingerprint",
+    "weights_revision",
 ]

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from outrider.engine.digests import cache_directory, file_digest
+
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_PROBE_S = 2.0
 
@@ -56,11 +58,6 @@ KNOWN_MODELS = {
 }
 
 SHIPPED_DRAFTS = {"smollm2-135m-draft": Path(__file__).parent.parent / "drafters" / "weights" / "smollm2-135m-draft"}
-
-
-def cache_directory() -> Path:
-    """OUTRIDER_CACHE, or ~/.cache/outrider."""
-    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
 
 
 def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Path:
@@ -125,12 +122,11 @@ def tokenizer_fingerprint(path: Path) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def revision(path: Path, quantization: str = "none") -> str:
+def weights_revision(path: Path, quantization: str = "none") -> str:
     """A hash of config and weights, with the quantization if there is one: it makes another model of them."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+        digest.update(file_digest(file))
     found = digest.hexdigest()[:16]
     return found if quantization == "none" else f"{found}-{quantization}"
 
@@ -215,8 +211,7 @@ def _from_wheel(model: KnownModel, scratch: Path, made: Path, report: Report) ->
 def _from_gguf(file: Path, report: Report) -> Path:
     """The safetensors form of a GGUF file, kept in the cache under the file's hash."""
     _check_gguf(file)
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    digest = file_digest(file).hex()[:16]
     target = cache_directory() / "converted" / f"{file.stem}-{digest}"
     if not (target / "config.json").exists():
         report(f"converting {file.name} to safetensors, once")

@@ -82,6 +82,8 @@ class _Job:
     deadline_s: float
     """On the monotonic clock."""
     span: RequestSpan
+    revision: str = ""
+    """Of the target that said what is there of the answer, as a router told."""
 
     @property
     def usage(self) -> Usage:
@@ -96,6 +98,7 @@ class _Job:
             model=self.model.name,
             prompt_token_ids=self.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
+            resume_revision=self.revision,
             sampling=sequence_pb2.Sampling(
                 temperature=options.temperature,
                 top_k=options.top_k,
@@ -116,6 +119,7 @@ class _Job:
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """One round's tokens, up to where the answer ends."""
         self.tally.add_round(response)
+        self.revision = response.model_revision or self.revision
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)

@@ -145,6 +145,7 @@ def to_metrics(summary: Summary) -> generation_pb2.Metrics:
             num_cached_tokens=sums.num_cached_tokens,
             num_dropped_draft_tokens=sums.num_dropped_draft_tokens,
             num_target_failovers=sums.num_target_failovers,
+            num_revision_changes=sums.num_revision_changes,
             num_draft_failovers=sums.num_draft_failovers,
             queue_us=sums.queue_us,
             draft_us=sums.draft_us,

@@ -44,6 +44,7 @@ class Tally:
     num_cached: int = 0
     num_dropped: int = 0
     num_target_failovers: int = 0
+    num_revision_changes: int = 0
     num_draft_failovers: int = 0
     num_router_failovers: int = 0
 
@@ -72,6 +73,7 @@ class Tally:
             self.num_cached = max(self.num_cached, metrics.num_cached_tokens)
         self.num_dropped += metrics.num_dropped_draft_tokens
         self.num_target_failovers += metrics.num_target_failovers
+        self.num_revision_changes += metrics.num_revision_changes
         self.num_draft_failovers += metrics.num_draft_failovers
 
     def add_tokens(self, count: int, now_s: float) -> None:
@@ -109,6 +111,7 @@ class Tally:
             num_cached_tokens=self.num_cached,
             num_dropped_draft_tokens=self.num_dropped,
             num_target_failovers=self.num_target_failovers,
+            num_revision_changes=self.num_revision_changes,
             num_draft_failovers=self.num_draft_failovers,
             num_router_failovers=self.num_router_failovers,
             queue_us=self.queue_us,
@@ -133,6 +136,7 @@ class Speculation:
     num_cached_tokens: int
     num_dropped_draft_tokens: int
     num_target_failovers: int
+    num_revision_changes: int
     num_draft_failovers: int
     num_router_failovers: int
     queue_us: int

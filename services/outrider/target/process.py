@@ -132,7 +132,7 @@ def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, work
         role=worker_pb2.WORKER_ROLE_TARGET,
         worker_id=f"target-{secrets.token_hex(6)}",
         model=config.served_name,
-        model_revision=revision(path, config.engine.quantization),
+        model_revision=revision(path, model, config.engine.quantization, shards=config.tensor_parallel),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         vocab_size=model.vocab_size,
         max_context_len=model.max_context_len,

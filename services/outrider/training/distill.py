@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outrider.engine import Engine, EngineConfig, resolve, revision, tokenizer_fingerprint
+from outrider.engine import Engine, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.draft_checkpoint import read_embedding, save_draft_model
 from outrider.training.corpus import CorpusConfig, Sample, read_corpus, write_corpus
 from outrider.training.student import (
@@ -93,7 +93,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
         "corpus_tokens": sum(len(s.token_ids) for s in [*samples, *held_out]),
         "seconds": round(time.monotonic() - started, 1),
     }
-    recipe = {"target_revision": revision(target), "config": _plain(asdict(config)), "measured": report}
+    recipe = {"target_revision": weights_revision(target), "config": _plain(asdict(config)), "measured": report}
     fingerprint = tokenizer_fingerprint(target)
     save_draft_model(config.out, training.model, token_map, base=config.target, fingerprint=fingerprint, recipe=recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())

@@ -255,6 +255,59 @@ async def test_a_failover_stays_on_the_same_weights(fleet):
     assert not other.opens
 
 
+@pytest.mark.parametrize("sampling", [{}, {"sampling": sequence.Sampling(temperature=1, top_p=1), "seeded": True}])
+async def test_a_failover_prefers_the_same_arithmetic(fleet, sampling):
+    first = await fleet.target(SimulatedTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
+    twin = SimulatedTarget(model_revision="w/bfloat16-native-amx")
+    other = SimulatedTarget(model_revision="w/bfloat16-native-avx2")
+    twin.load.num_running = 100
+    other.load.num_running = 99
+    await fleet.target(twin)
+    await fleet.target(other)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 100, **sampling)), 10, first.kill)
+    assert not other.opens
+    assert [r.model_revision for r in rounds if r.model_revision] == ["w/bfloat16-native-amx"]
+    assert rounds[-1].metrics.num_target_failovers == 1
+    assert rounds[-1].metrics.num_revision_changes == 0
+
+
+async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplog):
+    first = await fleet.target(SimulatedTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
+    other = SimulatedTarget(model_revision="w/bfloat16-native-avx2")
+    other.load.num_running = 100
+    await fleet.target(other)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 10, first.kill)
+    assert tokens(rounds) == truth(100)
+    told = [r.model_revision for r in rounds if r.model_revision]
+    assert told == ["w/bfloat16-native-amx", "w/bfloat16-native-avx2"]
+    assert rounds[-1].metrics.num_revision_changes == 1
+    assert "goes on as w/bfloat16-native-avx2" in caplog.text
+
+
+async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet):
+    weights, arithmetic = SimulatedTarget(model_revision="v/1"), SimulatedTarget(model_revision="w/2")
+    same = SimulatedTarget(model_revision="w/1")
+    same.load.num_running = 100
+    for target in (weights, arithmetic, same):
+        await fleet.target(target)
+    await fleet.start()
+    begun = truth(10)
+    resumed = fleet.request(PROMPT, 30, resume_token_ids=begun, resume_revision="w/1")
+    assert begun + tokens(await collect(fleet.call(resumed))) == truth(30)
+    assert same.opens and not weights.opens and not arithmetic.opens
+
+
+async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
+    await fleet.target(SimulatedTarget(model_revision="v/1"))
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    resumed = fleet.request(PROMPT, 30, resume_token_ids=truth(10), resume_revision="w/1")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(fleet.call(resumed))
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet):
     leaving, staying = SimulatedTarget(), SimulatedTarget()
     leaving.refuse_opens = Code.UNAVAILABLE

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, revision, tokenizer_fingerprint
+from outrider.engine import (
+    CheckpointError,
+    Engine,
+    EngineConfig,
+    Row,
+    resolve,
+    revision,
+    tokenizer_fingerprint,
+    weights_revision,
+)
+from outrider.engine.digests import file_digest
 from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, save_draft_model
 from outrider.testing.tiny import tiny_checkpoint
 from safetensors.torch import load_file, save_file
@@ -84,7 +97,62 @@ def test_fingerprints_tell_tokenizers_and_weights_apart(tiny: Path, tmp_path: Pa
     assert (
         tokenizer_fingerprint(tiny) == tokenizer_fingerprint(same_tokenizer) != tokenizer_fingerprint(other_tokenizer)
     )
-    assert revision(tiny) != revision(same_tokenizer)
+    assert weights_revision(tiny) != weights_revision(same_tokenizer)
+
+
+def test_a_revision_tells_weights_quantization_dtype_and_execution_apart(tiny: Path) -> None:
+    def of(quantization: str = "none", shards: int = 1, **changes: str) -> str:
+        return revision(tiny, replace(info, **changes), quantization, shards=shards)
+
+    info = Engine.load(tiny, EngineConfig(num_blocks=8, dtype="float32")).info
+    assert of() == of()
+    found = [
+        of(),
+        of("int8"),
+        of(dtype="bfloat16"),
+        of(execution="native-avx2"),
+        of(execution="native-amx"),
+        of(shards=2),
+    ]
+    assert len(set(found)) == len(found)
+    assert len({one.partition("/")[0] for one in found}) == 2
+
+
+def test_a_files_hash_is_reckoned_once_and_anew_when_the_file_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(2 << 20))
+    first = file_digest(file)
+    assert first == hashlib.sha256(bytes(2 << 20)).digest()
+    [entry] = (tmp_path / "cache" / "digests").iterdir()
+    assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
+    entry.write_text("11" * 32)
+    assert file_digest(file) == bytes.fromhex("11" * 32)
+    other = tmp_path / "other"
+    other.write_bytes(b"1" + bytes((2 << 20) - 1))
+    other.replace(file)
+    assert file_digest(file) not in (first, bytes.fromhex("11" * 32))
+
+
+@pytest.mark.parametrize("damage", ["", "no hash", "11"])
+def test_a_damaged_entry_is_reckoned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(2 << 20))
+    first = file_digest(file)
+    [entry] = (tmp_path / "cache" / "digests").iterdir()
+    entry.write_text(damage)
+    assert file_digest(file) == first
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(2 << 20))
+    assert file_digest(file) == hashlib.sha256(bytes(2 << 20)).digest()
 
 
 def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import DrafterKind, load_drafter
-from outrider.engine import CheckpointError, Engine, EngineConfig, Row, revision
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
 from outrider.engine.memory import DoesNotFit, LinearWeights, Need, Quantized, count_linear, held_bytes, kv_blocks
 from outrider.engine.quantization import Int8Linear, check, quantize
 from outrider.local import Pair
@@ -130,8 +130,8 @@ def test_divided_weights_are_not_quantized() -> None:
 
 
 def test_a_quantized_model_has_a_revision_of_its_own(tiny: Path) -> None:
-    assert revision(tiny) == revision(tiny, "none")
-    assert len({revision(tiny, how) for how in ("none", "int8", "int4")}) == 3
+    assert weights_revision(tiny) == weights_revision(tiny, "none")
+    assert len({weights_revision(tiny, how) for how in ("none", "int8", "int4")}) == 3
 
 
 def test_the_sum_before_loading_knows_the_bits_and_the_moment_before() -> None:

@@ -48,6 +48,7 @@ def _speculative_decoding(sums: Speculation) -> Json:
         "num_steps": sums.num_steps,
         "num_dropped_draft_tokens": sums.num_dropped_draft_tokens,
         "num_target_failovers": sums.num_target_failovers,
+        "num_revision_changes": sums.num_revision_changes,
         "num_draft_failovers": sums.num_draft_failovers,
         "num_router_failovers": sums.num_router_failovers,
     }

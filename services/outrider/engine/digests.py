@@ -1,0 +1,76 @@
+"""What a file holds, as a hash that is reckoned once: reading the weights of a large model twice would cost minutes.
+
+A file counts as the same while its path, size, time of change and inode are. The hashes lie in the user's cache, where
+nobody else may write: who could would decide which weights pass for which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_SMALL = 1 << 20
+"""Bytes: smaller files are read as quickly as their hash is found."""
+
+
+def cache_directory() -> Path:
+    """OUTRIDER_CACHE, or ~/.cache/outrider."""
+    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
+
+
+def file_digest(file: Path) -> bytes:
+    """Its SHA-256."""
+    status = file.stat()
+    if status.st_size < _SMALL:
+        return _read(file)
+    identity = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+    name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    try:
+        directory = private_directory(cache_directory() / "digests")
+    except OSError as error:
+        log.warning("%s is hashed at every start: %s", file.name, error)
+        return _read(file)
+    if (known := _known(directory / name)) is not None:
+        return known
+    digest = _read(file)
+    try:
+        _keep(directory / name, digest)
+    except OSError as error:
+        log.warning("%s is hashed at every start: %s", file.name, error)
+    return digest
+
+
+def private_directory(path: Path) -> Path:
+    """Makes it if need be, for this user alone. Raises PermissionError when it is another's, or others may write."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = path.stat()
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"{path}: belongs to another user")
+    if status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+def _known(entry: Path) -> bytes | None:
+    try:
+        found = bytes.fromhex(entry.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if len(found) == hashlib.sha256().digest_size else None
+
+
+def _keep(entry: Path, digest: bytes) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as scratch:
+        scratch.write(digest.hex())
+    os.replace(scratch.name, entry)
