@@ -9,6 +9,7 @@ from outrider_controller.cli.app import LazyGroup, main
 _COMMANDS = {
     "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
+    "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
     "tensor-parallel": (

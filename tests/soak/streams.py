@@ -133,12 +133,15 @@ async def settled(stack: Stack) -> int:
             return held
 
 
-async def held_by(stack: Stack) -> Holdings:
-    """Of every worker, router, control plane and gateway. What Ray's own daemons hold is Ray's matter."""
+async def processes_of(stack: Stack) -> dict[str, int]:
+    """Process ids of every worker, router, control plane and gateway. Ray's own daemons are Ray's matter."""
     pids = {row["id"]: row["pid"] for row in worker_rows(await stack.workers()) if row["role"] in ("router", "control")}
-    pids |= {name: process.pid for name, process in stack.processes.items() if name not in ("controller", "redis")}
+    return pids | {name: one.pid for name, one in stack.processes.items() if name not in ("controller", "redis")}
+
+
+async def held_by(stack: Stack) -> Holdings:
     held: Holdings = {}
-    for name, pid in pids.items():
+    for name, pid in (await processes_of(stack)).items():
         process = psutil.Process(pid)
         held[name] = {"descriptors": process.num_fds(), "threads": process.num_threads()}
     return held
