@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from outrider.engine.digests import cache_directory, file_digest
+from outrider.engine.digests import cache_directory as cache_directory
+from outrider.engine.digests import file_digest
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_PROBE_S = 2.0
