@@ -26,15 +26,16 @@ from outrider.engine import resolve
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import note
+from outrider_controller.cli.output import columns, note
 from outrider_controller.cli.progress import progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 from transformers import AutoTokenizer
 
+from benchmarks.arms import turns
 from benchmarks.peers import answer_figures as made
-from benchmarks.peers import draft_export, figures, install
+from benchmarks.peers import draft_export, install
 from benchmarks.peers.answer_figures import Answered
 from benchmarks.peers.subjects import PeerFailed, Subject
 from benchmarks.support.asking import make_request
@@ -136,18 +137,19 @@ async def take_turns(
     """Answers of those that gave all of them; `failures` says why another did not."""
     answers: list[Answered] = []
     with progress("prompts", len(asking)) as report:
-        for number, question in enumerate(asking):
-            for subject in asked if number % 2 == 0 else asked[::-1]:
-                if subject.name in failures:
-                    continue
-                await asyncio.sleep(_REST_S)
-                try:
-                    reply = await subject.answer(question, limits)
-                except PeerFailed as failure:
-                    _left_out(subject.name, failure, failures)
-                    continue
-                answers.append(_answered(subject.name, question.prompt, reply))
-            report(number + 1, "")
+        by_name = {subject.name: subject for subject in asked}
+        for number, name in turns(len(asking), list(by_name)):
+            report(number, "")
+            if name in failures:
+                continue
+            await asyncio.sleep(_REST_S)
+            try:
+                reply = await by_name[name].answer(asking[number], limits)
+            except PeerFailed as failure:
+                _left_out(name, failure, failures)
+                continue
+            answers.append(_answered(name, asking[number].prompt, reply))
+        report(len(asking), "")
     return [answer for answer in answers if answer.subject not in failures]
 
 
@@ -261,12 +263,10 @@ def report(outcome: Mapping[str, Any]) -> str:
         "share of a core when not asked: " + ", ".join(f"{n} {share:.1%}" for n, share in outcome["idle"].items()),
     ]
     tables = [
-        figures.table(["tokens/s", *names], made.rate_rows(summed)),
-        figures.table(["ours / subject", *names, "median of answers"], made.ratio_rows(summed)),
-        figures.table(
-            ["subject", "tokens/step", "first token, ms", "cores", "equal to ours"], made.subject_rows(summed)
-        ),
-        figures.table(["bar", "subject", "ratio", "median of answers", "bound", "met"], outcome["bars"]),
+        columns(["tokens/s", *names], made.rate_rows(summed)),
+        columns(["ours / subject", *names, "median of answers"], made.ratio_rows(summed)),
+        columns(["subject", "tokens/step", "first token, ms", "cores", "equal to ours"], made.subject_rows(summed)),
+        columns(["bar", "subject", "ratio", "median of answers", "bound", "met"], outcome["bars"]),
     ]
     return "\n\n".join(["\n".join(head), *tables])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engine import resolve
+from outrider_controller.cli.output import columns
 
 from benchmarks.peers import figures, gguf_export, install
 from benchmarks.peers.plan import Measure, plan
@@ -99,12 +100,8 @@ def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
         ", ".join([f"{name}: {what['version']}", *(f"{library} preloaded" for library in what["preloaded"])])
         for name, what in outcome["subjects"].items()
     ]
-    measured = figures.table(
-        ["measure", "of", "min ms", "median ms", "tokens/s"], figures.figure_rows(results, batches)
-    )
-    goals = figures.table(
-        ["goal", "ratio", "of minima", "bound", "met"], figures.verdict_rows(figures.verdicts(results))
-    )
+    measured = columns(["measure", "of", "min ms", "median ms", "tokens/s"], figures.figure_rows(results, batches))
+    goals = columns(["goal", "ratio", "of minima", "bound", "met"], figures.verdict_rows(figures.verdicts(results)))
     return "\n".join([f"{outcome['cpu']}, one core, {outcome['at']}", *about, "", measured, "", goals])
 
 

@@ -136,19 +136,3 @@ def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
         ]
         for v in found
     ]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns; those that hold numbers are aligned to the right."""
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    right = [all(_is_number(row[i]) for row in rows) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        parts = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True))
-        return "   ".join(parts).rstrip()
-
-    return "\n".join(line(cells) for cells in [header, *rows])
-
-
-def _is_number(cell: str) -> bool:
-    return cell.replace(".", "", 1).isdigit() or not cell

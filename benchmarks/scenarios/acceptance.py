@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
-from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import DRAFT_KINDS, StackConfig
 from outrider_controller.cli.stack_options import run_async
 
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 from benchmarks.support.stacks import replace_drafts
@@ -64,23 +64,25 @@ async def _acceptance(
                 await replace_drafts(stack, kind, draft)
             answered = await answers(stack.gateway_grpc, stack.config.model, prompts, kind, speculation="on", **options)
             measured[kind] = {c: Figures.of(found) for c, found in by_category(prompts, answered).items()}
-    click.echo(_table(measured))
-    write_json(json_file, "bench-acceptance", {**_report(measured), "num_prompts": len(prompts), "options": options})
-    return ExitCode.OK
+    show(table(list(_rows(measured))))
+    return finish("acceptance", {"kinds": _kinds(measured), "num_prompts": len(prompts), "options": options}, json_file)
 
 
-def _table(measured: Measured) -> str:
-    header = ["CATEGORY"]
-    for kind in measured:
-        header += [kind.upper(), "TOKENS/ROUND"]
-    categories = list(next(iter(measured.values())))
-    rows: list[list[object]] = []
-    for category in categories:
-        found = [figures[category] for figures in measured.values()]
-        rows.append([category, *(cell for f in found for cell in (f"{f.acceptance:.3f}", f"{f.tokens_per_round:.2f}"))])
-    means = [_means(figures) for figures in measured.values()]
-    rows.append(["mean", *(cell for m in means for cell in (f"{m['acceptance']:.3f}", f"{m['tokens_per_round']:.2f}"))])
-    return columns(header, rows)
+def _rows(measured: Measured) -> Iterator[Row]:
+    """One for each category, then the mean over them."""
+    for category in next(iter(measured.values())):
+        yield _row(category, {kind: figures[category].summary() for kind, figures in measured.items()})
+    yield _row("mean", {kind: _means(figures) for kind, figures in measured.items()})
+
+
+def _row(name: str, figures: Mapping[str, Mapping[str, float]]) -> Row:
+    row = {"CATEGORY": name}
+    for kind, found in figures.items():
+        row |= {
+            kind.upper(): f"{found['acceptance']:.3f}",
+            f"{kind.upper()} A ROUND": f"{found['tokens_per_round']:.2f}",
+        }
+    return row
 
 
 def _means(figures: dict[str, Figures]) -> dict[str, float]:
@@ -91,11 +93,8 @@ def _means(figures: dict[str, Figures]) -> dict[str, float]:
     }
 
 
-def _report(measured: Measured) -> dict[str, Any]:
+def _kinds(measured: Measured) -> dict[str, Any]:
     return {
-        "kinds": {
-            kind: {"mean": _means(figures), "categories": {c: f.summary() for c, f in figures.items()}}
-            for kind, figures in measured.items()
-        },
-        "hardware": hardware(),
+        kind: {"mean": _means(figures), "categories": {c: f.summary() for c, f in figures.items()}}
+        for kind, figures in measured.items()
     }

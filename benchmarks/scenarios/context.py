@@ -11,13 +11,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import click
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.progress import progress
 from outrider_controller.cli.stack_config import DTYPES
 
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.lines import Line, least_squares
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def context(
     engine = _load(model, dtype, max(contexts), threads)
     costs = _measure(engine, sorted(set(contexts)), rounds)
     line = fitted(costs)
-    click.echo(_table(costs, line))
     holds = line.r_squared >= _LINEAR
+    show(table([_row(cost, line) for cost in costs]), _told(line))
     body = {"holds": holds, "line_ms_over_kv_bytes": asdict(line), "costs": [asdict(cost) for cost in costs]}
     about = {"model": model, "dtype": dtype, "threads": threads, "rounds": rounds}
-    write_json(json_file, "bench-context", {**body, **about, "hardware": hardware()})
-    return ExitCode.OK if holds else ExitCode.ERROR
+    return finish("context", {**body, **about}, json_file)
 
 
 def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
@@ -146,18 +145,17 @@ def fitted(costs: Sequence[Cost]) -> Line:
     return least_squares([cost.kv_bytes for cost in costs], [cost.best_ms for cost in costs])
 
 
-def _table(costs: Sequence[Cost], line: Line) -> str:
-    rows = [
-        [
-            cost.context,
-            f"{cost.kv_bytes / 1e6:.1f}",
-            f"{cost.best_ms:.2f}",
-            f"{cost.typical_ms:.2f}",
-            f"{line.at(cost.kv_bytes):.2f}",
-        ]
-        for cost in costs
-    ]
-    table = columns(["CONTEXT", "KV READ MB", "STEP MS (MINIMUM)", "MEDIAN", "ON THE LINE"], rows)
+def _row(cost: Cost, line: Line) -> Row:
+    return {
+        "CONTEXT": cost.context,
+        "KV READ MB": f"{cost.kv_bytes / 1e6:.1f}",
+        "STEP MS (MINIMUM)": f"{cost.best_ms:.2f}",
+        "MEDIAN": f"{cost.typical_ms:.2f}",
+        "ON THE LINE": f"{line.at(cost.kv_bytes):.2f}",
+    }
+
+
+def _told(line: Line) -> str:
     rate = f"{1 / line.slope / 1e6:.1f} GB/s" if line.slope > 0 else "-"
     told = f"{line.intercept:.2f} ms + {line.slope * 1e6:.4f} ms per MB of KV ({rate}), R² {line.r_squared:.4f}"
-    return f"{table}\n\n{told}: {'linear' if line.r_squared >= _LINEAR else 'NOT LINEAR'}"
+    return f"{told}: {'linear' if line.r_squared >= _LINEAR else 'NOT LINEAR'}"

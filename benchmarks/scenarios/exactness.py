@@ -9,21 +9,21 @@ from typing import Any
 
 import click
 from outrider_controller.cli.client import Answer
-from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
 
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, count_option, max_tokens_option
-from benchmarks.support.near_ties import Margin, Tie, margins
+from benchmarks.support.near_ties import Margin, margins, tie, tie_rows
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 from benchmarks.support.stacks import replace_drafts
 
 _COUPLED = {"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 1000 + number}
 _GREEDY = {"temperature": 0.0}
+_BFLOAT16 = "bfloat16 keeps 8 bits of a logit: between 16 and 32 its numbers are 0.125 apart."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,12 @@ async def _exactness(prompts: list[Prompt], max_tokens: int, concurrency: int, j
         plain = await _ask(stack, prompts, "bfloat16, greedy, off", "off", max_tokens, 1, _GREEDY)
         speculative = await _ask(stack, prompts, "bfloat16, greedy, on", "on", max_tokens, 1, _GREEDY)
     found.append(compare("greedy", "bfloat16", "on", plain, speculative, required=False))
-    ties = await margins(target, [_tie(prompts, *different) for different in found[-1].different])
-    click.echo(_table(found))
-    if ties:
-        click.echo(f"\n{_tie_table(prompts, found[-1], ties)}")
-    holds = all(comparison.holds for comparison in found)
-    write_json(json_file, "bench-exactness", _report(prompts, found, ties, max_tokens, holds))
-    return ExitCode.OK if holds else ExitCode.ERROR
+    different = found[-1].different
+    ties = [tie(prompts[number].text, plain.token_ids, other.token_ids) for number, plain, other in different]
+    gaps = await margins(target, ties)
+    told = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
+    show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", told)
+    return finish("exactness", _report(prompts, found, gaps, max_tokens), json_file)
 
 
 async def _float32(prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
@@ -134,24 +133,15 @@ def compare(
     return Comparison(mode, dtype, against, len(plain), different, acceptance, required)
 
 
-def parting(first: Sequence[int], second: Sequence[int]) -> int:
-    """Position of the first difference; the shorter length when one begins with the other."""
-    for position, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return position
-    return min(len(first), len(second))
-
-
-def _tie(prompts: list[Prompt], number: int, plain: Answer, other: Answer) -> Tie:
-    at = parting(plain.token_ids, other.token_ids)
-    return Tie(prompts[number].text, plain.token_ids[:at], plain.token_ids[at], other.token_ids[at])
-
-
-def _table(found: list[Comparison]) -> str:
-    rows = [
-        [c.mode, c.dtype, c.against, f"{c.equal} of {c.num_prompts}", f"{c.acceptance:.2f}", _verdict(c)] for c in found
-    ]
-    return columns(["MODE", "DTYPE", "AGAINST OFF", "EQUAL TEXTS", "ACCEPTANCE", ""], rows)
+def _row(comparison: Comparison) -> Row:
+    return {
+        "MODE": comparison.mode,
+        "DTYPE": comparison.dtype,
+        "AGAINST OFF": comparison.against,
+        "EQUAL TEXTS": f"{comparison.equal} of {comparison.num_prompts}",
+        "ACCEPTANCE": f"{comparison.acceptance:.2f}",
+        "": _verdict(comparison),
+    }
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -160,20 +150,9 @@ def _verdict(comparison: Comparison) -> str:
     return "DIFFERENT" if comparison.required else "near-ties, below"
 
 
-def _tie_table(prompts: list[Prompt], comparison: Comparison, ties: list[Margin]) -> str:
-    rows = [
-        [prompts[number].id, parting(plain.token_ids, other.token_ids), tie.tokens, f"{tie.float32:.3f}", tie.ranks]
-        for (number, plain, other), tie in zip(comparison.different, ties, strict=True)
-    ]
-    head = "bfloat16 keeps 8 bits of a logit: between 16 and 32 its numbers are 0.125 apart."
-    return f"{head}\n{columns(['PROMPT', 'AT', 'PLAIN | SPECULATION', 'LOGITS APART (FLOAT32)', 'RANKS'], rows)}"
-
-
-def _report(
-    prompts: list[Prompt], found: list[Comparison], ties: list[Margin], max_tokens: int, holds: bool
-) -> dict[str, Any]:
+def _report(prompts: list[Prompt], found: list[Comparison], gaps: list[Margin], max_tokens: int) -> dict[str, Any]:
     return {
-        "holds": holds,
+        "holds": all(comparison.holds for comparison in found),
         "num_prompts": len(prompts),
         "max_tokens": max_tokens,
         "comparisons": [
@@ -188,6 +167,5 @@ def _report(
             }
             for c in found
         ],
-        "near_ties": [tie.as_dict() for tie in ties],
-        "hardware": hardware(),
+        "near_ties": [gap.as_dict() for gap in gaps],
     }

@@ -10,13 +10,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.progress import progress
 from outrider_controller.cli.stack_config import QUANTIZATIONS
 
+from benchmarks.arms import turns
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import count_option, max_tokens_option
 from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
@@ -101,11 +102,10 @@ def quantization(
     texts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
     draft = draft_model or default_draft(target_model, "model")
     measured = _measure(target_model, draft, texts, wanted, max_tokens, rounds, threads, dtype, device)
-    click.echo(_table(measured))
+    plain = {one.role: one for one in measured if one.quantization == "none"}
+    show(table([_row(one, plain[one.role]) for one in measured]))
     about = {"num_prompts": len(texts), "max_tokens": max_tokens, "dtype": dtype, "device": device}
-    body = {**about, "measured": [asdict(one) for one in measured], "hardware": hardware()}
-    write_json(json_file, "bench-quantization", body)
-    return ExitCode.OK
+    return finish("quantization", {**about, "measured": [asdict(one) for one in measured]}, json_file)
 
 
 def _measure(
@@ -191,14 +191,14 @@ def _speeds(
     some = (joined * (1 + (_CONTEXT + _POSITIONS) // len(joined)))[: _CONTEXT + _POSITIONS]
     speeds = {how: Speed([], []) for how in models}
     opened = {how: _opened(engine, some) for how, (engine, _) in models.items()}
-    for number in range(rounds + 1):
-        for how, (engine, _) in models.items():
-            one = _step_ms(engine, opened[how], some[_CONTEXT:][:1])
-            several = _step_ms(engine, opened[how], some[_CONTEXT:])
-            # The first round pays for what is made once for each shape.
-            if number:
-                speeds[how].one.append(one)
-                speeds[how].several.append(several)
+    for number, how in turns(rounds + 1, list(models)):
+        engine = models[how][0]
+        one = _step_ms(engine, opened[how], some[_CONTEXT:][:1])
+        several = _step_ms(engine, opened[how], some[_CONTEXT:])
+        # The first round pays for what is made once for each shape.
+        if number:
+            speeds[how].one.append(one)
+            speeds[how].several.append(several)
     for how, (engine, _) in models.items():
         engine.close(opened[how])
     return speeds
@@ -255,24 +255,18 @@ def _share(part: float, whole: float) -> float:
     return round(part / whole, 4) if whole else 0.0
 
 
-def _table(measured: Sequence[Measured]) -> str:
-    plain = {one.role: one for one in measured if one.quantization == "none"}
-    header = ["MODEL", "WEIGHTS", "MB", "LOAD S", "STEP MS", "MEDIAN", "× PLAIN", "VERIFY 5/1", "ACCEPTANCE", "LOST"]
-    rows = [
-        [
-            one.role,
-            one.quantization,
-            f"{one.weight_bytes / 1e6:.1f}",
-            f"{one.load_s:.1f}",
-            f"{one.step_ms:.2f}",
-            f"{one.step_median_ms:.2f}",
-            f"{one.step_ms / plain[one.role].step_ms:.2f}",
-            f"{one.verify_ratio:.2f}",
-            f"{one.acceptance:.3f}",
-            f"{plain[one.role].acceptance - one.acceptance:.3f}",
-            f"{one.tokens_per_round:.2f}",
-            f"{one.agreement:.4f}",
-        ]
-        for one in measured
-    ]
-    return columns([*header, "TOKENS/ROUND", "SAME FAVOURITE"], rows)
+def _row(one: Measured, plain: Measured) -> Row:
+    return {
+        "MODEL": one.role,
+        "WEIGHTS": one.quantization,
+        "MB": f"{one.weight_bytes / 1e6:.1f}",
+        "LOAD S": f"{one.load_s:.1f}",
+        "STEP MS": f"{one.step_ms:.2f}",
+        "MEDIAN": f"{one.step_median_ms:.2f}",
+        "× PLAIN": f"{one.step_ms / plain.step_ms:.2f}",
+        "VERIFY 5/1": f"{one.verify_ratio:.2f}",
+        "ACCEPTANCE": f"{one.acceptance:.3f}",
+        "LOST": f"{plain.acceptance - one.acceptance:.3f}",
+        "TOKENS/ROUND": f"{one.tokens_per_round:.2f}",
+        "SAME FAVOURITE": f"{one.agreement:.4f}",
+    }

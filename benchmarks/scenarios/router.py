@@ -16,12 +16,13 @@ from typing import Any
 import click
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.spawn import bound_to_us
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ManagedProcess, ProcessSpec
 from outrider_controller.cli.stack_options import run_async
+
+from benchmarks import report
 
 _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0
@@ -109,18 +110,14 @@ def router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_
 async def _router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
     rows = [Row(one) for one in await measured(sequences, seconds, pair_workers)]
     problems = [problem for row in rows for problem in row.problems()] + growth(rows)
-    click.echo(_table(rows))
-    for problem in problems:
-        click.echo(problem)
-    body = {
-        "holds": not problems,
-        "problems": problems,
-        "pair_workers": pair_workers,
-        "loads": [_json(row) for row in rows],
-        "hardware": hardware(),
-    }
-    write_json(json_file, "bench-router", body)
-    return ExitCode.ERROR if problems else ExitCode.OK
+    messages = report.table([_messages(row) for row in rows])
+    report.show(
+        report.table([_cells(row) for row in rows]),
+        f"Messages per step of a target:\n{messages}",
+        "\n".join(problems),
+    )
+    body = {"holds": not problems, "problems": problems, "pair_workers": pair_workers}
+    return report.finish("router", {**body, "loads": [_json(row) for row in rows]}, json_file)
 
 
 def growth(rows: list[Row]) -> list[str]:
@@ -192,27 +189,25 @@ def _json(row: Row) -> dict[str, Any]:
     return {**row.measured, **{name: round(getattr(row, name), 4) for name in names}, "messages_per_step": per_step}
 
 
-def _ms(latency: dict[str, float] | None, percentile: str) -> str:
-    return "-" if latency is None else f"{latency[percentile]:.2f}"
+def _cells(row: Row) -> report.Row:
+    measured = row.measured
+    return {
+        "SEQUENCES": row.sequences,
+        "TARGETS": measured["targets"],
+        "DRAFTS": measured["drafts"],
+        "STEPS/S EACH": f"{row.steps_per_s:.1f}",
+        "TOKENS/S": f"{measured['tokens'] / measured['window_s']:.0f}",
+        "ROUTER CORES": f"{row.router_cores:.2f}",
+        "µS/TOKEN": f"{row.us_per_token:.1f}",
+        **{
+            f"TO {way.upper()} {p.upper()} MS": f"{measured[f'to_{way}_ms'][p]:.2f}"
+            for way in ("client", "target")
+            for p in ("p50", "p99")
+            if f"to_{way}_ms" in measured
+        },
+        "FLEET CORES": f"{row.fleet_cores:.2f}",
+    }
 
 
-def _table(rows: list[Row]) -> str:
-    header = ["SEQUENCES", "TARGETS", "DRAFTS", "STEPS/S EACH", "TOKENS/S", "ROUTER CORES", "µS/TOKEN"]
-    header += ["TO CLIENT P50 MS", "P99", "TO TARGET P50 MS", "P99", "FLEET CORES"]
-    cells = [
-        [
-            row.sequences,
-            row.measured["targets"],
-            row.measured["drafts"],
-            f"{row.steps_per_s:.1f}",
-            f"{row.measured['tokens'] / row.measured['window_s']:.0f}",
-            f"{row.router_cores:.2f}",
-            f"{row.us_per_token:.1f}",
-            *(_ms(row.measured.get(way), p) for way in ("to_client_ms", "to_target_ms") for p in ("p50", "p99")),
-            f"{row.fleet_cores:.2f}",
-        ]
-        for row in rows
-    ]
-    steps = [[row.sequences, *(f"{row.messages_per_step(way):.2f}" for way in _WAYS)] for row in rows]
-    messages = columns(["SEQUENCES", *(way.upper() for way in _WAYS)], steps)
-    return f"{columns(header, cells)}\n\nMessages per step of a target:\n{messages}"
+def _messages(row: Row) -> report.Row:
+    return {"SEQUENCES": row.sequences, **{way.upper(): f"{row.messages_per_step(way):.2f}" for way in _WAYS}}

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
-from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.progress import progress
 from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES
 
-from benchmarks.scenarios.exactness import parting
+from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import max_tokens_option
-from benchmarks.support.near_ties import Margin, Tie, margins
+from benchmarks.support.near_ties import Margin, margins, tie, tie_rows
 from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
@@ -176,13 +175,12 @@ def scale(
     )
     parts = run(answers, encoded[:limit], max_tokens, Checkpoint(checkpoint, asked))
     different = [difference for part in parts for difference in part.different]
-    gaps = asyncio.run(margins(path, [_tie(wanted, difference) for difference in different]))
+    ties = [tie(wanted[one.number].text, one.plain, one.speculative) for one in different]
+    gaps = asyncio.run(margins(path, ties))
     result = summary(parts, gaps, dtype)
-    click.echo(_table(result))
-    if different:
-        click.echo(f"\n{_tie_table(wanted, different, gaps)}")
-    write_json(json_file, "bench-scale", {**asked, **result, "concurrency": concurrency, "hardware": hardware()})
-    return ExitCode.OK if result["holds"] else ExitCode.ERROR
+    told = table(tie_rows([wanted[one.number].id for one in different], ties, gaps)) if ties else ""
+    show(table([_row(result)]), told)
+    return finish("scale", {**asked, **result, "concurrency": concurrency}, json_file)
 
 
 def _target(name: str) -> tuple[Path, str]:
@@ -363,31 +361,16 @@ def summary(parts: Sequence[Part], gaps: Sequence[Margin], dtype: str) -> dict[s
     }
 
 
-def _tie(prompts: Sequence[Prompt], difference: Difference) -> Tie:
-    plain, other = difference.plain, difference.speculative
-    at = parting(plain, other)
-    return Tie(prompts[difference.number].text, plain[:at], plain[at], other[at])
-
-
-def _table(result: dict[str, Any]) -> str:
-    header = ["DTYPE", "PROMPTS", "TOKENS", "EQUAL", "SHARE", "ACCEPTANCE", "TOKENS/ROUND", "PLAIN S", "SPECULATION S"]
-    row = [
-        result["dtype"],
-        result["prompts"],
-        result["tokens"],
-        result["equal"],
-        f"{result['share']:.4%}",
-        f"{result['acceptance']:.3f}",
-        f"{result['tokens_per_round']:.2f}",
-        f"{result['plain_s']:.0f}",
-        f"{result['speculation_s']:.0f}",
-    ]
-    return columns([*header, ""], [[*row, "holds" if result["holds"] else "DOES NOT HOLD"]])
-
-
-def _tie_table(prompts: Sequence[Prompt], different: Sequence[Difference], gaps: Sequence[Margin]) -> str:
-    rows = [
-        [prompts[d.number].id, parting(d.plain, d.speculative), gap.tokens, f"{gap.float32:.4f}", gap.ranks]
-        for d, gap in zip(different, gaps, strict=True)
-    ]
-    return columns(["PROMPT", "AT", "PLAIN | SPECULATION", "LOGITS APART (FLOAT32)", "RANKS"], rows)
+def _row(result: dict[str, Any]) -> Row:
+    return {
+        "DTYPE": result["dtype"],
+        "PROMPTS": result["prompts"],
+        "TOKENS": result["tokens"],
+        "EQUAL": result["equal"],
+        "SHARE": f"{result['share']:.4%}",
+        "ACCEPTANCE": f"{result['acceptance']:.3f}",
+        "TOKENS/ROUND": f"{result['tokens_per_round']:.2f}",
+        "PLAIN S": f"{result['plain_s']:.0f}",
+        "SPECULATION S": f"{result['speculation_s']:.0f}",
+        "": "holds" if result["holds"] else "DOES NOT HOLD",
+    }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider_controller.cli.exits import CommandError
+
+from benchmarks.report import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,33 @@ class Margin:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int:
+    """Its position; the shorter length when one begins with the other."""
+    for position, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return position
+    return min(len(first), len(second))
+
+
+def tie(prompt: str, plain: Sequence[int], other: Sequence[int]) -> Tie:
+    at = first_difference(plain, other)
+    return Tie(prompt, list(plain[:at]), plain[at], other[at])
+
+
+def tie_rows(names: Iterable[str], ties: Iterable[Tie], gaps: Iterable[Margin]) -> list[Row]:
+    """For people, one for each tie of the prompt that is so named."""
+    return [
+        {
+            "PROMPT": name,
+            "AT": len(one.token_ids),
+            "PLAIN | SPECULATION": gap.tokens,
+            "LOGITS APART (FLOAT32)": f"{gap.float32:.4f}",
+            "RANKS": gap.ranks,
+        }
+        for name, one, gap in zip(names, ties, gaps, strict=True)
+    ]
 
 
 async def margins(target: Path, ties: list[Tie]) -> list[Margin]:

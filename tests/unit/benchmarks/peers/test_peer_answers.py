@@ -10,10 +10,11 @@ import pytest
 import torch
 from outrider.engine import resolve
 from outrider.engine.draft_checkpoint import load_draft_model, save_draft_model
+from outrider_controller.cli.output import columns
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers import answer_figures as made
-from benchmarks.peers import draft_export, figures, install, peer_vllm, plot
+from benchmarks.peers import draft_export, install, peer_vllm, plot
 from benchmarks.peers.answer_figures import Answered, Bar
 from benchmarks.peers.peer_generate import KnownTokensHead
 
@@ -77,7 +78,7 @@ def test_tables_have_a_row_for_each_subject() -> None:
     assert made.rate_rows(summed)[1] == ["vllm", "2.0", "2.0", "2.0"]
     assert made.ratio_rows(summed)[0] == ["vllm", "2.00", "2.00", "2.00", "2.00"]
     assert made.subject_rows(summed)[1] == ["vllm", "4.00", "100", "", "1 of 2"]
-    assert figures.table(["tokens/s", "qa", "rag", "all"], made.rate_rows(summed)).count("\n") == 4
+    assert columns(["tokens/s", "qa", "rag", "all"], made.rate_rows(summed)).count("\n") == 4
 
 
 def test_the_cores_that_a_process_had_are_averaged_over_its_answers() -> None:

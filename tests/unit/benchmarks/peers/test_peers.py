@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from outrider_controller.cli.output import columns
 
 from benchmarks.peers import figures, install, serving
 from benchmarks.peers.figures import Goal
@@ -70,7 +71,7 @@ def test_throughput_is_a_batch_over_a_median_step() -> None:
 
 
 def test_a_table_aligns_numbers_to_the_right() -> None:
-    lines = figures.table(["name", "ms"], [["a", "1.5"], ["longer", "22.5"]]).splitlines()
+    lines = columns(["name", "ms"], [["a", "1.5"], ["longer", "22.5"]]).splitlines()
     assert lines == ["name       ms", "a         1.5", "longer   22.5"]
 
 

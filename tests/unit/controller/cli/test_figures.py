@@ -16,7 +16,8 @@ from outrider_controller.cli.output import columns
 from outrider_controller.cli.painting import Painter
 from outrider_controller.cli.progress import Lines
 
-from benchmarks.scenarios.exactness import compare, parting
+from benchmarks.scenarios.exactness import compare
+from benchmarks.support.near_ties import first_difference
 from benchmarks.support.prompts import read_prompts, spread
 from tests.soak.streams import problems
 
@@ -57,8 +58,8 @@ def test_a_comparison_holds_only_when_every_text_is_equal_or_none_has_to_be() ->
 
 
 def test_where_two_texts_part() -> None:
-    assert parting([1, 2, 3], [1, 2, 4]) == 2
-    assert parting([1, 2], [1, 2, 4]) == 2
+    assert first_difference([1, 2, 3], [1, 2, 4]) == 2
+    assert first_difference([1, 2], [1, 2, 4]) == 2
 
 
 def test_leaks_and_errors_are_problems() -> None:
