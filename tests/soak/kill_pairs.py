@@ -206,20 +206,21 @@ def _kind(process: psutil.Process) -> str:
 
 
 @asynccontextmanager
-async def running_stack(model: str, directory: Path) -> AsyncIterator[Up]:
+async def running_stack(model: str, directory: Path, cache: Path) -> AsyncIterator[Up]:
     """As a user starts it, with two of everything there can be two of. Raises CommandError when it does not come up."""
     options = {"target-model": model, "targets": _WORKERS, "drafts": _WORKERS, "routers": _WORKERS}
     options |= {"http-port": 0, "grpc-port": 0, "control-port": 0, "run-dir": directory / "run", "output": "json"}
     if _is_tiny(model):
         options |= {"draft-model": model, "kv-cache-bytes": 64 << 20}
     flags = (part for name, value in options.items() for part in (f"--{name}", str(value)))
+    directory.mkdir()
     told = directory / "console"
     with told.open("wb") as console:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "outrider_controller.cli", "up", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=console,
-            env={**os.environ, "OUTRIDER_CACHE": str(directory / "cache")},
+            env={**os.environ, "OUTRIDER_CACHE": str(cache)},
         )
     try:
         yield Up(process, told, await _described(process, told))
@@ -306,7 +307,8 @@ async def run_blows(model: str, blows: Sequence[Blow], streams: int, max_tokens:
     """On one stack, one after the other. Raises CommandError when it cannot go on."""
     rng, outcomes = random.Random(seed), []
     with tempfile.TemporaryDirectory(prefix="kill-pairs-") as scratch:
-        async with running_stack(model, Path(scratch)) as up:
+        cache = Path(scratch) / "cache"
+        async with running_stack(model, Path(scratch) / "stack", cache) as up:
             load = Load(up.described["grpc"], up.described["model"], max_tokens)
             async with load.running(streams):
                 await _seconds_until(lambda: _true(len(load.ended) >= streams), _WHOLE_WITHIN_S, time.monotonic())
@@ -318,7 +320,7 @@ async def run_blows(model: str, blows: Sequence[Blow], streams: int, max_tokens:
         if up.process.returncode != ExitCode.OK:
             raise CommandError(f"outrider up ended with {up.process.returncode}:\n{up.told.read_text()[-3000:]}")
         _, alive = psutil.wait_procs(family, timeout=10)
-        if alive or any((Path(scratch) / "cache" / "contexts").iterdir()):
+        if alive or any((cache / "contexts").iterdir()):
             raise CommandError(f"outrider up left something behind: {alive}")
     return outcomes
 

@@ -1,0 +1,143 @@
+"""Each extra, installed from the wheel into an environment of its own, is complete: what it is for starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import openai
+import pytest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.metadata.embedded import EmbeddedServer
+
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+# As in the README: which torch is the user's choice, made before. A plain one brings CUDA.
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+START_S = 120
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    # What builds it is in this environment.
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", str(directory), str(ROOT)], check=True, timeout=300)
+    (built,) = directory.glob("outrider-*.whl")
+    return built
+
+
+@pytest.fixture
+def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Iterator[Path]:
+    """A directory in which python has the extra that is the parameter, and nothing else of ours."""
+    extra, torch = request.param
+    directory = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True, timeout=120)
+    pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for wanted in [*([TORCH] if torch else []), f"outrider[{extra}] @ {wheel.as_uri()}"]:
+        subprocess.run([*pip, wanted], check=True, timeout=800)
+    yield directory
+    # Some gigabyte each.
+    shutil.rmtree(directory)
+
+
+def extra(name: str, *, torch: bool = False) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("environment", [(name, torch)], ids=[name], indirect=True)
+
+
+@asynccontextmanager
+async def started(environment: Path, *arguments: str) -> AsyncIterator[Process]:
+    """A program of that environment, started elsewhere than in the sources. It must end well."""
+    python = str(environment / "bin" / "python")
+    process = await asyncio.create_subprocess_exec(
+        python, "-I", "-m", *arguments, stderr=PIPE, cwd=environment, env={"HOME": str(environment), "PATH": ""}
+    )
+    try:
+        yield process
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def said(process: Process, pattern: str) -> str:
+    """The first group of the first line that matches."""
+    assert process.stderr is not None
+    seen = ""
+    async with asyncio.timeout(START_S):
+        while line := (await process.stderr.readline()).decode():
+            seen += line
+            if found := re.search(pattern, line):
+                return found[1]
+    raise AssertionError(f"ended without saying {pattern}:\n{seen}")
+
+
+@extra("engine", torch=True)
+@pytest.mark.parametrize("worker", ["target", "draft"])
+async def test_engine_runs_workers(environment: Path, tiny: Path, worker: str) -> None:
+    async with started(environment, f"outrider.{worker}", "--model", str(tiny), "--listen", "127.0.0.1:0") as process:
+        assert await said(process, r"serves .* at (127\.0\.0\.1:\d+)")
+
+
+@extra("engine,quantization", torch=True)
+async def test_quantization_runs_a_target_in_int8(environment: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--listen", "127.0.0.1:0", "--quantization", "int8")
+    async with started(environment, "outrider.target", *flags) as process:
+        assert await said(process, r"serves .* at (127\.0\.0\.1:\d+)")
+
+
+@extra("gateway", torch=True)
+async def test_gateway_answers_over_http(environment: Path, tiny: Path) -> None:
+    tokenizer = ModelTokenizer.load(MODEL, tiny)
+    router = ScriptedRouter(saying([*tokenizer.encode("It is installed."), 2]), tokenizer.fingerprint)
+    listens = ("--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--log-format", "human")
+    async with routing(router) as address:
+        flags = (*listens, "--router", address, "--model-path", f"{MODEL}={tiny}")
+        async with started(environment, "outrider.gateway", *flags) as process:
+            http = await said(process, r"HTTP on (127\.0\.0\.1:\d+)")
+            async with openai.AsyncOpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=20) as client:
+                answer = await client.completions.create(model=MODEL, prompt="Is it?", max_tokens=100)
+                assert answer.choices[0].text == "It is installed."
+
+
+@extra("controller")
+async def test_controller_runs_routers(environment: Path, tmp_path: Path) -> None:
+    with EmbeddedServer.start(tmp_path / "redis") as redis:
+        async with started(environment, "outrider_controller", "--metadata", redis.url) as process:
+            assert await said(process, r"router at (127\.0\.0\.1:\d+)")
+
+
+@extra("controller")
+def test_controller_runs_the_command_line(environment: Path) -> None:
+    command = [str(environment / "bin" / "outrider"), "get", "workers", "--control", "127.0.0.1:1"]
+    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=environment)
+    assert asked.returncode == 5 and "nobody answers" in asked.stderr
+
+
+@extra("embedded")
+def test_embedded_runs_a_server(environment: Path) -> None:
+    code = "from pathlib import Path; from outrider.metadata.embedded import EmbeddedServer as E\n"
+    code += "with E.start(Path('redis')) as server: print(server.url)"
+    ran = [str(environment / "bin" / "python"), "-I", "-c", code]
+    subprocess.run(ran, check=True, timeout=60, cwd=environment, env={"PATH": ""})
+
+
+@extra("otel")
+def test_otel_exports_spans(environment: Path) -> None:
+    code = "from outrider.telemetry.tracing import open_tracing; assert open_tracing('test') is not None"
+    ran = [str(environment / "bin" / "python"), "-I", "-c", code]
+    variables = {"PATH": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    subprocess.run(ran, check=True, timeout=60, cwd=environment, env=variables)
