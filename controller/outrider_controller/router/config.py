@@ -115,15 +115,15 @@ class TraceConfig:
     """The last so many. 0 remembers none."""
     max_rounds: int = 2048
     """The first so many of each request."""
-    max_bytes: int = 64 << 20
-    """Of all that is remembered; the oldest goes first."""
+    max_total_rounds: int = 65_536
+    """Of all requests remembered, some half a kilobyte each; the oldest request goes first."""
     record_tokens: bool = True
     """Output tokens and rejected drafts, for whoever may ask this router. The prompt is never recorded."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 0:
             raise ValueError("traces.max_requests: must not be negative")
-        _positive("traces", max_rounds=self.max_rounds, max_bytes=self.max_bytes)
+        _positive("traces", max_rounds=self.max_rounds, max_total_rounds=self.max_total_rounds)
 
 
 @dataclass(frozen=True, slots=True)

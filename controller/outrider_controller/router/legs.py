@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.protocol.rounds import Round
 from outrider.rpc.draft_log import DraftLog, SentDraft, clamp_us, drafted_us
 from outrider.rpc.v1 import sequence_pb2 as sequence
-
-from outrider_controller.router.round import Round
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import Protocol
 
 from outrider.errors import OutriderError
+from outrider.protocol.rounds import Round
 from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from outrider_controller.router.faults import Fault, Loss
-from outrider_controller.router.round import Round
 from outrider_controller.router.session import Request
 
 log = logging.getLogger(__name__)

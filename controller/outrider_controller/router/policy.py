@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from outrider.protocol.rounds import Round
+
 from outrider_controller.router.ahead import Ahead
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.lengths import Lengths
-from outrider_controller.router.round import Round
 from outrider_controller.router.worth import Standing, Worth
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request

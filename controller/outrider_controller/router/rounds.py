@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from outrider.errors import Cancelled, DeadlineExceeded, InternalError, OutriderError, Overloaded, Unavailable
+from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_sequence_error
 from outrider.rpc.v1 import draft_pb2, target_pb2
@@ -29,7 +30,6 @@ from outrider_controller.router.openings import Openings
 from outrider_controller.router.pairing import verification_mode
 from outrider_controller.router.policy import PLAIN, Pace, draft_token_limit
 from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
-from outrider_controller.router.round import Round
 from outrider_controller.router.session import BadReply, Request, Session
 from outrider_controller.router.traces import Recorder, Traces
 from outrider_controller.router.worth import Standing
@@ -347,12 +347,12 @@ class Rounds:
         for course, draft, done in counted:
             if draft is None or course.draft is not draft:
                 continue
-            if draft.paired and (said := done.drafting) is not None:
+            if draft.paired and done.draft_spoke:
                 course.pace.heard(
-                    said.answer_us,
-                    answers=said.answer_us > 0,
-                    num_tokens=said.answer_tokens,
-                    compute_us=said.answer_compute_us,
+                    done.answer_us,
+                    answers=done.answer_us > 0,
+                    num_tokens=done.answer_tokens,
+                    compute_us=done.answer_compute_us,
                 )
             decides = turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0
             setting = course.pace.committed(done, now_us, decides=decides)

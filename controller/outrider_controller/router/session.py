@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.protocol.rounds import RequestStats, Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 from outrider_controller.router.legs import Legs
-from outrider_controller.router.round import Round
-from outrider_controller.router.sums import Sums
 
 _FINISHES = (sequence.FINISH_REASON_STOP, sequence.FINISH_REASON_LENGTH)
 
@@ -62,7 +61,7 @@ class Session:
     committed: list[int] = field(default_factory=list)
     """Output tokens, resumed ones first."""
     finish_reason: sequence.FinishReason.ValueType = sequence.FINISH_REASON_UNSPECIFIED
-    metrics: Sums = field(default_factory=Sums)
+    metrics: RequestStats = field(default_factory=RequestStats)
     legs: Legs = field(init=False)
     # Asked for several times a round, so kept and not derived.
     prompt_len: int = field(init=False)
@@ -109,7 +108,7 @@ class Session:
 
         Raises BadReply, changing nothing, when the commit does not continue this request.
         """
-        done = Round.of(commit, step_us)
+        done = Round.from_commit(commit, step_us)
         token_ids = done.token_ids
         self._check(done, token_ids)
         self.committed += token_ids
@@ -125,7 +124,7 @@ class Session:
         if self.metrics.num_steps == 1:
             response.num_cached_tokens = done.num_cached_tokens
         if done.finish_reason:
-            response.metrics.CopyFrom(self.metrics.message())
+            response.metrics.CopyFrom(self.metrics.to_proto())
 
     def _check(self, done: Round, token_ids: list[int]) -> None:
         num_tokens, num_drafted, num_accepted = len(token_ids), done.num_drafted, done.num_accepted

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
+from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.policy import Setting
-from outrider_controller.router.round import Round
-from outrider_controller.router.round_log import RoundLog, rounds_of
 from outrider_controller.router.session import Request, Session
 
 _MAX_EVENTS = 64
@@ -25,21 +25,16 @@ OnEnd = Callable[["KeptTrace", Request], None]
 
 @dataclass(frozen=True, slots=True)
 class KeptTrace:
-    """One request's trace, small."""
+    """One request's trace. Its messages are made when somebody asks."""
 
     request_id: str
     head: bytes
     """A RequestTrace without rounds."""
-    rounds: bytes
-    """A RoundLog's."""
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.head) + len(self.rounds)
+    rounds: Sequence[Round]
 
     def message(self) -> trace.RequestTrace:
         message = trace.RequestTrace.FromString(self.head)
-        message.rounds.extend(rounds_of(self.rounds))
+        message.rounds.extend(done.to_trace() for done in self.rounds)
         return message
 
 
@@ -62,7 +57,7 @@ class Recorder:
             running=True,
         )
         self._max_rounds, self._record_tokens = config.max_rounds, config.record_tokens
-        self._log = RoundLog()
+        self._rounds: list[Round] = []
         self._started_us = now_us
         self._session: Session | None = None
 
@@ -80,14 +75,19 @@ class Recorder:
 
     def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
         """One commit that counted."""
-        log = self._log
-        if not log.num_rounds:
+        if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens
-        if log.num_rounds >= self._max_rounds:
+        if len(self._rounds) >= self._max_rounds:
             self.trace.num_rounds_omitted += 1
             return
-        at_us = now_us - self._started_us
-        log.add(done, setting=setting, batch_sequences=batch_sequences, at_us=at_us, tokens=self._record_tokens)
+        done.num_tokens = len(done.token_ids)
+        if not self._record_tokens:
+            done = copy(done)
+            done.token_ids, done.rejected = [], []
+        done.at_us = now_us - self._started_us
+        done.max_draft_tokens, done.max_wait_us = setting.max_draft_tokens, setting.max_wait_us
+        done.batch_sequences = batch_sequences
+        self._rounds.append(done)
 
     def ended(self, error: str, now_us: int) -> None:
         """`error` is the reason of what ended the call, empty when the request is finished."""
@@ -99,13 +99,13 @@ class Recorder:
     def kept(self, now_us: int) -> KeptTrace:
         """As it stands."""
         self._update(now_us)
-        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), bytes(self._log))
+        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(self._rounds))
 
     def _update(self, now_us: int) -> None:
         self.trace.duration_us = max(0, now_us - self._started_us)
         if self._session is not None:
             self.trace.finish_reason = self._session.finish_reason
-            self.trace.metrics.CopyFrom(self._session.metrics.message())
+            self.trace.metrics.CopyFrom(self._session.metrics.to_proto())
             self.trace.output_tokens = len(self._session.committed) - self.trace.resumed_tokens
 
     def _event(
@@ -133,16 +133,16 @@ class Traces:
         self._config = config
         self._running: set[Recorder] = set()
         self._ended: deque[KeptTrace] = deque()
-        self._num_bytes = 0
+        self._num_rounds = 0
 
     def __len__(self) -> int:
         """Requests that have ended and are remembered."""
         return len(self._ended)
 
     @property
-    def num_bytes(self) -> int:
-        """Taken by them."""
-        return self._num_bytes
+    def num_rounds(self) -> int:
+        """Of all of them."""
+        return self._num_rounds
 
     def start(self, request: Request, now_us: int) -> Recorder:
         recorder = Recorder(self._config, request, self.router_id, now_us, time.time_ns() // 1000)
@@ -156,9 +156,9 @@ class Traces:
         kept = recorder.kept(now_us)
         self.on_end(kept, recorder.request)
         self._ended.append(kept)
-        self._num_bytes += kept.num_bytes
-        while len(self._ended) > self._config.max_requests or self._num_bytes > self._config.max_bytes:
-            self._num_bytes -= self._ended.popleft().num_bytes
+        self._num_rounds += len(kept.rounds)
+        while len(self._ended) > self._config.max_requests or self._num_rounds > self._config.max_total_rounds:
+            self._num_rounds -= len(self._ended.popleft().rounds)
 
     def find(self, request_id: str, now_us: int) -> list[trace.RequestTrace]:
         """Oldest first; several when the gateway submitted the request again. Empty when none is known."""

@@ -31,7 +31,7 @@ from outrider.gateway.requests import (
 )
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
-from outrider.gateway.tally import Finish, Tally, Usage
+from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import TemplateError, TooManyTokens
 from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.rpc.v1 import router_pb2, sequence_pb2
@@ -78,7 +78,7 @@ class _Job:
     model: Model
     prompt_token_ids: list[int]
     output: Output
-    tally: Tally
+    stats: RunningStats
     deadline_s: float
     """On the monotonic clock."""
     span: RequestSpan
@@ -87,7 +87,7 @@ class _Job:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), self.tally.num_cached)
+        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), self.stats.sums.num_cached_tokens)
 
     def route_request(self) -> router_pb2.RouteRequest:
         """The rest of this request, as a router takes it: all of it, or what is left after a break."""
@@ -118,18 +118,18 @@ class _Job:
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """One round's tokens, up to where the answer ends."""
-        self.tally.add_round(response)
+        self.stats.add_round(response)
         self.revision = response.model_revision or self.revision
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
-        self.tally.add_tokens(len(piece.token_ids), now_s)
+        self.stats.add_tokens(len(piece.token_ids), now_s)
         return self.chunk(piece, response.num_accepted, now_s)
 
     def chunk(self, piece: Piece, num_accepted: int, now_s: float) -> Chunk:
         finish = None
         if piece.finish_reason is not None:
-            finish = Finish(piece.finish_reason, self.usage, self.tally.summary(now_s))
+            finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s))
         return Chunk(piece.text, piece.token_ids, min(num_accepted, len(piece.token_ids)), finish)
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
@@ -207,7 +207,7 @@ class Generator:
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
         )
-        return _Job(uuid.uuid4().hex, generation, model, prompt, output, Tally(started_s), deadline_s, span)
+        return _Job(uuid.uuid4().hex, generation, model, prompt, output, RunningStats(started_s), deadline_s, span)
 
     async def _run(self, job: _Job, metered: Metered) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)
@@ -246,7 +246,7 @@ class Generator:
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
             log.warning("call to a router broke off", extra={"request_id": job.id, "breaks": persistence.num_breaks})
             self.meter.failover(resumed=bool(job.output.token_ids))
-            job.tally.num_router_failovers += 1
+            job.stats.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))
 
     async def _attempt(self, job: _Job, persistence: Persistence) -> AsyncGenerator[router_pb2.RouteResponse, None]:

@@ -23,7 +23,7 @@ from outrider.gateway.requests import (
     check_num_messages,
     check_token_ids,
 )
-from outrider.gateway.tally import Finish, Summary
+from outrider.gateway.stats import Finish, Summary
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 from outrider.telemetry.context import TraceContext
@@ -127,31 +127,13 @@ def _finish(
 
 
 def to_metrics(summary: Summary) -> generation_pb2.Metrics:
-    sums = summary.speculation
-    histogram = sums.acceptance_histogram
     return generation_pb2.Metrics(
         time_to_first_token_ms=summary.time_to_first_token_ms,
         generation_time_ms=summary.generation_time_ms,
         queue_time_ms=summary.queue_time_ms,
         mean_itl_ms=summary.mean_itl_ms,
         tokens_per_second=summary.tokens_per_second,
-        speculative_decoding=router_pb2.RequestMetrics(
-            num_spec_steps=sums.num_spec_steps,
-            num_draft_tokens=sums.num_draft_tokens,
-            num_verified_tokens=sums.num_verified_tokens,
-            num_accepted_draft_tokens=sums.num_accepted_draft_tokens,
-            acceptance_histogram=[histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1)],
-            num_steps=sums.num_steps,
-            num_cached_tokens=sums.num_cached_tokens,
-            num_dropped_draft_tokens=sums.num_dropped_draft_tokens,
-            num_target_failovers=sums.num_target_failovers,
-            num_revision_changes=sums.num_revision_changes,
-            num_draft_failovers=sums.num_draft_failovers,
-            queue_us=sums.queue_us,
-            draft_us=sums.draft_us,
-            verify_us=sums.verify_us,
-            round_us=sums.round_us,
-        ),
+        speculative_decoding=summary.sums.to_proto(),
     )
 
 

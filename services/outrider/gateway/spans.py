@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import OutriderError
 from outrider.gateway.requests import ChatPrompt, Generation
-from outrider.gateway.tally import Finish
+from outrider.gateway.stats import Finish
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
 
@@ -36,7 +36,7 @@ class RequestSpan:
     def finished(self, model: str, finish: Finish) -> None:
         if self.span is None:
             return
-        sums = finish.summary.speculation
+        sums = finish.summary.sums
         self.span.set_attributes(
             {
                 "gen_ai.response.model": model,
@@ -48,7 +48,7 @@ class RequestSpan:
                 "outrider.drafted_tokens": sums.num_draft_tokens,
                 "outrider.verified_tokens": sums.num_verified_tokens,
                 "outrider.accepted_tokens": sums.num_accepted_draft_tokens,
-                "outrider.router_failovers": sums.num_router_failovers,
+                "outrider.router_failovers": finish.summary.num_router_failovers,
             }
         )
 

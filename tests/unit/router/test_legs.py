@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.legs import Legs
-from outrider_controller.router.round import Round
 
 
 def draft(base_len: int, count: int, **fields: object) -> sequence.Draft:
@@ -16,7 +16,7 @@ def forward(legs: Legs, message: sequence.Draft, now_us: int) -> None:
 
 
 def commit(legs: Legs, base_len: int, count: int, now_us: int, step_us: int = 100, **fields: int) -> Round:
-    done = Round.of(sequence.Commit(base_len=base_len, token_ids=[1] * count, **fields), step_us)
+    done = Round.from_commit(sequence.Commit(base_len=base_len, token_ids=[1] * count, **fields), step_us)
     legs.commit(done, committed_len=base_len + count, now_us=now_us)
     return done
 

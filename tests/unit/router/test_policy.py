@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
-from outrider_controller.router.round import Round
 from outrider_controller.router.worth import Standing
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
@@ -46,7 +46,7 @@ def a_round(
     )
     if source:
         commit.drafting.source = source
-    return Round.of(commit, step_us)
+    return Round.from_commit(commit, step_us)
 
 
 def committed(

@@ -117,7 +117,7 @@ def test_sums_are_those_of_the_rounds():
     s.apply(commit(3, [4]), step_us=100, now_us=2000)
     s.apply(commit(4, [5, 6, 7], num_drafted=3, num_verified=3, num_accepted=2), step_us=100, now_us=3000)
     s.apply(commit(7, [8], num_drafted=2, num_verified=1, num_dropped=4), step_us=100, now_us=4000)
-    m = s.metrics
+    m = s.metrics.to_proto()
     assert (m.num_steps, m.num_spec_steps) == (3, 2)
     assert (m.num_draft_tokens, m.num_verified_tokens, m.num_accepted_draft_tokens) == (5, 4, 2)
     assert list(m.acceptance_histogram) == [1, 0, 1]

@@ -121,17 +121,17 @@ def test_only_the_last_requests_are_remembered() -> None:
 def test_none_is_remembered_where_none_is_wanted() -> None:
     traces = Traces(TraceConfig(max_requests=0))
     traces.end(traces.start(request(), 0), "", 1)
-    assert (traces.find("r", 2), traces.num_bytes) == ([], 0)
+    assert (traces.find("r", 2), traces.num_rounds) == ([], 0)
 
 
-def test_rounds_and_bytes_are_bounded_and_what_is_left_out_is_counted() -> None:
-    traces = Traces(TraceConfig(max_rounds=10, max_bytes=4000))
+def test_rounds_are_bounded_and_what_is_left_out_is_counted() -> None:
+    traces = Traces(TraceConfig(max_rounds=10, max_total_rounds=100))
     for i in range(40):
         recorder, session = begun(traces, request(f"r{i}"))
         for now_us in range(25):
             add_round(recorder, session, [20], 100 + now_us)
         traces.end(recorder, "", 1000)
-        assert traces.num_bytes <= 4000
+        assert traces.num_rounds <= 100
     (found,) = traces.find("r39", 0)
     assert (len(found.rounds), found.num_rounds_omitted, found.output_tokens) == (10, 15, 25)
     assert found.metrics.num_steps == 25
@@ -145,7 +145,7 @@ def test_a_request_submitted_twice_has_two_traces_in_order() -> None:
     assert [found.resumed_tokens for found in traces.find("r", 3)] == [0, 2]
 
 
-@pytest.mark.parametrize("bad", [{"max_requests": -1}, {"max_rounds": 0}, {"max_bytes": 0}])
+@pytest.mark.parametrize("bad", [{"max_requests": -1}, {"max_rounds": 0}, {"max_total_rounds": 0}])
 def test_bounds_that_make_no_sense_are_refused_by_name(bad: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         TraceConfig(**bad)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outrider.gateway.tally import Finish, Speculation, Summary, Usage
+from outrider.gateway.stats import Finish, Summary, Usage
+from outrider.protocol.rounds import RequestStats
 from outrider.rpc.v1 import router_pb2
 
 Json = dict[str, Any]
@@ -28,11 +29,11 @@ def metrics(summary: Summary) -> Json:
         "queue_time_ms": summary.queue_time_ms,
         "mean_itl_ms": summary.mean_itl_ms,
         "tokens_per_second": summary.tokens_per_second,
-        "speculative_decoding": _speculative_decoding(summary.speculation),
+        "speculative_decoding": _speculative_decoding(summary.sums, summary.num_router_failovers),
     }
 
 
-def _speculative_decoding(sums: Speculation) -> Json:
+def _speculative_decoding(sums: RequestStats, num_router_failovers: int) -> Json:
     return {
         "mean_acceptance_length": sums.mean_acceptance_length,
         "draft_acceptance_rate": sums.draft_acceptance_rate,
@@ -50,7 +51,7 @@ def _speculative_decoding(sums: Speculation) -> Json:
         "num_target_failovers": sums.num_target_failovers,
         "num_revision_changes": sums.num_revision_changes,
         "num_draft_failovers": sums.num_draft_failovers,
-        "num_router_failovers": sums.num_router_failovers,
+        "num_router_failovers": num_router_failovers,
     }
 
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Send
 from outrider.gateway.generation import Answer
 from outrider.gateway.http import bodies
 from outrider.gateway.http.bodies import Json, Shape
-from outrider.gateway.tally import Finish
+from outrider.gateway.stats import Finish
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"

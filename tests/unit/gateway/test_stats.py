@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.gateway.tally import Tally
+from outrider.gateway.stats import RunningStats
 from outrider.rpc.v1 import router_pb2
 
 
@@ -20,10 +20,10 @@ def round_of(drafted: int, verified: int, accepted: int) -> router_pb2.RouteResp
 
 
 def test_acceptance_is_counted_over_steps_that_had_drafts() -> None:
-    tally = Tally(started_s=0.0)
+    stats = RunningStats(started_s=0.0)
     for counts in [(0, 0, 0), (4, 4, 4), (4, 1, 0), (2, 2, 1)]:
-        tally.add_round(round_of(*counts))
-    sums = tally.summary(1.0).speculation
+        stats.add_round(round_of(*counts))
+    sums = stats.sums
     assert (sums.num_steps, sums.num_spec_steps) == (4, 3)
     assert (sums.num_draft_tokens, sums.num_verified_tokens, sums.num_accepted_draft_tokens) == (10, 7, 5)
     assert sums.mean_acceptance_length == pytest.approx(1 + 5 / 3)
@@ -35,18 +35,18 @@ def test_acceptance_is_counted_over_steps_that_had_drafts() -> None:
 
 
 def test_without_speculation_the_rates_are_those_of_plain_decoding() -> None:
-    tally = Tally(started_s=0.0)
-    tally.add_round(round_of(0, 0, 0))
-    sums = tally.summary(1.0).speculation
+    stats = RunningStats(started_s=0.0)
+    stats.add_round(round_of(0, 0, 0))
+    sums = stats.sums
     assert (sums.mean_acceptance_length, sums.draft_acceptance_rate, sums.acceptance_histogram) == (1, 0, {})
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (max(pair), min(pair))), max_size=30))
 def test_the_histograms_add_up_to_the_sums(rounds: list[tuple[int, int]]) -> None:
-    tally = Tally(started_s=0.0)
+    stats = RunningStats(started_s=0.0)
     for drafted, accepted in rounds:
-        tally.add_round(round_of(drafted, min(drafted, accepted + 1), accepted))
-    sums = tally.summary(1.0).speculation
+        stats.add_round(round_of(drafted, min(drafted, accepted + 1), accepted))
+    sums = stats.sums
     assert sum(sums.acceptance_histogram.values()) == sums.num_spec_steps
     assert sum(n * steps for n, steps in sums.acceptance_histogram.items()) == sums.num_accepted_draft_tokens
     by_length = sums.acceptance_histogram_by_draft_length
@@ -54,10 +54,10 @@ def test_the_histograms_add_up_to_the_sums(rounds: list[tuple[int, int]]) -> Non
 
 
 def test_times_are_from_arrival_to_first_token_and_between_tokens() -> None:
-    tally = Tally(started_s=10.0)
-    tally.add_tokens(1, 10.5)
-    tally.add_tokens(4, 11.5)
-    summary = tally.summary(12.0)
+    stats = RunningStats(started_s=10.0)
+    stats.add_tokens(1, 10.5)
+    stats.add_tokens(4, 11.5)
+    summary = stats.summary(12.0)
     assert summary.time_to_first_token_ms == pytest.approx(500)
     assert summary.generation_time_ms == pytest.approx(1000)
     assert summary.mean_itl_ms == pytest.approx(250)
@@ -65,11 +65,11 @@ def test_times_are_from_arrival_to_first_token_and_between_tokens() -> None:
 
 
 def test_cached_tokens_are_those_of_the_prompt_not_of_a_resumed_answer() -> None:
-    tally = Tally(started_s=0.0)
+    stats = RunningStats(started_s=0.0)
     first, last = round_of(0, 0, 0), round_of(0, 0, 0)
     first.num_cached_tokens = 16
     last.metrics.num_cached_tokens = 48
-    tally.add_round(first)
-    tally.num_router_failovers += 1
-    tally.add_round(last)
-    assert tally.num_cached == 16
+    stats.add_round(first)
+    stats.num_router_failovers += 1
+    stats.add_round(last)
+    assert stats.sums.num_cached_tokens == 16

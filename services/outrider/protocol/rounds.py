@@ -1,0 +1,257 @@
+"""The record of one round, and the sums over a request's rounds. Router and gateway share both. Pure.
+
+A field of a message costs more to read than one of an object, a list in it ten times as much, and a round is looked at
+by many: so each field is read once, here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import trace_pb2 as trace
+
+
+@dataclass(slots=True)
+class Round:
+    """What one engine step committed for one sequence, and where the time went. Durations are in microseconds."""
+
+    base_len: int
+    token_ids: list[int]
+    rejected: list[int]
+    num_drafted: int
+    num_verified: int
+    num_accepted: int
+    num_dropped: int
+    num_cached_tokens: int
+    finish_reason: sequence.FinishReason.ValueType
+    queue_us: int
+    wait_us: int
+    """Of queue_us, held back for a draft."""
+    prefill_us: int
+    draft_serial: int
+    draft_queue_us: int
+    verify_us: int
+    """Of the engine step."""
+    round_us: int = 0
+    """From the commit before to this one."""
+    draft_us: int = 0
+    compute_us: int = 0
+    wire_us: int = 0
+    source: str = ""
+    """Which part of the drafter proposed what was verified."""
+    draft_spoke: bool = False
+    """The target says something of a draft that it talks to itself."""
+    answer_us: int = 0
+    """The draft's last answer to a commit: from that commit's leaving to its arrival. 0 without one."""
+    answer_compute_us: int = 0
+    answer_tokens: int = 0
+    at_us: int = 0
+    """From the request's arrival to this commit's. This and what follows is set where a trace is kept."""
+    num_tokens: int = 0
+    """Of token_ids, which a trace may leave out."""
+    max_draft_tokens: int = 0
+    max_wait_us: int = 0
+    batch_sequences: int = 0
+
+    @classmethod
+    def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
+        queue_us = commit.queue_us
+        # By position: names would cost as much as the rest.
+        done = cls(
+            commit.base_len,
+            commit.token_ids[:],
+            commit.rejected_token_ids[:],
+            commit.num_drafted,
+            commit.num_verified,
+            commit.num_accepted,
+            commit.num_dropped,
+            commit.num_cached_tokens,
+            commit.finish_reason,
+            queue_us,
+            min(commit.wait_us, queue_us),
+            commit.prefill_us,
+            commit.draft_serial,
+            commit.draft_queue_us,
+            step_us,
+        )
+        if commit.HasField("drafting"):
+            drafting = commit.drafting
+            done.draft_us, done.compute_us, done.wire_us = drafting.draft_us, drafting.compute_us, drafting.wire_us
+            done.source = drafting.source
+            done.draft_spoke = True
+            if answer_us := drafting.answer_us:
+                done.answer_us, done.answer_compute_us = answer_us, drafting.answer_compute_us
+                done.answer_tokens = drafting.answer_tokens
+        return done
+
+    @classmethod
+    def from_response(cls, response: router.RouteResponse) -> Round:
+        """As a gateway hears of it: `base_len` and what only a router knows are 0."""
+        timing = response.timing
+        return cls(
+            0,
+            response.token_ids[:],
+            [],
+            response.num_drafted,
+            response.num_verified,
+            response.num_accepted,
+            0,
+            response.num_cached_tokens,
+            response.finish_reason,
+            timing.queue_us,
+            timing.wait_us,
+            timing.prefill_us,
+            0,
+            0,
+            timing.verify_us,
+            timing.round_us,
+            timing.draft_us,
+            timing.compute_us,
+            timing.wire_us,
+        )
+
+    @property
+    def committed_len(self) -> int:
+        """After it."""
+        return self.base_len + len(self.token_ids)
+
+    def fill(self, response: router.RouteResponse) -> None:
+        """Writes what the client hears of it into an empty message. What is 0 is left out: it costs as much."""
+        response.token_ids.extend(self.token_ids)
+        if self.num_drafted:
+            response.num_drafted = self.num_drafted
+            response.num_verified = self.num_verified
+            response.num_accepted = self.num_accepted
+        if self.finish_reason:
+            response.finish_reason = self.finish_reason
+        self._fill_timing(response.timing)
+
+    def to_trace(self) -> trace.RoundTrace:
+        message = trace.RoundTrace(
+            at_us=self.at_us,
+            base_len=self.base_len,
+            token_ids=self.token_ids,
+            rejected_token_ids=self.rejected,
+            num_tokens=self.num_tokens,
+            num_drafted=self.num_drafted,
+            num_verified=self.num_verified,
+            num_accepted=self.num_accepted,
+            num_dropped=self.num_dropped,
+            max_draft_tokens=self.max_draft_tokens,
+            max_wait_us=self.max_wait_us,
+            batch_sequences=self.batch_sequences,
+            source=self.source,
+        )
+        self._fill_timing(message.timing)
+        return message
+
+    def _fill_timing(self, timing: router.RoundTiming) -> None:
+        timing.round_us = self.round_us
+        timing.verify_us = self.verify_us
+        if self.queue_us:
+            timing.queue_us = self.queue_us
+            timing.wait_us = self.wait_us
+        if self.prefill_us:
+            timing.prefill_us = self.prefill_us
+        if self.draft_us:
+            timing.draft_us = self.draft_us
+        if self.compute_us:
+            timing.compute_us = self.compute_us
+        if self.wire_us:
+            timing.wire_us = self.wire_us
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Sums over the rounds of one request, or of many. Field names are those of RequestMetrics."""
+
+    num_spec_steps: int = 0
+    """Steps with at least one drafted token."""
+    num_draft_tokens: int = 0
+    num_verified_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache."""
+    num_dropped_draft_tokens: int = 0
+    num_target_failovers: int = 0
+    num_draft_failovers: int = 0
+    num_revision_changes: int = 0
+    queue_us: int = 0
+    draft_us: int = 0
+    verify_us: int = 0
+    round_us: int = 0
+    accepted_by_drafted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Steps by (drafted, accepted)."""
+
+    def add(self, done: Round) -> None:
+        """One round."""
+        if self.num_steps == 0:
+            self.num_cached_tokens = done.num_cached_tokens
+        self.num_steps += 1
+        self.num_dropped_draft_tokens += done.num_dropped
+        self.queue_us += done.queue_us
+        self.draft_us += done.draft_us
+        self.verify_us += done.verify_us
+        self.round_us += done.round_us
+        num_drafted = done.num_drafted
+        if not num_drafted:
+            return
+        self.num_spec_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_verified_tokens += done.num_verified
+        self.num_accepted_draft_tokens += done.num_accepted
+        self.accepted_by_drafted[num_drafted, done.num_accepted] += 1
+
+    def to_proto(self) -> router.RequestMetrics:
+        histogram = self.acceptance_histogram
+        return router.RequestMetrics(
+            acceptance_histogram=[histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1)],
+            **{name: getattr(self, name) for name in _SUMS},
+        )
+
+    @classmethod
+    def total(cls, messages: Iterable[router.RequestMetrics]) -> RequestStats:
+        """Sums over several requests. A message tells no pairs of drafted and accepted tokens."""
+        stats = cls()
+        for message in messages:
+            for name in _SUMS:
+                setattr(stats, name, getattr(stats, name) + getattr(message, name))
+        return stats
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """Most tokens drafted in one step."""
+        return max((drafted for drafted, _ in self.accepted_by_drafted), default=0)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per speculative step, the target's own included: 1 when nothing was accepted."""
+        return 1 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted per drafted token."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """Speculative steps by the number of accepted tokens; sparse."""
+        histogram: Counter[int] = Counter()
+        for (_, accepted), steps in self.accepted_by_drafted.items():
+            histogram[accepted] += steps
+        return dict(sorted(histogram.items()))
+
+    @property
+    def acceptance_histogram_by_draft_length(self) -> dict[int, dict[int, int]]:
+        by_length: dict[int, dict[int, int]] = {}
+        for (drafted, accepted), steps in sorted(self.accepted_by_drafted.items()):
+            by_length.setdefault(drafted, {})[accepted] = steps
+        return by_length
+
+
+_SUMS = tuple(each.name for each in fields(RequestStats) if each.name != "accepted_by_drafted")
