@@ -75,8 +75,13 @@ class Catalog:
             self._served.update(found)
             self._live = frozenset(found)
             self._refreshed_s = time.monotonic()
-        for served in found.values():
-            self._load(served)
+        for name in found:
+            self._load(name)
+
+    def preload(self) -> None:
+        """Begins to load the tokenizers whose place is configured, which takes seconds: a router may need as long."""
+        for name in self.model_paths:
+            self._load(name)
 
     async def get(self, name: str) -> Model:
         """Raises UnknownModel for a name nobody serves, Unavailable when no router or no tokenizer of it can be had.
@@ -99,7 +104,7 @@ class Catalog:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tokenizer(self, served: router_pb2.ServedModel) -> ModelTokenizer:
-        loading = self._load(served)
+        loading = self._load(served.model)
         try:
             # Shielded: one client that leaves must not end the loading for the others.
             tokenizer = await asyncio.shield(loading.task)
@@ -114,14 +119,14 @@ class Catalog:
             raise Unavailable(message, reason="TOKENIZER_MISMATCH")
         return tokenizer
 
-    def _load(self, served: router_pb2.ServedModel) -> _Loading:
-        known = self._loading.get(served.model)
+    def _load(self, name: str) -> _Loading:
+        known = self._loading.get(name)
         now_s = time.monotonic()
         if known is not None and not (_failed(known.task) and now_s - known.started_s > _RETRY_LOAD_S):
             return known
-        work = asyncio.to_thread(ModelTokenizer.load, served.model, self.model_paths.get(served.model))
-        loading = self._loading[served.model] = _Loading(asyncio.create_task(work), now_s)
-        loading.task.add_done_callback(lambda task: _report(served.model, task))
+        work = asyncio.to_thread(ModelTokenizer.load, name, self.model_paths.get(name))
+        loading = self._loading[name] = _Loading(asyncio.create_task(work), now_s)
+        loading.task.add_done_callback(lambda task: _report(name, task))
         return loading
 
 

@@ -131,6 +131,7 @@ def _load(admission: Admission) -> worker_pb2.WorkerLoad:
 
 async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
     """Health follows what can be answered: SERVING while some model is ready."""
+    catalog.preload()
     while True:
         try:
             await catalog.refresh()
