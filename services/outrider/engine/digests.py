@@ -20,8 +20,13 @@ _SMALL = 1 << 20
 
 
 def cache_directory() -> Path:
-    """OUTRIDER_CACHE, or ~/.cache/outrider."""
-    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
+    """OUTRIDER_CACHE, or ~/.cache/outrider. Raises FileNotFoundError where there is no home."""
+    if chosen := os.environ.get("OUTRIDER_CACHE"):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache" / "outrider"
+    except RuntimeError as error:
+        raise FileNotFoundError("no home directory is known: set OUTRIDER_CACHE") from error
 
 
 def file_digest(file: Path) -> bytes:

@@ -30,6 +30,7 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 def load_engine(path: Path, config: EngineConfig, group: Group | None = None) -> Engine:
     """See Engine.load."""
     checkpoints.check(path)
+    _check_device(config.device)
     check_quantization(config.quantization, config.device, divided=group is not None)
     _quiet_transformers()
     settings = _settings(path)
@@ -58,6 +59,22 @@ def load_engine(path: Path, config: EngineConfig, group: Group | None = None) ->
         token_map=token_map,
         group=group,
     )
+
+
+def _check_device(name: str) -> None:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise CheckpointError("device", f"{name!r} is no torch device") from error
+    if device.type == "cpu":
+        return
+    if device.type != "cuda":
+        raise CheckpointError("device", f"{name}: models run on cpu and cuda")
+    if torch.version.cuda is None:
+        raise CheckpointError("device", f"{name}: the installed torch {torch.__version__} is built without CUDA")
+    # Counting them starts no CUDA context, which a process that forks ranks must not have.
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise CheckpointError("device", f"{name}: {torch.cuda.device_count()} GPUs are visible here")
 
 
 def _settings(path: Path) -> Any:

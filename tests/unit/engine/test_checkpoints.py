@@ -254,3 +254,26 @@ def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
     change_tensors(draft / "draft.safetensors", change)
     with pytest.raises(CheckpointError, match=complaint):
         Engine.load(draft, EngineConfig(num_blocks=8))
+
+
+@pytest.mark.parametrize(
+    ("device", "complaint"),
+    [
+        ("cuda:7", "device: cuda:7: "),
+        ("bogus", "device: 'bogus' is no torch device"),
+        ("meta", "device: meta: models run"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_by_name(tiny: Path, device: str, complaint: str) -> None:
+    with pytest.raises(CheckpointError, match=complaint):
+        Engine.load(tiny, EngineConfig(device=device))
+
+
+def test_a_home_that_cannot_be_written_is_named_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(CheckpointError, match=r"OUTRIDER_CACHE: .*/home/.* cannot be written"):
+        resolve("smollm2-135m-instruct")
