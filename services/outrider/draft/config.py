@@ -166,7 +166,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", help="torch device")
     add("--quantization", default="none", help="of the linear layers' weights: none, int8, int4 or fp8")
     add("--block-size", type=int, default=16, metavar="TOKENS", help="tokens in one KV block")
-    add("--kv-cache-bytes", type=int, default=None, metavar="N", help="memory for KV; chosen if not given")
+    add(
+        "--kv-cache-bytes",
+        type=int,
+        default=None,
+        metavar="N",
+        help="memory for KV, all of it taken at start; chosen if not given",
+    )
     add("--max-batch-tokens", type=int, default=512, metavar="N", help="most tokens of one forward")
     add("--max-context-len", type=int, default=None, metavar="N", help="cap on positions; the model's if not given")
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from outrider.engine.native import may_run_natively
 from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.quantization import BYTES_PER_WEIGHT
 from outrider.engine.quantization import check as check_quantization
+
+log = logging.getLogger(__name__)
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -50,7 +53,7 @@ def load_engine(path: Path, config: EngineConfig, group: Group | None = None) ->
     if group is not None:
         group.join(LoadOrder(path, num_blocks), config.device)
     model, token_map = _load_model(path, config, group)
-    return assemble(
+    engine = assemble(
         model,
         config,
         num_blocks=num_blocks,
@@ -59,6 +62,12 @@ def load_engine(path: Path, config: EngineConfig, group: Group | None = None) ->
         token_map=token_map,
         group=group,
     )
+    # All that grows with use is taken by now: beside these a step needs room for its own tokens only.
+    kv_bytes = engine.kv_bytes_per_token * config.block_size * num_blocks
+    log.info(
+        "weights of %.0f MB, KV cache of %d blocks, %.0f MB", engine.weight_bytes / 1e6, num_blocks, kv_bytes / 1e6
+    )
+    return engine
 
 
 def _check_device(name: str) -> None:

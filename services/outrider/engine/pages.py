@@ -16,7 +16,9 @@ _PAGE = 2 * 1024 * 1024
 
 
 def zeros_in_large_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """[count] zeros of `dtype`. Ordinary memory where there are no large pages, or hardly one would be filled."""
+    """[count] zeros of `dtype`, all of it taken now: memory that is taken when it is first written would be missing in
+    the middle of a request. Ordinary memory where there are no large pages, or hardly one would be filled.
+    """
     size = count * dtype.itemsize
     if size < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(count, dtype=dtype)
@@ -30,4 +32,4 @@ def zeros_in_large_pages(count: int, dtype: torch.dtype) -> Tensor:
     # The tensor keeps the mapping.
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
-    return whole[start : start + size].view(dtype)
+    return whole[start : start + size].view(dtype).zero_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 
+import psutil
 import pytest
 import torch
 from outrider.engine.pages import zeros_in_large_pages
@@ -20,6 +21,13 @@ def test_as_many_zeros_as_were_asked_for(count: int, dtype: torch.dtype) -> None
     assert not found.any()
     found.fill_(1)
     assert int(found.sum(dtype=torch.float64)) == count
+
+
+def test_all_of_it_is_taken_at_once() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+    held = zeros_in_large_pages(256 << 20, torch.uint8)
+    assert process.memory_info().rss - before > 0.9 * len(held)
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no large pages on this system")
