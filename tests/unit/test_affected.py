@@ -1,0 +1,71 @@
+"""Which slow tests a change touches, and what happens when there is no time for all of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.affected import ROOT, touched
+
+# Its time is over when the first test is, however long the machine needs for that.
+RUN = """
+import signal, sys, pytest
+from tests.affected import Within
+
+class UntilTheFirst(Within):
+    def pytest_runtest_logreport(self, report):
+        super().pytest_runtest_logreport(report)
+        if report.when == "teardown":
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+sys.exit(pytest.main(["-n", "1", "-c", "/dev/null", sys.argv[1]], plugins=[UntilTheFirst(1000)]))
+"""
+
+
+def test_what_tests_the_changed_package_comes_before_what_only_uses_it() -> None:
+    files = touched(["services/outrider/engine/graphs.py"])
+    assert files[0].startswith("tests/unit/engine/")
+    assert "tests/simulation/test_schedules.py" in files
+    assert "tests/soak/test_whole_stack.py" in files
+
+
+def test_who_does_not_use_what_has_changed_is_left_alone() -> None:
+    files = touched(["controller/outrider_controller/router/policy.py"])
+    assert "tests/simulation/test_schedules.py" in files
+    assert not [file for file in files if file.startswith(("tests/unit/engine/", "tests/integration/draft/"))]
+
+
+def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() -> None:
+    assert "tests/integration/target/test_tensor_parallel.py" in touched(["services/outrider/engine/step.py"])
+
+
+def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:
+    file = "tests/unit/engine/test_graphs.py"
+    assert touched([file]) == [file]
+    assert set(touched(["tests/simulation/world.py"])) == {"tests/simulation/test_schedules.py"}
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/benchmarks.md", "a-new-file"])
+def test_words_touch_nothing(path: str) -> None:
+    assert touched([path]) == []
+
+
+def test_what_sets_up_every_test_touches_every_slow_one() -> None:
+    assert set(touched(["pyproject.toml"])) > set(touched(["services/outrider/speculation/verification.py"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first, code", [("pass", 0), ("assert False", 1)], ids=["none has failed", "one has failed"])
+def test_when_the_time_is_over_what_ran_counts_and_the_rest_is_named(tmp_path: Path, first: str, code: int) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        f"import time\ndef test_first(): {first}\ndef test_long(): time.sleep(600)\ndef test_last(): pass\n"
+    )
+    command = [sys.executable, "-c", RUN, str(test)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, done.stdout + done.stderr
+    left = [line.rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("left out")]
+    assert left == ["test_last", "test_long"]
