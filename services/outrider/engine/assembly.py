@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from outrider.engine.attention import Attention, KVCache, Shape, TritonMissing, make_attention
 from outrider.engine.attention.paged import TritonAttention
+from outrider.engine.backends import cpu
 from outrider.engine.buckets import make_buckets
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
@@ -18,7 +19,6 @@ from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
-from outrider.engine.native import NativeAttention, NativeLlama, can_run_natively, may_run_natively
 from outrider.engine.quantization import quantize
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
     """The first that can run the model, or the one that is asked for."""
     wanted = config.execution
-    if may_run_natively(config) and can_run_natively(model, config.block_size):
-        return NativeLlama(model, context, config.prefill_threads), NativeAttention()
+    if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
+        kernels = cpu.load_kernels(config.native_variant)
+        return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention()
     if config.quantization != "none" and wanted == "auto":
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"

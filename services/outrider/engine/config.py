@@ -7,6 +7,8 @@ from dataclasses import dataclass
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 ATTENTIONS = ("auto", "sdpa", "triton")
+# As in backends/cpu/variants.py.
+NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
 EXECUTIONS = ("auto", "native", "fused", "transformers")
 
 
@@ -32,8 +34,10 @@ class EngineConfig:
     max_context_len: int | None = None
     """Cap on positions; None takes the model's own."""
     execution: str = "auto"
-    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs with AVX512-BF16, their weights int8 or not),
+    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs, their weights int8 or not),
     fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
+    native_variant: str = "auto"
+    """Of our kernels for CPUs: the instructions that they are compiled for; auto takes the quickest that the CPU has."""
     quantization: str = "none"
     """Of the linear layers' weights: none, int8, int4 or fp8; see quantization.py for what runs where."""
     attention: str = "auto"
@@ -52,6 +56,8 @@ class EngineConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution: {self.execution!r} is not one of {', '.join(EXECUTIONS)}")
+        if self.native_variant not in NATIVE_VARIANTS:
+            raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.quantization not in QUANTIZATIONS:

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from outrider.engine import checkpoints
 from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem
 from outrider.engine.assembly import assemble, kv_shape
+from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import ATTENTION_NAME
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
-from outrider.engine.native import may_run_natively
 from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.quantization import BYTES_PER_WEIGHT
 from outrider.engine.quantization import check as check_quantization
@@ -42,6 +42,8 @@ def load_engine(path: Path, config: EngineConfig, group: Group | None = None) ->
     if group is not None:
         group.check(path, settings, config)
         shards = group.size
+    config = _settle_dtype(config, settings, divided=group is not None)
+    if group is not None:
         config = replace(config, device=group.device(config.device), execution="transformers", cuda_graphs=False)
     num_blocks = kv_blocks(
         _need(path, settings, config, context, shards),
@@ -98,11 +100,43 @@ def _settings(path: Path) -> Any:
     return config.get_text_config()
 
 
+def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> EngineConfig:
+    """bfloat16 on a CPU is for our kernels, or for instructions that multiply it: emulated, float32 is quicker.
+
+    Raises CheckpointError when our kernels, or a variant of them, are asked for and cannot be had.
+    """
+    as_asked = config.execution not in ("auto", "native") or config.quantization not in ("none", "int8")
+    if (config.device, config.dtype) != ("cpu", "bfloat16") or as_asked:
+        return config
+    if divided:
+        return config if cpu.multiplies_bfloat16() else _in_float32(config, "they do not divide a model")
+    try:
+        cpu.load_kernels(config.native_variant)
+    except cpu.KernelsMissing as error:
+        if config.native_variant != "auto":
+            raise CheckpointError("native_variant", str(error)) from error
+        if config.execution == "native":
+            raise CheckpointError("execution", f"native kernels are required, and there are none: {error}") from error
+        return _in_float32(config, str(error))
+    reason = cpu.why_not_native(config, settings)
+    if reason is not None and config.execution == "native":
+        raise CheckpointError("execution", f"native kernels are required, and cannot run this model: {reason}")
+    if reason is None or cpu.multiplies_bfloat16():
+        return config
+    return _in_float32(config, reason)
+
+
+def _in_float32(config: EngineConfig, reason: str) -> EngineConfig:
+    message = "no native kernels (%s): float32 on transformers, in twice the memory and several times slower"
+    log.warning(message, reason)
+    return replace(config, dtype="float32")
+
+
 def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
         # The kernels take such weights as they are stored: half the memory to read.
-        draft, token_map = load_draft_model(path, dtype, in_int8=may_run_natively(config))
+        draft, token_map = load_draft_model(path, dtype, in_int8=cpu.runs_natively(config))
         return draft.to(config.device), token_map.to(config.device)
     from transformers import AutoModelForCausalLM
 

@@ -18,7 +18,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
-from outrider.engine.native import start_helpers
+from outrider.engine.backends.cpu import start_helpers
 from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -51,10 +51,11 @@ def limit_cpu(config: TargetConfig) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     if (others := allowed - own) and config.engine.prefill_threads > torch.get_num_threads():
+        variant = config.engine.native_variant
         # In this order: every step has the first ones.
-        start_helpers(torch.get_num_threads() - 1)
+        start_helpers(torch.get_num_threads() - 1, variant)
         os.sched_setaffinity(0, others)
-        start_helpers(config.engine.prefill_threads - 1)
+        start_helpers(config.engine.prefill_threads - 1, variant)
         os.sched_setaffinity(0, own)
 
 

@@ -1,4 +1,4 @@
-"""A LlamaForCausalLM whose whole step is one call into llama.c, on a CPU with AVX512-BF16."""
+"""A LlamaForCausalLM whose whole step is one call into the kernels (llama/step.c), on a CPU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.attention import Batch, KVCache, RowSpan
+from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, load_kernels
 from outrider.engine.config import EngineConfig
-from outrider.engine.fused import can_fuse
-from outrider.engine.native.compiled import load_library
 from outrider.engine.pages import zeros_in_large_pages
 from outrider.engine.quantization import Int8Linear
 
-# As in llama.c.
-_PANEL, _TILE, _MAX_HEAD_DIM = 64, 16, 256
-_LINE = 64
-"""Bytes."""
+# As in llama/model.h.
+_TILE, _MAX_HEAD_DIM = 16, 256
+_GATE_OUTPUTS = 32
+"""Outputs of gate that lie before those of up, at most: half of the widest panel."""
+_PAGE = 4096
+"""Bytes. Matrices begin at one: the kernels ask memory for lines by their place in a page."""
 _LONG_STEP_TOKENS = 64
 """From here on a step computes for longer than it reads weights, and gains from every core."""
 
@@ -67,30 +68,49 @@ class _Buffers(ctypes.Structure):
     _fields_ = [(name, _Pointer) for name in _BUFFERS]
 
 
-def may_run_natively(config: EngineConfig) -> bool:
+def runs_natively(config: EngineConfig) -> bool:
     """Whether the kernels are there and nothing else was asked for. They attend themselves."""
-    return (
-        config.execution in ("auto", "native")
-        and config.attention == "auto"
-        and config.quantization in ("none", "int8")
-        and (config.device, config.dtype) == ("cpu", "bfloat16")
-        and load_library() is not None
-    )
+    return why_not_native(config) is None
+
+
+def why_not_native(config: EngineConfig, model: Any = None) -> str | None:
+    """None where the kernels can run it; `model` is its transformers config, left out for any that they take."""
+    if config.execution not in ("auto", "native"):
+        return f"execution is {config.execution}"
+    if config.attention != "auto":
+        return f"attention is {config.attention}"
+    if config.quantization not in ("none", "int8"):
+        return f"they do not multiply {config.quantization}"
+    if (config.device, config.dtype) != ("cpu", "bfloat16"):
+        return f"they run bfloat16 on cpu, not {config.dtype} on {config.device}"
+    try:
+        load_kernels(config.native_variant)
+    except KernelsMissing as error:
+        return str(error)
+    return None if model is None else _why_not_this(model, config.block_size)
 
 
 def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCausalLM]:
-    """Whether the model fuses and has a dtype and widths that llama.c takes. See also may_run_natively."""
-    if not can_fuse(model):
-        return False
-    config: Any = model.config
-    return (
-        model.dtype == torch.bfloat16
-        and block_size % _TILE == 0
-        and config.hidden_size % 16 == 0
-        and config.intermediate_size % (_PANEL // 2) == 0
-        and config.head_dim % 16 == 0
-        and config.head_dim <= _MAX_HEAD_DIM
-    )
+    """Whether it is a loaded model that the kernels take. See also runs_natively."""
+    return isinstance(model, LlamaForCausalLM) and _why_not_this(model.config, block_size) is None
+
+
+def _why_not_this(model: Any, block_size: int) -> str | None:
+    if not isinstance(model, LlamaConfig):
+        return f"they run Llamas, not {model.model_type}"
+    rope = (model.rope_parameters or {}).get("rope_type", "default")
+    limits = {
+        "rope_type": rope in ("default", "linear", "llama3"),
+        "hidden_act": model.hidden_act == "silu",
+        "attention_bias": not model.attention_bias,
+        "mlp_bias": not model.mlp_bias,
+        "block_size": block_size % _TILE == 0,
+        "hidden_size": model.hidden_size % 16 == 0,
+        "intermediate_size": model.intermediate_size % _GATE_OUTPUTS == 0,
+        "head_dim": model.head_dim % 16 == 0 and model.head_dim <= _MAX_HEAD_DIM,
+    }
+    wrong = [name for name, fits in limits.items() if not fits]
+    return f"they do not take its {', '.join(wrong)}" if wrong else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +118,8 @@ class _Linear:
     """Weights of one product, packed."""
 
     values: Tensor
-    """[outputs / 64, inputs / 2, 64, 2], outputs filled up with zeros; bfloat16, or int8 where there are scales.
-    [outputs / 64, inputs / 4, 64, 4] where there are sums."""
+    """[outputs / panel, inputs / group, panel, group], outputs filled up with zeros; bfloat16, or int8 where there are
+    scales. Panel and group are the variant's."""
     scales: Tensor | None = None
     """[outputs, filled up] float32."""
     sums: Tensor | None = None
@@ -121,7 +141,7 @@ class _PackedLayer:
 
 @dataclass(slots=True)
 class NativeBatch:
-    """A step's layout as llama.c reads it."""
+    """A step's layout as the kernels read it."""
 
     cache: KVCache
     num_copying: int
@@ -140,7 +160,7 @@ class NativeBatch:
 
 
 class NativeAttention:
-    """Lays out steps for NativeLlama. Keys and values lie in the cache in llama.c's order, not in the cache's own."""
+    """Lays out steps for NativeLlama. Keys and values lie in the cache in the kernels' order, not in the cache's own."""
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
@@ -173,25 +193,26 @@ def _copied(span: RowSpan) -> tuple[int, int]:
 
 
 class NativeLlama:
-    """Takes over the model's weights, packed for llama.c."""
+    """Takes over the model's weights, packed for the kernels."""
 
-    def __init__(self, model: LlamaForCausalLM, max_context_len: int, prefill_threads: int = 0) -> None:
+    def __init__(
+        self, kernels: Kernels, model: LlamaForCausalLM, max_context_len: int, prefill_threads: int = 0
+    ) -> None:
         """`prefill_threads`: of long steps, where they may have more than others."""
-        library = load_library()
-        if library is None:
-            raise RuntimeError("no native kernels on this machine")
-        self._forward = library.outrider_forward
-        self.execution = "native-amx" if library.outrider_tiled() else "native-avx512-bf16"
+        self.execution = f"native-{kernels.variant}"
+        self._forward = kernels.library.outrider_forward
+        self._layout = layout = kernels.layout
+        self._act = torch.bfloat16 if layout.act_bytes == 2 else torch.float32
         self._prefill_threads = prefill_threads
         config = model.config
         self._config = config
         self._embedding = model.get_input_embeddings().weight.detach().contiguous()
         self._norm = model.model.norm.weight.detach()
         head = model.get_output_embeddings()
-        room = _Room(model)
+        packer = _Packer(model, layout)
         # In the order in which a step reads them.
-        self._layers = [_packed_layer(layer, room) for layer in model.model.layers]
-        self._head, self._vocab = _pack(room, head), head.weight.shape[0]
+        self._layers = [packer.layer(layer) for layer in model.model.layers]
+        self._head, self._vocab = packer.pack(head), head.weight.shape[0]
         # In float32, where transformers rounds the table to the model's dtype.
         position = torch.arange(max_context_len)[None]
         cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
@@ -216,19 +237,20 @@ class NativeLlama:
         tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
         if tokens >= _LONG_STEP_TOKENS:
             threads = max(threads, self._prefill_threads)
-        logits = torch.empty(wanted, -(-self._vocab // _PANEL) * _PANEL)
-        hidden = torch.empty(wanted, self._width, dtype=torch.bfloat16)
+        layout, act = self._layout, self._act
+        logits = torch.empty(wanted, -(-self._vocab // layout.panel) * layout.panel)
+        hidden = torch.empty(wanted, self._width, dtype=act)
         most = max(self._width, self._inner, self._queries)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
             self._buffer("wide", tokens * self._joined, torch.float32),
-            self._buffer("narrow", tokens * max(self._width, self._queries), torch.bfloat16),
-            self._buffer("inner", tokens * self._inner, torch.bfloat16),
+            self._buffer("narrow", tokens * max(self._width, self._queries), act),
+            self._buffer("inner", tokens * self._inner, act),
             hidden.data_ptr(),
             logits.data_ptr(),
-            # An int8 layer's panel, widened, for each thread.
-            self._buffer("panels", threads * _PANEL * most, torch.bfloat16),
-            self._buffer("codes", tokens * most, torch.uint8),
+            # A panel, widened, for each thread.
+            self._buffer("panels", threads * layout.panel * most * layout.wide_bytes, torch.uint8),
+            self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
         )
         arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
@@ -273,51 +295,54 @@ class NativeLlama:
         )
 
 
-class _Room:
-    """One stretch of large pages for all packed weights: most matrices alone would not fill a page."""
+class _Packer:
+    """Copies weights into the order of a variant, all in one stretch of large pages: most matrices alone would not fill
+    one."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
         linears = [m for m in model.modules() if isinstance(m, nn.Linear | Int8Linear)]
-        # Each is filled up to whole panels, and begins at a cache line.
-        sizes = [(m.weight.shape[0] + _PANEL) * m.weight.shape[1] * m.weight.element_size() + _LINE for m in linears]
-        self._bytes = zeros_in_large_pages(sum(sizes), torch.uint8)
-        self._used = 0
+        self._layout = layout
+        # Each is filled up to whole panels, and begins at a page.
+        sizes = [
+            (m.weight.shape[0] + layout.panel) * m.weight.shape[1] * m.weight.element_size() + _PAGE for m in linears
+        ]
+        self._bytes = zeros_in_large_pages(sum(sizes) + _PAGE, torch.uint8)
+        self._used = -self._bytes.data_ptr() % _PAGE
 
-    def keep(self, values: Tensor) -> Tensor:
-        """A copy in here."""
+    def layer(self, layer: Any) -> _PackedLayer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return _PackedLayer(
+            attention_norm=layer.input_layernorm.weight.detach(),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            qkv=self.pack(attention.q_proj, attention.k_proj, attention.v_proj),
+            output=self.pack(attention.o_proj),
+            gate_up=self.pack(mlp.gate_proj, mlp.up_proj, alternating=self._layout.panel // 2),
+            down=self.pack(mlp.down_proj),
+        )
+
+    def pack(self, *linears: Any, alternating: int = 0) -> _Linear:
+        """One product of several, whose outputs follow one another, or alternate by so many."""
+        panel = self._layout.panel
+
+        def join(parts: list[Tensor]) -> Tensor:
+            outputs = torch.cat(parts)
+            if alternating:
+                outputs = torch.stack([p.view(-1, alternating, *p.shape[1:]) for p in parts], 1).view(outputs.shape)
+            return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % panel))
+
+        weight = join([linear.weight.detach() for linear in linears])
+        in_int8 = isinstance(linears[0], Int8Linear)
+        rounded = in_int8 and linears[0].rounds_inputs
+        group = self._layout.code_group if rounded else self._layout.eight_group if in_int8 else 2
+        values = self._keep(weight.view(-1, panel, weight.shape[1] // group, group).transpose(1, 2))
+        if not in_int8:
+            return _Linear(values)
+        scales = join([linear.scale.float() for linear in linears])
+        return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None)
+
+    def _keep(self, values: Tensor) -> Tensor:
+        """A copy in our stretch."""
         start, size = self._used, values.numel() * values.element_size()
-        self._used += -(-size // _LINE) * _LINE
+        self._used += -(-size // _PAGE) * _PAGE
         kept = self._bytes[start : start + size].view(values.dtype).view(values.shape)
         return kept.copy_(values)
-
-
-def _packed_layer(layer: Any, room: _Room) -> _PackedLayer:
-    attention, mlp = layer.self_attn, layer.mlp
-    return _PackedLayer(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        qkv=_pack(room, attention.q_proj, attention.k_proj, attention.v_proj),
-        output=_pack(room, attention.o_proj),
-        gate_up=_pack(room, mlp.gate_proj, mlp.up_proj, alternating=_PANEL // 2),
-        down=_pack(room, mlp.down_proj),
-    )
-
-
-def _pack(room: _Room, *linears: Any, alternating: int = 0) -> _Linear:
-    """One product of several, whose outputs follow one another, or alternate by so many."""
-
-    def join(parts: list[Tensor]) -> Tensor:
-        outputs = torch.cat(parts)
-        if alternating:
-            outputs = torch.stack([p.view(-1, alternating, *p.shape[1:]) for p in parts], 1).view(outputs.shape)
-        return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % _PANEL))
-
-    weight = join([linear.weight.detach() for linear in linears])
-    in_int8 = isinstance(linears[0], Int8Linear)
-    rounded = in_int8 and linears[0].rounds_inputs
-    together = 4 if rounded else 2
-    values = room.keep(weight.view(-1, _PANEL, weight.shape[1] // together, together).transpose(1, 2))
-    if not in_int8:
-        return _Linear(values)
-    scales = join([linear.scale.float() for linear in linears])
-    return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None)

@@ -1,0 +1,1 @@
+"""What runs a model's steps on one kind of device."""

@@ -1,0 +1,193 @@
+// Attention: queries that share a key head look at a SPAN of positions together, with a running maximum.
+//
+// What a query may not see is never part of a product, not even by a weight of 0: it may be what an earlier
+// sequence left, or a token that is only guessed, and 0 x NaN is NaN.
+
+#define MOST_QUERIES 16
+
+// Token t's g-th head of the group is number t * share + g. Positions do not fall.
+typedef struct {
+    const act *query[MOST_QUERIES];
+    float *out[MOST_QUERIES];
+    int64_t position[MOST_QUERIES];
+    vec sum[MOST_QUERIES][MAX_HEAD_DIM / LANES];
+    float highest[MOST_QUERIES], total[MOST_QUERIES];
+    _Alignas(LINE) float score[MOST_QUERIES][SPAN];
+    _Alignas(LINE) act weight[MOST_QUERIES][SPAN];
+} Queries;
+
+// How many positions of the SPAN at `from` a query sees.
+static inline int64_t visible(const Queries *q, int r, int64_t from) {
+    const int64_t count = q->position[r] + 1 - from;
+    return count < 0 ? 0 : count > SPAN ? SPAN : count;
+}
+
+// Scores of SPAN positions → weights, and what was summed before brought to the same scale.
+INLINE void weigh(Queries *q, int r, int64_t from, float scale, int64_t dim) {
+    const int64_t seen = visible(q, r, from);
+    float *score = q->score[r];
+    vec high = v_splat(q->highest[r]);
+    for (int at = 0; at < SPAN; at += LANES) {
+        const vec scaled = v_first(seen - at, v_mul(v_load(score + at), v_splat(scale)), v_splat(-INFINITY));
+        v_store(score + at, scaled);
+        high = v_max(high, scaled);
+    }
+    const float highest = v_most(high);
+    vec total = v_zero();
+    for (int at = 0; at < SPAN; at += LANES) {
+        const vec w = v_first(seen - at, exponential(v_sub(v_load(score + at), v_splat(highest))), v_zero());
+        total = v_add(total, w);
+        store_act(q->weight[r] + at, w);
+    }
+    if (highest != q->highest[r]) {
+        float less[LANES];
+        v_store(less, exponential(v_splat(q->highest[r] - highest)));
+        q->total[r] *= less[0];
+        for (int64_t z = 0; z < dim / LANES; z++) q->sum[r][z] = v_mul(q->sum[r][z], v_splat(less[0]));
+        q->highest[r] = highest;
+    }
+    q->total[r] += v_sum(total);
+}
+
+INLINE void scores(Queries *q, const bf16 *const *keys, int64_t from, float scale, int64_t dim, int rows) {
+    for (int at = 0; at < SPAN; at += PANEL) {
+        vec score[STRIP][COLUMNS];
+        for (int r = 0; r < rows; r++)
+            for (int z = 0; z < COLUMNS; z++) score[r][z] = v_zero();
+        for (int64_t i = 0; i < dim; i += STEP) {
+#pragma GCC unroll 4
+            for (int part = 0; part < PARTS; part++) {
+                weights k[COLUMNS];
+                for (int z = 0; z < COLUMNS; z++) {
+                    const int position = at + z * LANES;
+                    k[z] = pairs(keys[position / TILE] + (i + part / 2 * 2) * TILE + position % TILE * 2, part % 2);
+                }
+                for (int r = 0; r < rows; r++) {
+                    const inputs x = spread(q->query[r] + i + part);
+                    for (int z = 0; z < COLUMNS; z++) score[r][z] = multiply(score[r][z], x, k[z]);
+                }
+            }
+        }
+        for (int r = 0; r < rows; r++)
+            for (int z = 0; z < COLUMNS; z++) v_store(q->score[r] + at + z * LANES, score[r][z]);
+    }
+    for (int r = 0; r < rows; r++) weigh(q, r, from, scale, dim);
+}
+
+// Adds the values of the positions from `begin` to `end` of a SPAN, by the weights of `rows` queries from `first` on,
+// for `columns` * LANES of the dimensions from `lowest` on. All of them see all of these. `whole`: so many are turns of STEP.
+INLINE void gather(Queries *q, const bf16 *const *values, int64_t begin, int64_t end, int first, int rows, int64_t lowest,
+                   int64_t dim, int columns, int whole) {
+    vec sum[STRIP][COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < columns; z++) sum[r][z] = q->sum[first + r][lowest / LANES + z];
+    for (int64_t at = begin; at < end; at += STEP) {
+        const bf16 *value = values[at / TILE] + at % TILE * dim + 2 * lowest;
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) {
+            if (!whole && at + part >= end) break;
+            weights v[COLUMNS];
+            for (int z = 0; z < columns; z++) {
+                v[z] = pairs(value + part / 2 * 2 * dim + 2 * LANES * z, part % 2);
+#if PARTS == 1
+                if (!whole && at + 1 == end) v[z] = first_of_pairs(v[z]);
+#endif
+            }
+            for (int r = 0; r < rows; r++) {
+                const inputs w = spread(q->weight[first + r] + at + part);
+                for (int z = 0; z < columns; z++) sum[r][z] = multiply(sum[r][z], w, v[z]);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < columns; z++) q->sum[first + r][lowest / LANES + z] = sum[r][z];
+}
+
+INLINE void gather_common(Queries *q, const bf16 *const *values, int64_t end, int rows, int64_t dim) {
+    int64_t lowest = 0;
+    for (; lowest + PANEL <= dim; lowest += PANEL) gather(q, values, 0, end, 0, rows, lowest, dim, COLUMNS, 1);
+    for (; lowest < dim; lowest += LANES) gather(q, values, 0, end, 0, rows, lowest, dim, 1, 1);
+}
+
+static void gather_rest(Queries *q, const bf16 *const *values, int64_t begin, int64_t end, int row, int64_t dim) {
+    int64_t lowest = 0;
+    for (; lowest + PANEL <= dim; lowest += PANEL) gather(q, values, begin, end, row, 1, lowest, dim, COLUMNS, 0);
+    for (; lowest < dim; lowest += LANES) gather(q, values, begin, end, row, 1, lowest, dim, 1, 0);
+}
+
+static void begin_sums(Queries *q, int rows, int64_t dim) {
+    for (int r = 0; r < rows; r++) {
+        q->highest[r] = -INFINITY;
+        q->total[r] = 0;
+        for (int64_t z = 0; z < dim / LANES; z++) q->sum[r][z] = v_zero();
+    }
+}
+
+static void end_sums(Queries *q, int rows, int64_t dim) {
+    for (int r = 0; r < rows; r++)
+        for (int64_t z = 0; z < dim / LANES; z++)
+            v_store(q->out[r] + LANES * z, v_div(q->sum[r][z], v_splat(q->total[r])));
+}
+
+// Where the keys and values of a SPAN lie, of a row that sees `end` positions.
+static inline void find(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, int64_t from,
+                        int64_t end, const bf16 **keys, const bf16 **values) {
+    const int64_t size = TILE * m->head_dim, head = kv_head * m->tiles, last = (end - 1) / TILE;
+    for (int z = 0; z < SPAN / TILE; z++) {
+        // Past the end any tile does: its scores are masked.
+        const int64_t tile = from / TILE + z < last ? from / TILE + z : last;
+        keys[z] = layer->keys + (head + tiles[tile]) * size;
+        values[z] = layer->values + (head + tiles[tile]) * size;
+    }
+}
+
+INLINE void attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows) {
+    const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1;
+    begin_sums(q, rows, dim);
+    for (int64_t from = 0; from < end; from += SPAN) {
+        const bf16 *keys[SPAN / TILE], *values[SPAN / TILE];
+        find(m, layer, tiles, kv_head, from, end, keys, values);
+        scores(q, keys, from, (float)m->scale, dim, rows);
+        // What the first query sees is seen by all; the others see a few positions more, each its own number.
+        const int64_t common = visible(q, 0, from) / STEP * STEP;
+        gather_common(q, values, common, rows, dim);
+        for (int r = 0; r < rows; r++)
+            if (visible(q, r, from) > common) gather_rest(q, values, common, visible(q, r, from), r, dim);
+    }
+    end_sums(q, rows, dim);
+}
+
+// One of a strip's queries: of the row's `number`th token and the `head`th of all heads.
+static inline void set_query(const Model *m, Queries *q, int r, int64_t token, int64_t head, int64_t position,
+                             const act *query, float *out, int64_t stride) {
+    q->query[r] = query + (token * m->heads + head) * m->head_dim;
+    q->out[r] = out + token * stride + head * m->head_dim;
+    q->position[r] = position;
+}
+
+#ifdef __AMX_BF16__
+#include "tiled_attention.h"
+#endif
+
+// A row's queries that look at one key head, of the tokens from `begin` to `end`. In and out: [tokens][heads * head_dim].
+static void attend_row(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
+                       int64_t begin, int64_t end, const act *query, float *out, int64_t stride) {
+#ifdef __AMX_BF16__
+    if (m->head_dim % TILED_INPUTS == 0) {
+        attend_row_tiled(m, layer, s, row, kv_head, begin, end, query, out, stride);
+        return;
+    }
+#endif
+    const int64_t share = m->heads / m->kv_heads;
+    for (int64_t first = begin * share; first < end * share; first += STRIP) {
+        Queries q;
+        const int rows = (int)(end * share - first < STRIP ? end * share - first : STRIP);
+        for (int r = 0; r < rows; r++) {
+            const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
+            set_query(m, &q, r, row->start + token, head, row->kv_len - row->num_tokens + token, query, out, stride);
+        }
+#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n)
+        WITH_ROWS(rows, CALL)
+#undef CALL
+    }
+}

@@ -1,0 +1,231 @@
+// Linear layers: a panel of outputs for a strip of rows at a time.
+//
+// A sum has one accumulator, and takes its inputs in their order: its bits are the same in every strip, and whether its
+// weights were widened where they are used or before.
+
+enum { STORE, ADD, GATE };  // what becomes of a product: written, added to what is there, silu(gate) * up
+
+typedef struct {
+    const act *in;  // [rows][inputs]
+    Weights weights;
+    void *out;  // float, or act for GATE
+    int64_t rows, inputs, outputs, stride;  // outputs: those that are written; stride: of a row of out
+    int kind;
+    // [rows][inputs] of numbers up to 127 either way, CODE_ZERO being 0, and what one of them is worth in each row
+    const code *codes;
+    const float *units;
+} Linear;
+
+// Weights in bfloat16; in int8; in int8 with inputs rounded too; of a panel that was widened once for many rows.
+enum { PAIRS, EIGHT, ROUNDED, WIDENED };
+
+static int64_t panels_of(const Linear *l) { return (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL; }
+
+INLINE vec gated(vec gate, vec up) {
+    // Where e^-|g| is taken, so that it never overflows: g / (1 + e^-g) = g e^g / (1 + e^g) for negative g.
+    const vec e = exponential(v_sub(v_zero(), v_abs(gate)));
+    return v_mul(v_div(v_negative(gate, v_mul(gate, e), gate), v_add(v_splat(1.f), e)), up);
+}
+
+INLINE void finish_row(const Linear *l, const vec sum[COLUMNS], int64_t panel, int64_t row) {
+    if (l->kind == GATE) {
+        act *out = (act *)l->out + row * l->stride + panel * (PANEL / 2);
+        for (int z = 0; z < COLUMNS / 2; z++) store_act(out + LANES * z, gated(sum[z], sum[z + COLUMNS / 2]));
+        return;
+    }
+    float *out = (float *)l->out + row * l->stride + panel * PANEL;
+    for (int z = 0; z < COLUMNS && panel * PANEL + LANES * z < l->outputs; z++)
+        v_store(out + LANES * z, l->kind == ADD ? v_add(v_load(out + LANES * z), sum[z]) : sum[z]);
+}
+
+INLINE void finish_strip(const Linear *l, vec sum[STRIP][COLUMNS], int64_t panel, int64_t first, int rows) {
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) finish_row(l, sum[r], panel, first + r);
+}
+
+// Asks memory for lines of the eight pages after the one that is read: while it is read, of the nearest the last eighth is
+// asked for, of the farthest the first. For a core that asks for one page after the other waits for each; of several
+// at once it gets half as much again. Into the second-level cache: the first has no room for so many.
+// `now`: so many bytes are read next, and lie within a page.
+INLINE void ask(const void *now, int64_t bytes) {
+    const uintptr_t line = (uintptr_t)now % 4096 / LINE, page = (uintptr_t)now - (uintptr_t)now % 4096;
+    const uintptr_t first = page + 4096 + 7 * 512 + line % 8 * (4096 - 512) + line / 8 * LINE;
+    for (int64_t i = 0; i * LINE < bytes; i++) __builtin_prefetch((const void *)(first + i * (4096 - 512)), 0, 2);
+}
+
+// Where the inputs from k + part on lie in a panel, when so many of an output lie side by side: the one in question is
+// the (part % group)th of them.
+#define AT(k, part, column, group) (((k) + (part) / (group) * (group)) * PANEL + (column) * LANES * (group))
+
+INLINE weights weights_at(const void *panel, int how, int64_t k, int part, int column) {
+    if (how == PAIRS) return pairs((const bf16 *)panel + AT(k, part, column, 2), part % 2);
+    if (how == EIGHT) return eights((const int8_t *)panel + AT(k, part, column, EIGHT_GROUP), part % EIGHT_GROUP);
+    return wides((const wide *)panel + AT(k, part, column, WIDE_GROUP), part % WIDE_GROUP);
+}
+
+INLINE void linear_strip(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int rows) {
+    const act *in = l->in + first * l->inputs;
+    vec sum[STRIP][COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < COLUMNS; z++) sum[r][z] = v_zero();
+    for (int64_t k = 0; k < l->inputs; k += STEP) {
+        if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
+        if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) {
+            weights w[COLUMNS];
+            for (int z = 0; z < COLUMNS; z++) w[z] = weights_at(values, how, k, part, z);
+            for (int r = 0; r < rows; r++) {
+                const inputs x = spread(in + r * l->inputs + k + part);
+                for (int z = 0; z < COLUMNS; z++) sum[r][z] = multiply(sum[r][z], x, w[z]);
+            }
+        }
+    }
+    if (l->weights.scales)
+        for (int z = 0; z < COLUMNS; z++) {
+            const vec scale = v_load(l->weights.scales + panel * PANEL + LANES * z);
+            for (int r = 0; r < rows; r++) sum[r][z] = v_mul(sum[r][z], scale);
+        }
+    finish_strip(l, sum, panel, first, rows);
+}
+
+// In integers: exact in any order.
+INLINE void rounded_strip(const Linear *l, const int8_t *values, int64_t panel, int64_t first, int rows) {
+    const code *codes = l->codes + first * l->inputs;
+    ivec found[STRIP][COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < COLUMNS; z++) found[r][z] = i_zero();
+    for (int64_t k = 0; k < l->inputs; k += CODE_STEP) {
+        ask(values + k * PANEL, CODE_STEP * PANEL);
+#pragma GCC unroll 4
+        for (int part = 0; part < CODE_PARTS; part++) {
+            ivec w[COLUMNS];
+            for (int z = 0; z < COLUMNS; z++)
+                w[z] = code_weights(values + AT(k, part, z, CODE_GROUP), part % CODE_GROUP);
+            for (int r = 0; r < rows; r++) {
+                const ivec x = spread_codes(codes + r * l->inputs + k + part);
+                for (int z = 0; z < COLUMNS; z++) found[r][z] = count(found[r][z], x, w[z]);
+            }
+        }
+    }
+    vec sum[STRIP][COLUMNS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        const vec unit = v_splat(l->units[first + r]);
+        for (int z = 0; z < COLUMNS; z++) {
+            const int64_t at = panel * PANEL + LANES * z;
+            // CODE_ZERO too many for each weight.
+            const vec exact = v_from_integers(i_sub(found[r][z], i_times_code_zero(i_load(l->weights.sums + at))));
+            sum[r][z] = v_mul(exact, v_mul(v_load(l->weights.scales + at), unit));
+        }
+    }
+    finish_strip(l, sum, panel, first, rows);
+}
+
+// Each row by its own largest number: what a row is rounded to does not depend on the others.
+static void round_row(const act *in, int64_t inputs, code *codes, float *unit) {
+    vec largest = v_zero();
+    for (int64_t i = 0; i < inputs; i += LANES) largest = v_max(largest, v_abs(load_act(in + i)));
+    const float most = v_most(largest);
+    const vec times = v_splat(most > 0 ? 127.f / most : 0.f);
+    for (int64_t i = 0; i < inputs; i += LANES) store_codes(codes + i, v_mul(load_act(in + i), times));
+    *unit = most / 127.f;
+}
+
+#ifdef __AMX_BF16__
+#include "tiles.h"
+#endif
+
+static void linear_rows(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t end) {
+#ifdef __AMX_BF16__
+    if (how != ROUNDED && l->inputs % TILED_INPUTS == 0) {
+        tiled_rows(l, values, how == EIGHT, panel, first, end);
+        return;
+    }
+#endif
+    for (; first < end; first += STRIP) {
+#define AS_PAIRS(n) linear_strip(l, values, PAIRS, panel, first, n)
+#define AS_EIGHT(n) linear_strip(l, values, EIGHT, panel, first, n)
+#define AS_ROUNDED(n) rounded_strip(l, values, panel, first, n)
+#define AS_WIDENED(n) linear_strip(l, values, WIDENED, panel, first, n)
+        if (how == ROUNDED)
+            WITH_ROWS(end - first, AS_ROUNDED)
+        else if (how == EIGHT)
+            WITH_ROWS(end - first, AS_EIGHT)
+        else if (how == WIDENED)
+            WITH_ROWS(end - first, AS_WIDENED)
+        else
+            WITH_ROWS(end - first, AS_PAIRS)
+#undef AS_PAIRS
+#undef AS_EIGHT
+#undef AS_ROUNDED
+#undef AS_WIDENED
+    }
+}
+
+INLINE void widen_panel(const void *values, int how, int64_t inputs, wide *to) {
+    for (int64_t k = 0; k < inputs; k += STEP) {
+        if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
+        if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
+        for (int part = 0; part < PARTS; part++)
+            for (int z = 0; z < COLUMNS; z++)
+                store_wide(to + AT(k, part, z, WIDE_GROUP), weights_at(values, how, k, part, z));
+    }
+}
+
+typedef struct {
+    const Linear *linear;
+    wide *panels;  // for each thread
+    code *codes;   // as in Linear, to be written
+    float *units;
+} Product;
+
+static void round_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Product *p = context;
+    const Linear *l = p->linear;
+    for (int64_t r = piece * PART; r < l->rows && r < (piece + 1) * PART; r++)
+        round_row(l->in + r * l->inputs, l->inputs, p->codes + r * l->inputs, p->units + r);
+}
+
+// A panel stays in the second-level cache while all rows of a chunk pass over it: whole strips, and whole pairs of tiles.
+#define CHUNK (16 * STRIP)
+#define GROUP (64 / PANEL)  // panels in a piece
+
+static void linear_panel(const Product *p, int64_t panel, int64_t first, int64_t end, int thread) {
+    const Linear *l = p->linear;
+    const int64_t size = PANEL * l->inputs;
+    const int how = l->weights.sums ? ROUNDED : l->weights.scales ? EIGHT : PAIRS;
+    const char *values = (const char *)l->weights.values + panel * size * (how == PAIRS ? sizeof(bf16) : 1);
+    // Once for all strips where multiplying takes the time. What is summed, and in which order, is the same.
+    if (end - first <= 2 * STRIP || how == ROUNDED || (how == PAIRS && PARTS == 1)) {
+        linear_rows(l, values, how, panel, first, end);
+        return;
+    }
+    wide *widened = p->panels + thread * size;
+    if (how == EIGHT)
+        widen_panel(values, EIGHT, l->inputs, widened);
+    else
+        widen_panel(values, PAIRS, l->inputs, widened);
+    linear_rows(l, widened, WIDENED, panel, first, end);
+}
+
+static void linear_piece(const void *context, int64_t piece, int thread) {
+    const Product *p = context;
+    const Linear *l = p->linear;
+    const int64_t chunks = (l->rows + CHUNK - 1) / CHUNK, panels = panels_of(l);
+    const int64_t first = piece % chunks * CHUNK, end = first + CHUNK < l->rows ? first + CHUNK : l->rows;
+    for (int64_t panel = piece / chunks * GROUP; panel < panels && panel < (piece / chunks + 1) * GROUP; panel++)
+        linear_panel(p, panel, first, end, thread);
+}
+
+static void linear(Linear *l, const Buffers *b, int threads) {
+    const Product product = {l, b->panels, b->codes, b->units};
+    if (l->weights.sums) {
+        share(round_part, &product, (l->rows + PART - 1) / PART, threads);
+        l->codes = b->codes;
+        l->units = b->units;
+    }
+    const int64_t groups = (panels_of(l) + GROUP - 1) / GROUP, chunks = (l->rows + CHUNK - 1) / CHUNK;
+    share(linear_piece, &product, groups * chunks, threads);
+}

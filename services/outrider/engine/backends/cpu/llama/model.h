@@ -1,0 +1,93 @@
+// What the caller hands over: the model, the step, and room for what lies between two products. As in ../llama.py.
+//
+// Layouts
+//   weights  [outputs / PANEL][inputs / group][PANEL][group]: a panel of outputs that are computed together, and of each
+//            so many neighbouring inputs as one load takes. Panels of gate and up alternate by PANEL / 2 outputs, so that
+//            their product is taken in registers. bfloat16, in pairs; or int8 with a scale for each output, in
+//            groups of EIGHT_GROUP, of CODE_GROUP where inputs are rounded to 8 bits as well.
+//   keys     [kv_heads][tiles][head_dim / 2][16][2], bfloat16, a tile being 16 positions
+//   values   [kv_heads][tiles][8][head_dim][2]
+
+#define PANEL (COLUMNS * LANES)
+#define STRIP 6   // rows computed together: 6 x COLUMNS sums, the weights and an input fill the registers
+#define TILE 16   // positions in a tile of the cache
+#define SPAN 64   // positions attended together
+#define MAX_HEAD_DIM 256
+#define PART 16   // tokens that a thread takes at a time, in what is done token by token
+#define LINE 64   // bytes
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef struct {
+    const void *values;   // bfloat16, or int8 when there are scales
+    const float *scales;  // [outputs, filled up to whole panels]
+    const int32_t *sums;  // [outputs, filled up] of each output's int8 weights, where inputs are rounded too
+} Weights;
+
+typedef struct {
+    const bf16 *attention_norm, *mlp_norm;
+    Weights qkv, output, gate_up, down;
+    bf16 *keys, *values;
+} Layer;
+
+typedef struct {
+    int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, tiles;
+    double norm_eps, scale;
+    const bf16 *embedding, *final_norm;
+    Weights head;
+    const float *cos, *sin;  // [positions][head_dim / 2]
+    const Layer *layer;
+} Model;
+
+typedef struct {
+    int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its tiles begin in the step's list
+    // Of a token beside a row: so many tiles, the last of which is its own, begin as copies of those from this one on.
+    int32_t num_copied, copied_tile;
+    int32_t num_beside;  // rows of a token each that follow this one and stand beside it; below 0 for such a row
+} Row;
+
+typedef struct {
+    int64_t tokens, rows, wanted, threads, copies;  // copies: rows that have any
+    const int64_t *token_ids, *positions, *logit_rows;
+    const Row *row;
+    const int32_t *tiles, *row_of;  // row_of: each token's row
+} Step;
+
+typedef struct {
+    float *x, *wide;      // [tokens][width], [tokens][(heads + 2 kv_heads) * head_dim]
+    act *narrow, *inner;  // [tokens][max(width, heads * head_dim)], [tokens][inner]
+    act *hidden;          // [wanted][width]
+    float *logits;        // [wanted][vocab, filled up to whole panels]
+    wide *panels;         // [threads][PANEL * most inputs of a layer], for weights that are widened once for many rows
+    code *codes;          // [tokens][most inputs of a layer], for inputs that are rounded
+    float *units;         // [tokens]
+} Buffers;
+
+// What ../llama.py has to know of a variant.
+typedef struct {
+    int64_t panel, eight_group, code_group, act_bytes, wide_bytes, code_bytes;
+} Layout;
+
+// e^x for x <= 0 within 2 ulp, exactly 1 at 0. Below -87 the result is not to be used.
+INLINE vec exponential(vec x) {
+    const vec t = v_mul(v_max(v_splat(-87.f), x), v_splat(1.44269504f)), n = v_round(t), r = v_sub(t, n);
+    vec p = v_splat(1.53533e-4f);
+    p = v_fma(p, r, v_splat(1.33989e-3f));
+    p = v_fma(p, r, v_splat(9.61844e-3f));
+    p = v_fma(p, r, v_splat(5.550332e-2f));
+    p = v_fma(p, r, v_splat(2.4022651e-1f));
+    p = v_fma(p, r, v_splat(6.9314718e-1f));
+    p = v_fma(p, r, v_splat(1.f));
+    return v_ldexp(p, n);
+}
+
+// A constant number of rows lets the compiler keep every sum in a register.
+#define WITH_ROWS(rows, call) \
+    switch (rows) { \
+        case 1: call(1); break; \
+        case 2: call(2); break; \
+        case 3: call(3); break; \
+        case 4: call(4); break; \
+        case 5: call(5); break; \
+        default: call(6); \
+    }

@@ -1,0 +1,200 @@
+// One step of a bfloat16 Llama on a CPU: ragged rows over a paged KV cache. Compiled once for each kind of CPU ("variant").
+//
+// Written because a decode step is the reading of its weights: one loop over them, at the speed of memory, is half
+// the time of a call per matrix. Every sum runs in one order, whatever shares the step: a row's logits are the
+// same bits alone, in a batch, in a chunk, or among verified positions. Variants differ from one another in their bits.
+//
+// Activations between operations are float32. Weights, keys and values are bfloat16 or int8; where the CPU multiplies
+// bfloat16, what they are multiplied with is rounded to it, elsewhere they are widened. Sums are float32.
+
+#define _GNU_SOURCE
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t bf16;
+
+#if defined(__AVX512F__)
+#include "vector_avx512.h"
+#elif defined(__AVX2__)
+#include "vector_avx2.h"
+#else
+#include "vector_portable.h"
+#endif
+
+#include "model.h"
+#include "threads.h"
+#include "linear.h"
+#include "attention.h"
+
+// ---- Norms and rotation
+
+static void rms_norm(const float *x, const bf16 *weight, int64_t width, float eps, act *out) {
+    vec squares = v_zero();
+    for (int64_t i = 0; i < width; i += LANES) squares = v_fma(v_load(x + i), v_load(x + i), squares);
+    const vec factor = v_splat(1.f / sqrtf(v_sum(squares) / (float)width + eps));
+    for (int64_t i = 0; i < width; i += LANES)
+        store_act(out + i, v_mul(v_mul(v_load(x + i), factor), v_load_bf16(weight + i)));
+}
+
+// Rotates a head in place.
+static void rotate(float *restrict head, const float *restrict cos, const float *restrict sin, int64_t half) {
+    for (int64_t i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        head[i] = a * cos[i] - b * sin[i];
+        head[i + half] = b * cos[i] + a * sin[i];
+    }
+}
+
+// One token: queries to `query` [heads * head_dim], its key and value to their place in the cache.
+static void place(const Model *m, const Layer *layer, float *qkv, int64_t position, int64_t tile, act *query) {
+    const int64_t dim = m->head_dim, half = dim / 2, lane = position % TILE;
+    for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
+        rotate(qkv + h * dim, m->cos + position * half, m->sin + position * half, half);
+    for (int64_t i = 0; i < m->heads * dim; i += LANES) store_act(query + i, v_load(qkv + i));
+    for (int64_t h = 0; h < m->kv_heads; h++) {
+        const float *key = qkv + (m->heads + h) * dim, *value = key + m->kv_heads * dim;
+        bf16 *keys = layer->keys + (h * m->tiles + tile) * TILE * dim + 2 * lane;
+        bf16 *values = layer->values + (h * m->tiles + tile) * TILE * dim + lane / 2 * 2 * dim + lane % 2;
+        bf16 slim[MAX_HEAD_DIM];
+        for (int64_t i = 0; i < dim; i += LANES) v_store_bf16(slim + i, v_load(key + i));
+        for (int64_t i = 0; i < dim; i += 2) memcpy(keys + i * TILE, slim + i, 2 * sizeof *slim);
+        for (int64_t i = 0; i < dim; i += LANES) v_store_bf16(slim + i, v_load(value + i));
+        for (int64_t i = 0; i < dim; i++) values[2 * i] = slim[i];
+    }
+}
+
+// ---- The step
+
+// Whether the system lets this process run what was compiled; whether the CPU can is asked before: see ../build.py.
+int outrider_granted(void) {
+#ifdef __AMX_BF16__
+    return tiles_granted();
+#else
+    return 1;
+#endif
+}
+
+Layout outrider_layout(void) {
+    return (Layout){PANEL, EIGHT_GROUP, CODE_GROUP, sizeof(act), sizeof(wide), sizeof(code)};
+}
+
+typedef struct {
+    const Model *m;
+    const Layer *layer;
+    const Step *s;
+    const Buffers *b;
+    const bf16 *norm;
+    int64_t parts;  // of the row with most tokens
+    int copying;    // whether rows that copy what others have written are being placed, or those others
+    int threads;
+} Pass;
+
+static int64_t joined(const Model *m) { return (m->heads + 2 * m->kv_heads) * m->head_dim; }
+
+// The tokens of a part.
+#define EACH_TOKEN(t, pass, piece) \
+    for (int64_t t = (piece) * PART; t < (pass)->s->tokens && t < ((piece) + 1) * PART; t++)
+
+static void norm_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    EACH_TOKEN(t, p, piece)
+        rms_norm(p->b->x + t * m->width, p->norm, m->width, (float)m->norm_eps, p->b->narrow + t * m->width);
+}
+
+static void copy_tiles(const Model *m, const Layer *layer, int64_t from, int64_t to, int64_t count) {
+    const int64_t size = TILE * m->head_dim;
+    for (int64_t head = 0; head < m->kv_heads * m->tiles; head += m->tiles) {
+        memcpy(layer->keys + (head + to) * size, layer->keys + (head + from) * size, count * size * sizeof(bf16));
+        memcpy(layer->values + (head + to) * size, layer->values + (head + from) * size, count * size * sizeof(bf16));
+    }
+}
+
+static void place_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    const Step *s = p->s;
+    EACH_TOKEN(t, p, piece) {
+        const Row *row = s->row + s->row_of[t];
+        if ((row->num_copied > 0) != p->copying) continue;
+        const int32_t *last = s->tiles + row->first_tile + s->positions[t] / TILE;
+        const int64_t tile = *last;
+        if (p->copying) copy_tiles(m, p->layer, row->copied_tile, last[1 - row->num_copied], row->num_copied);
+        act *query = p->b->narrow + t * m->heads * m->head_dim;
+        place(m, p->layer, p->b->wide + t * joined(m), s->positions[t], tile, query);
+    }
+}
+
+static void attend_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    const Row *row = p->s->row + piece / p->parts / m->kv_heads;
+    const int64_t head = piece / p->parts % m->kv_heads, begin = piece % p->parts * PART;
+    if (begin >= row->num_tokens) return;
+    const int64_t end = begin + PART < row->num_tokens ? begin + PART : row->num_tokens;
+    // The queries were read: their place in `wide` takes the answers.
+    attend_row(m, p->layer, p->s, row, head, begin, end, p->b->narrow, p->b->wide, joined(m));
+}
+
+static void narrow_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const int64_t out = p->m->heads * p->m->head_dim;
+    EACH_TOKEN(t, p, piece)
+        for (int64_t i = 0; i < out; i += LANES)
+            store_act(p->b->narrow + t * out + i, v_load(p->b->wide + t * joined(p->m) + i));
+}
+
+static void share_tokens(Work *work, const Pass *p) { share(work, p, (p->s->tokens + PART - 1) / PART, p->threads); }
+
+static void attention(const Pass *pass) {
+    const Model *m = pass->m;
+    const Buffers *b = pass->b;
+    const int64_t tokens = pass->s->tokens, out = m->heads * m->head_dim;
+    Pass p = *pass;
+    p.norm = p.layer->attention_norm;
+    share_tokens(norm_part, &p);
+    linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE}, b, p.threads);
+    share_tokens(place_part, &p);
+    if (p.s->copies) {
+        p.copying = 1;
+        share_tokens(place_part, &p);
+    }
+    share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
+    share_tokens(narrow_part, &p);
+    linear(&(Linear){b->narrow, p.layer->output, b->x, tokens, out, m->width, m->width, ADD}, b, p.threads);
+}
+
+static void mlp(const Pass *pass) {
+    const Model *m = pass->m;
+    const Buffers *b = pass->b;
+    const int64_t tokens = pass->s->tokens;
+    Pass p = *pass;
+    p.norm = p.layer->mlp_norm;
+    share_tokens(norm_part, &p);
+    linear(&(Linear){b->narrow, p.layer->gate_up, b->inner, tokens, m->width, m->inner, m->inner, GATE}, b, p.threads);
+    linear(&(Linear){b->inner, p.layer->down, b->x, tokens, m->inner, m->width, m->width, ADD}, b, p.threads);
+}
+
+void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
+    int64_t most = 0;
+    for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
+    Pass pass = {.m = m, .s = s, .b = b, .parts = (most + PART - 1) / PART, .threads = begin(s->threads)};
+    for (int64_t t = 0; t < s->tokens; t++)
+        for (int64_t i = 0; i < m->width; i += LANES)
+            v_store(b->x + t * m->width + i, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i));
+    for (int64_t n = 0; n < m->layers; n++) {
+        pass.layer = m->layer + n;
+        attention(&pass);
+        mlp(&pass);
+    }
+    for (int64_t i = 0; i < s->wanted; i++)
+        rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
+    const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b, pass.threads);
+    end(pass.threads);
+}

@@ -1,0 +1,164 @@
+// Attention on tiles (AMX): for up to 16 queries, and those of rows that stand beside a row together with the row's.
+
+// For the queries from `begin` to `end`, which lie one after the other. Sums of one SPAN are taken on tiles, those of all
+// in float32.
+static inline void tiled_scores(Queries *q, const bf16 *query, const bf16 *const *keys, int64_t from, float scale,
+                                int64_t dim, int begin, int end) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < dim; i += TILED_INPUTS) {
+        _tile_loadd(4, query + i, dim * sizeof *query);
+        _tile_loadd(5, keys[0] + i * TILE, LINE);
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_loadd(5, keys[1] + i * TILE, LINE);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_loadd(5, keys[2] + i * TILE, LINE);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_loadd(5, keys[3] + i * TILE, LINE);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_stored(0, q->score[0], sizeof *q->score);
+    _tile_stored(1, q->score[0] + 16, sizeof *q->score);
+    _tile_stored(2, q->score[0] + 32, sizeof *q->score);
+    _tile_stored(3, q->score[0] + 48, sizeof *q->score);
+    for (int r = begin; r < end; r++) weigh(q, r, from, scale, dim);
+}
+
+static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t first, int64_t dim, int begin, int end) {
+    _Alignas(LINE) float found[TILED_ROWS][2 * TILE];
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int z = 0; z < SPAN / TILE; z++) {
+        const bf16 *value = values[z] + 2 * first;
+        _tile_loadd(6, q->weight[0] + TILE * z, sizeof *q->weight);
+        _tile_loadd(7, value, 4 * dim);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(7, value + 2 * TILE, 4 * dim);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    _tile_stored(0, found[0], sizeof *found);
+    _tile_stored(1, found[0] + TILE, sizeof *found);
+    for (int r = begin; r < end; r++)
+        for (int z = 0; z < 2; z++)
+            q->sum[r][first / 16 + z] = v_add(q->sum[r][first / 16 + z], v_load(found[r] + 16 * z));
+}
+
+static void gather_tiles(Queries *q, const bf16 *const *values, int64_t dim, int begin, int end) {
+    for (int64_t first = 0; first < dim; first += 2 * TILE) tiled_gather(q, values, first, dim, begin, end);
+}
+
+// Whether any value of a SPAN is infinite or no number, from position `seen` on or in the pair it belongs to.
+static int spoiled(const bf16 *const *values, int64_t seen, int64_t dim) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    for (int64_t z = seen / TILE; z < SPAN / TILE; z++) {
+        // Past the end the last tile stands for all: see find.
+        if (z > seen / TILE && values[z] == values[z - 1]) break;
+        const int64_t pair = z == seen / TILE ? seen % TILE / 2 : 0;
+        for (int64_t i = pair * 2 * dim; i < TILE * dim; i += 32) {
+            const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(values[z] + i), exponent);
+            if (_mm512_cmpeq_epi16_mask(bits, exponent)) return 1;
+        }
+    }
+    return 0;
+}
+
+// The values of a SPAN, with zeros for those that a query does not see.
+static void copy_seen(const bf16 *const *values, int64_t seen, int64_t dim, bf16 *copy) {
+    for (int64_t at = 0; at < SPAN; at++)
+        for (int64_t i = 0; i < dim; i++) {
+            const int64_t place = at % TILE / 2 * 2 * dim + 2 * i + at % 2;
+            copy[at / TILE * TILE * dim + place] = at < seen ? values[at / TILE][place] : 0;
+        }
+}
+
+// Query by query, each with the values that it sees: the same sums as together, in which those of others were
+// multiplied by 0. That gives no 0 where they are infinite or no numbers.
+static void gather_apart(Queries *q, const bf16 *const *values, int64_t from, int64_t dim, int begin, int end) {
+    _Alignas(LINE) bf16 copy[SPAN * MAX_HEAD_DIM];
+    const bf16 *copies[SPAN / TILE];
+    for (int z = 0; z < SPAN / TILE; z++) copies[z] = copy + z * TILE * dim;
+    for (int r = begin; r < end; r++) {
+        copy_seen(values, visible(q, r, from), dim, copy);
+        gather_tiles(q, copies, dim, r, r + 1);
+    }
+}
+
+// Queries of a strip that belong to one row.
+typedef struct {
+    const Row *row;
+    int begin, end;
+} Part;
+
+// Where what a row sees begins to be its own, and not that of the row it stands beside.
+static int64_t shared_positions(const Row *row) {
+    const int64_t own = row->num_copied > 0 ? row->num_copied : 1;
+    return row->num_beside < 0 ? ((row->kv_len - 1) / TILE + 1 - own) * TILE : INT64_MAX;
+}
+
+static void attend_span(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
+                        const bf16 *query, int64_t from, int64_t seen, int begin, int end) {
+    const bf16 *keys[SPAN / TILE], *values[SPAN / TILE];
+    int64_t common = SPAN;
+    find(m, layer, tiles, kv_head, from, seen, keys, values);
+    tiled_scores(q, query, keys, from, (float)m->scale, m->head_dim, begin, end);
+    for (int r = begin; r < end; r++) common = visible(q, r, from) < common ? visible(q, r, from) : common;
+    if (common < SPAN && spoiled(values, common, m->head_dim))
+        gather_apart(q, values, from, m->head_dim, begin, end);
+    else
+        gather_tiles(q, values, m->head_dim, begin, end);
+}
+
+// All parts see the same keys first, which are read once for them, and then each its own.
+static void attend_tiled(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
+                         const Part *part, int parts) {
+    const int64_t dim = m->head_dim;
+    const int rows = part[parts - 1].end;
+    _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
+    int64_t shared = INT64_MAX, longest = 0;
+    for (int n = 0; n < parts; n++) {
+        const int64_t own = shared_positions(part[n].row), end = q->position[part[n].end - 1] + 1;
+        shared = own < shared ? own : shared;
+        longest = end > longest ? end : longest;
+    }
+    shared = shared < longest ? shared / SPAN * SPAN : longest;
+    begin_sums(q, rows, dim);
+    for (int r = 0; r < rows; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
+    shape_tiles(rows, 1);
+    int64_t from = 0;
+    for (; from < shared; from += SPAN)
+        attend_span(m, layer, tiles + part->row->first_tile, kv_head, q, query, from, longest, 0, rows);
+    const int64_t rest = from;
+    for (int n = 0; n < parts; n++) {
+        const int64_t end = q->position[part[n].end - 1] + 1;
+        for (from = rest; from < end; from += SPAN)
+            attend_span(m, layer, tiles + part[n].row->first_tile, kv_head, q, query, from, end, part[n].begin, part[n].end);
+    }
+    _tile_release();
+    end_sums(q, rows, dim);
+}
+
+// As attend_row; the queries of rows beside it follow its last.
+static void attend_row_tiled(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
+                             int64_t begin, int64_t end, const act *query, float *out, int64_t stride) {
+    const int64_t share = m->heads / m->kv_heads;
+    if (row->num_beside < 0) return;
+    if (end == row->num_tokens) end += row->num_beside;
+    for (int64_t first = begin * share; first < end * share; first += TILED_ROWS) {
+        Queries q;
+        Part part[TILED_ROWS];
+        int parts = 0;
+        const int rows = (int)(end * share - first < TILED_ROWS ? end * share - first : TILED_ROWS);
+        for (int r = 0; r < rows; r++) {
+            const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
+            const int64_t beside = token - row->num_tokens;
+            const Row *of = beside < 0 ? row : row + 1 + beside;
+            const int64_t position = beside < 0 ? row->kv_len + beside : of->kv_len - 1;
+            set_query(m, &q, r, row->start + token, head, position, query, out, stride);
+            if (r == 0 || part[parts - 1].row != of) part[parts++] = (Part){of, r, r};
+            part[parts - 1].end = r + 1;
+        }
+        attend_tiled(m, layer, s->tiles, kv_head, &q, part, parts);
+    }
+}

@@ -1,0 +1,168 @@
+// Tiles (AMX): the products of linear.h and attention.h, 16 rows x 32 inputs x 16 outputs in an instruction.
+//
+// All of them or none: AMX adds even and odd inputs apart, so its sums are not vdpbf16ps's bits. Of its eight registers
+// four hold sums, one the inputs, and three take turns with the weights, which lie as it wants them: a pair of inputs
+// is a line of 16 outputs.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TILED_ROWS 16
+#define TILED_INPUTS 32
+#define BLOCKS 8  // asked for at the same time
+
+// Whether the system lets this process use them: it has to keep 8 kB more of each thread that is put aside.
+static int tiles_granted(void) {
+    const int request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM and XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
+// As ask in linear.h, where `block` of so many lines is in use: one line of the `n`th after it, from 1 to BLOCKS.
+INLINE void ask_block(const char *block, int64_t lines, int64_t n, int64_t at) {
+    _mm_prefetch(block + (n * lines + (BLOCKS - n) * (lines / BLOCKS) + at) * LINE, _MM_HINT_T1);
+}
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} TileShape;
+
+// 0 to 3 hold sums and 4 inputs, of `rows`; the others weights, or 5 as 4. While attending 6 holds weights of TILE positions, for
+// `rows`, and 7 their values.
+static void shape_tiles(int64_t rows, int attending) {
+    TileShape shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.bytes[i] = LINE;
+        shape.rows[i] = i < 5 ? (uint8_t)rows : TILED_INPUTS / 2;
+    }
+    if (attending) {
+        shape.bytes[6] = LINE / 2;
+        shape.rows[6] = (uint8_t)rows;
+        shape.rows[7] = TILE / 2;
+    }
+    _tile_loadconfig(&shape);
+}
+
+static inline void finish_tiled(const Linear *l, float (*sum)[PANEL], int64_t panel, int64_t first, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++) {
+        vec row[4];
+        for (int z = 0; z < 4; z++) {
+            row[z] = _mm512_load_ps(sum[r] + 16 * z);
+            if (l->weights.scales) row[z] = _mm512_mul_ps(row[z], _mm512_loadu_ps(l->weights.scales + panel * PANEL + 16 * z));
+        }
+        finish_row(l, row, panel, first + r);
+    }
+}
+
+INLINE void tiled_strip(const Linear *l, const void *values, int eight, int64_t panel, int64_t first, int64_t rows) {
+    const bf16 *in = l->in + first * l->inputs;
+    _Alignas(LINE) bf16 block[TILED_INPUTS * PANEL];
+    _Alignas(LINE) float sum[TILED_ROWS][PANEL];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
+        const bf16 *w = (const bf16 *)values + k * PANEL;
+        const char *now = (const char *)w;
+        if (eight) {
+            w = block;
+            now = (const char *)values + k * PANEL;
+            for (int64_t i = 0; i < TILED_INPUTS * PANEL; i += 32)
+                _mm512_store_si512(block + i, (__m512i)eights((const int8_t *)now + i, 0));
+        }
+        // A quarter of what is asked for between two products: all at once would leave memory idle while tiles are
+        // multiplied.
+#define FETCH(quarter) \
+    for (int64_t at = (quarter) * (eight ? 1 : 2); at < ((quarter) + 1) * (eight ? 1 : 2); at++) \
+        for (int64_t n = 1; n <= BLOCKS; n++) ask_block(now, eight ? 32 : 64, n, at)
+        _tile_loadd(4, in + k, l->inputs * sizeof *in);
+        FETCH(0);
+        _tile_loadd(5, w, 4 * LINE);
+        _tile_dpbf16ps(0, 4, 5);
+        FETCH(1);
+        _tile_loadd(6, w + 32, 4 * LINE);
+        _tile_dpbf16ps(1, 4, 6);
+        FETCH(2);
+        _tile_loadd(7, w + 64, 4 * LINE);
+        _tile_dpbf16ps(2, 4, 7);
+        FETCH(3);
+        _tile_loadd(5, w + 96, 4 * LINE);
+        _tile_dpbf16ps(3, 4, 5);
+#undef FETCH
+    }
+    _tile_stored(0, sum[0], sizeof *sum);
+    _tile_stored(1, sum[0] + 16, sizeof *sum);
+    _tile_stored(2, sum[0] + 32, sizeof *sum);
+    _tile_stored(3, sum[0] + 48, sizeof *sum);
+    finish_tiled(l, sum, panel, first, rows);
+}
+
+// What is asked for while rows pass over a panel: a share of the next one's lines, so many in each turn.
+typedef struct {
+    const char *from, *end;
+    int64_t each;
+} Coming;
+
+static Coming coming(const Linear *l, int64_t panel, int64_t first, int64_t end) {
+    const int64_t lines = PANEL * l->inputs * (l->weights.scales ? 1 : 2) / LINE;
+    const int64_t from = lines * first / l->rows, to = lines * end / l->rows;
+    const int64_t turns = (end - first) / (2 * TILED_ROWS) * 2 * (l->inputs / TILED_INPUTS);
+    if (panel + 1 == panels_of(l) || turns == 0) return (Coming){0};
+    const char *next = (const char *)l->weights.values + (panel + 1) * lines * LINE;
+    return (Coming){next + from * LINE, next + to * LINE, (to - from + turns - 1) / turns};
+}
+
+// Two full strips: each tile of weights serves both, half of the outputs at a time. Memory is read meanwhile: the panel in
+// use was asked for by the one before.
+static void tiled_pair(const Linear *l, const bf16 *values, int64_t panel, int64_t first, Coming *next) {
+    const int64_t stride = l->inputs * sizeof *l->in;
+    const bf16 *in = l->in + first * l->inputs, *more = in + TILED_ROWS * l->inputs;
+    _Alignas(LINE) float sum[2 * TILED_ROWS][PANEL];
+    for (int64_t half = 0; half < PANEL; half += PANEL / 2) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
+            const bf16 *w = values + k * PANEL + 2 * half;
+            _tile_loadd(4, in + k, stride);
+            _tile_loadd(6, w, 4 * LINE);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_loadd(5, more + k, stride);
+            _tile_dpbf16ps(1, 5, 6);
+            for (int64_t i = 0; i < next->each && next->from < next->end; i++, next->from += LINE)
+                _mm_prefetch(next->from, _MM_HINT_T1);
+            _tile_loadd(7, w + 32, 4 * LINE);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, sum[0] + half, sizeof *sum);
+        _tile_stored(1, sum[TILED_ROWS] + half, sizeof *sum);
+        _tile_stored(2, sum[0] + half + 16, sizeof *sum);
+        _tile_stored(3, sum[TILED_ROWS] + half + 16, sizeof *sum);
+    }
+    finish_tiled(l, sum, panel, first, 2 * TILED_ROWS);
+}
+
+static void tiled_rows(const Linear *l, const void *values, int eight, int64_t panel, int64_t first, int64_t end) {
+    Coming next = coming(l, panel, first, end);
+    int64_t shaped = 0;
+    for (; first < end; first += TILED_ROWS) {
+        const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
+        if (rows != shaped) shape_tiles(shaped = rows, 0);
+        // The first panel was asked for by nobody: its first strip does that, as a single one.
+        if (!eight && (panel || first) && end - first >= 2 * TILED_ROWS) {
+            tiled_pair(l, values, panel, first, &next);
+            first += TILED_ROWS;
+            continue;
+        }
+        if (eight)
+            tiled_strip(l, values, 1, panel, first, rows);
+        else
+            tiled_strip(l, values, 0, panel, first, rows);
+    }
+    _tile_release();
+}
+
