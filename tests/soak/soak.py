@@ -243,9 +243,9 @@ def _execution() -> str:
     """Not the fused one: it has oneDNN make a kernel for every number of rows, and keep the last 1024. That is half a
     gigabyte, which is reached slowly and would hide a leak.
     """
-    from outrider.engine.native import load_library
+    from outrider.engine.backends.cpu import runnable_variants
 
-    return "native" if load_library() is not None else "transformers"
+    return "native" if runnable_variants() else "transformers"
 
 
 async def _target(

@@ -37,7 +37,7 @@ class EngineConfig:
     """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs, their weights int8 or not),
     fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
     native_variant: str = "auto"
-    """Of our kernels for CPUs: the instructions that they are compiled for; auto takes the quickest that the CPU has."""
+    """Of our kernels for CPUs: for which instructions they are compiled; auto takes the quickest that the CPU has."""
     quantization: str = "none"
     """Of the linear layers' weights: none, int8, int4 or fp8; see quantization.py for what runs where."""
     attention: str = "auto"

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.native import load_library
+from outrider.engine.backends.cpu import runnable_variants
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -19,13 +19,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["bfloat16 native", "bfloat16 fused", "float32 fused"])
+@pytest.fixture(scope="module", params=["bfloat16 fused", "float32 fused", *runnable_variants()])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Rows of the down projection longer than oneDNN sums in one go; context longer than attention takes in one."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("wide"), intermediate_size=1536, max_context_len=1024)
+    if request.param in runnable_variants():
+        config = EngineConfig(execution="native", native_variant=request.param, num_blocks=300, prefix_cache=False)
+        return Engine.load(path, config)
     dtype, execution = request.param.split()
-    if execution == "native" and load_library() is None:
-        pytest.skip("no compiler, or no AVX512-BF16")
     return Engine.load(path, EngineConfig(dtype=dtype, execution=execution, num_blocks=300, prefix_cache=False))
 
 

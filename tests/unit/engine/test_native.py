@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.draft_checkpoint import load_draft_model, save_draft_model
-from outrider.engine.native import compiled, load_library
 from outrider.engine.quantization import quantize
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.student import StudentConfig, build_student
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-needs_kernels = pytest.mark.skipif(load_library() is None, reason="no compiler, or no AVX512-BF16")
+VARIANTS = runnable_variants()
 
 
-@pytest.fixture(autouse=True, params=["vectors", "tiles"])
-def arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test by what all CPUs with AVX512-BF16 have, and by AMX where there is that."""
-    library = load_library()
-    if library is None:
-        if request.param == "tiles":
-            pytest.skip("no native kernels")
-        yield
-        return
-    if library.outrider_use_tiles(request.param == "tiles") != (request.param == "tiles"):
-        pytest.skip("no AMX")
-    yield
-    library.outrider_use_tiles(True)
+@pytest.fixture(autouse=True, params=VARIANTS or ["none"])
+def variant(request: pytest.FixtureRequest) -> str:
+    """Every test by every variant that this CPU can run."""
+    if not VARIANTS:
+        pytest.skip("no compiler")
+    name: str = request.param
+    return name
 
 
 def checkpoint(directory: Path, **shape: int) -> Path:
@@ -50,9 +44,17 @@ def checkpoint(directory: Path, **shape: int) -> Path:
     return path
 
 
-def load(path: Path, execution: str = "native", quantization: str = "none", **changes: int) -> Engine:
-    config = EngineConfig(execution=execution, quantization=quantization, num_blocks=64, **changes)
-    return Engine.load(path, config)
+class Load(Protocol):
+    def __call__(self, path: Path, execution: str = ..., quantization: str = ..., **changes: int) -> Engine: ...
+
+
+@pytest.fixture
+def load(variant: str) -> Load:
+    def load(path: Path, execution: str = "native", quantization: str = "none", **changes: int) -> Engine:
+        settings = {"native_variant": variant, "num_blocks": 64, **changes}
+        return Engine.load(path, EngineConfig(execution=execution, quantization=quantization, **settings))
+
+    return load
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -71,7 +73,6 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     "shape",
     [
@@ -85,7 +86,7 @@ def error(got: Tensor, want: Tensor) -> float:
     ],
     ids=str,
 )
-def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, shape: dict[str, int]) -> None:
+def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
     path = checkpoint(tmp_path, **shape)
     engine, prompt = load(path), tokens(150)
     sequence = engine.open([])
@@ -97,9 +98,8 @@ def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, shape: 
     assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
 
 
-@needs_kernels
 @pytest.mark.parametrize("shape", [{}, {"head_dim": 64, "hidden_size": 80}, {"head_dim": 80}], ids=str)
-def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, shape: dict[str, int]) -> None:
+def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
     path = checkpoint(tmp_path, **shape)
     engine, prompt = load(path, quantization="int8"), tokens(150)
     sequence = engine.open([])
@@ -115,8 +115,7 @@ def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, shape: dict[str
     assert error(torch.cat(got), want) < 0.5 * error(reference(path, prompt), want)
 
 
-@needs_kernels
-def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path) -> None:
+def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) -> None:
     target = checkpoint(tmp_path / "target")
     token_map = torch.arange(0, 389, 2)
     model = build_student(target, StudentConfig(layers=(0, 1), head_tokens=len(token_map)), token_map)
@@ -139,8 +138,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path) -> None:
     assert torch.equal(weight, load_file(draft / "draft.safetensors")["layers.1.mlp.down_proj.weight"])
 
 
-@needs_kernels
-def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path) -> None:
+def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path, load: Load) -> None:
     engine, prompt = load(checkpoint(tmp_path)), tokens(45)
     sequence = engine.open([])
     engine.forward([Row(sequence, prompt, 1)])
@@ -150,10 +148,11 @@ def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path) -> None:
         assert torch.equal(got, engine.forward([Row(fresh, [*prompt[:length], 7, 8], 2)]))
 
 
-@needs_kernels
 @pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path, quantization: str, head_dim: int) -> None:
+def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
+    tmp_path: Path, load: Load, quantization: str, head_dim: int
+) -> None:
     path, prompt = checkpoint(tmp_path, head_dim=head_dim), tokens(60)
     engine = load(path, quantization=quantization, prefix_cache=False)
     whole = engine.forward([Row(engine.open([]), prompt, 60)]).clone()
@@ -164,9 +163,8 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(tmp_path: Path, quantiz
         assert torch.equal(got, whole), size
 
 
-@needs_kernels
 @pytest.mark.parametrize("block_size", [16, 48])
-def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, block_size: int) -> None:
+def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, load: Load, block_size: int) -> None:
     path = checkpoint(tmp_path)
     engine = load(path, block_size=block_size, prefix_cache=False)
     alone = load(path, prefix_cache=False)
@@ -184,9 +182,8 @@ def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, 
     assert torch.equal(got, want)
 
 
-@needs_kernels
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_threads_do_not_show(tmp_path: Path, quantization: str) -> None:
+def test_threads_do_not_show(tmp_path: Path, load: Load, quantization: str) -> None:
     engine, prompt = load(checkpoint(tmp_path), quantization=quantization, prefix_cache=False), tokens(200)
     threads = torch.get_num_threads()
     try:
@@ -199,8 +196,7 @@ def test_threads_do_not_show(tmp_path: Path, quantization: str) -> None:
     assert torch.equal(one, three)
 
 
-@needs_kernels
-def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path) -> None:
+def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path, load: Load) -> None:
     path, prompts = checkpoint(tmp_path), [tokens(40 + 60 * i) for i in range(4)]
     alone = load(path, prefix_cache=False)
     want = [alone.forward([Row(alone.open([]), p, len(p))]) for p in prompts]
@@ -219,8 +215,7 @@ def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path) ->
         assert all(torch.equal(one, right) for one in mine)
 
 
-@needs_kernels
-def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path) -> None:
+def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path, load: Load) -> None:
     engine, prompt = load(checkpoint(tmp_path), prefix_cache=False), tokens(20)
     fresh = engine.forward([Row(engine.open([]), prompt, 20)])
     for sequence in (engine.open([]) for _ in range(3)):
@@ -229,30 +224,52 @@ def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path) 
     assert torch.equal(engine.forward([Row(engine.open([]), prompt, 20)]), fresh)
 
 
-@needs_kernels
-def test_the_kv_cache_does_not_count_as_weights(tmp_path: Path) -> None:
-    engine = Engine.load(checkpoint(tmp_path), EngineConfig(execution="native", num_blocks=4000))
+def with_a_poisoned_token(path: Path, token: int) -> Path:
+    """The embedding of `token` is infinite: whatever looks at it is no number."""
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][token] = float("inf")
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80])
+def test_no_number_in_the_cache_reaches_only_those_that_see_it(tmp_path: Path, load: Load, head_dim: int) -> None:
+    poison = 350
+    path = with_a_poisoned_token(checkpoint(tmp_path, head_dim=head_dim), poison)
+    engine, prompt = load(path, prefix_cache=False), tokens(90)
+    want = engine.forward([Row(engine.open([]), prompt, 90)]).clone()
+    for _ in range(2):
+        # Blocks that another sequence has spoiled, all of them, are used again.
+        spoiling = engine.open([])
+        engine.forward([Row(spoiling, [poison] * 400, 0)])
+        engine.close(spoiling)
+    for size in (1, 3, 7, 90):
+        sequence = engine.open([])
+        for start in range(0, 90, size):
+            part = prompt[start : start + size]
+            # Guesses that follow, and are taken back.
+            got = engine.forward([Row(sequence, [*part, poison, 5, poison], len(part) + 3)])
+            assert torch.equal(got[: len(part)], want[start : start + len(part)]), (size, start)
+            assert not got[len(part) :].isfinite().any()
+            engine.rewind(sequence, start + len(part))
+        engine.close(sequence)
+
+
+def test_the_kv_cache_does_not_count_as_weights(tmp_path: Path, load: Load) -> None:
+    engine = load(checkpoint(tmp_path), num_blocks=4000)
     before = engine.weight_bytes
     engine.forward([Row(engine.open([]), tokens(3), 1)])
     # Scratch memory for three tokens, not 4,000 blocks of 8 KB.
     assert engine.weight_bytes - before < 1_000_000
 
 
-@needs_kernels
 @pytest.mark.parametrize(
     "shape", [{"hidden_size": 72, "head_dim": 16}, {"head_dim": 24}, {"intermediate_size": 80}], ids=str
 )
-def test_shapes_that_it_does_not_take_run_otherwise(tmp_path: Path, shape: dict[str, int]) -> None:
+def test_shapes_that_it_does_not_take_run_otherwise(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
     path = checkpoint(tmp_path, **shape)
     prompt = tokens(30)
     engine = load(path, "auto")
     assert error(engine.forward([Row(engine.open([]), prompt, 30)]), reference(path, prompt)) < 0.05
     with pytest.raises(CheckpointError, match="execution: native"):
         load(path)
-
-
-def test_without_a_compiler_torch_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    assert compiled.load_library.__wrapped__() is None

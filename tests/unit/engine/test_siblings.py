@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, OutOfBlocks, Row, Sibling
-from outrider.engine.native import load_library
+from outrider.engine.backends.cpu import runnable_variants
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -20,7 +20,7 @@ WRONG = 2
 
 @pytest.fixture(
     scope="module",
-    params=["native 16", "native 64", "fused bfloat16", "fused float32", "vectors 16"],
+    params=["fused bfloat16", "fused float32", *(f"{v} {size}" for v in runnable_variants() for size in (16, 64))],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tiny_checkpoint(tmp_path_factory.mktemp("model"), max_context_len=256)
@@ -28,12 +28,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if execution == "fused":
         yield Engine.load(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
         return
-    library = load_library()
-    if library is None:
-        pytest.skip("no compiler, or no AVX512-BF16")
-    library.outrider_use_tiles(execution == "native")
-    yield Engine.load(path, EngineConfig(execution="native", block_size=int(how), num_blocks=64))
-    library.outrider_use_tiles(True)
+    yield Engine.load(
+        path, EngineConfig(execution="native", native_variant=execution, block_size=int(how), num_blocks=64)
+    )
 
 
 @pytest.fixture(scope="module")

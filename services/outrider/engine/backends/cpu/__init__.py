@@ -1,7 +1,13 @@
 """Our own kernels for CPUs, compiled where they run."""
 
-from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, start_helpers
-from outrider.engine.backends.cpu.llama import NativeAttention, NativeLlama, can_run_natively, runs_natively, why_not_native
+from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, runnable_variants, start_helpers
+from outrider.engine.backends.cpu.llama import (
+    NativeAttention,
+    NativeLlama,
+    can_run_natively,
+    runs_natively,
+    why_not_native,
+)
 from outrider.engine.backends.cpu.variants import VARIANTS, multiplies_bfloat16
 
 __all__ = [
@@ -13,6 +19,7 @@ __all__ = [
     "can_run_natively",
     "load_kernels",
     "multiplies_bfloat16",
+    "runnable_variants",
     "runs_natively",
     "start_helpers",
     "why_not_native",

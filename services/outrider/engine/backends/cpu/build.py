@@ -62,6 +62,11 @@ def load_kernels(variant: str = "auto") -> Kernels:
     return found
 
 
+def runnable_variants() -> list[str]:
+    """Those that this CPU can run and that can be had here, the quickest first."""
+    return [v.name for v in VARIANTS if not v.missing and isinstance(_load(v.name), Kernels)]
+
+
 def start_helpers(count: int, variant: str = "auto") -> None:
     """Sees to it that there are so many besides a step's own thread; new ones keep to the cores of the calling thread.
 

@@ -160,7 +160,7 @@ class NativeBatch:
 
 
 class NativeAttention:
-    """Lays out steps for NativeLlama. Keys and values lie in the cache in the kernels' order, not in the cache's own."""
+    """Lays out steps for NativeLlama. Keys and values lie in the cache in the kernels' order, not in its own."""
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
