@@ -16,6 +16,7 @@ from outrider_controller.router.config import PolicyConfig
 DRAFT_KINDS = ("combined", "model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
 _HOST = "127.0.0.1"
 # By whether what is waited for goes through the router, a short way, or from a draft to the target.
 _DRAFT_PRIORITY, _ROUTER_PRIORITY, _FORWARDING_PRIORITY = 2, 1, 3
@@ -39,6 +40,10 @@ class StackConfig:
     draft_dtype: str = "bfloat16"
     target_quantization: str = "none"
     draft_quantization: str = "none"
+    native_variant: str = "auto"
+    """Of the kernels that workers on CPUs run."""
+    require_native: bool = False
+    """Workers refuse to start without kernels."""
     pin: bool = False
     """One core to each worker."""
     borrow_cores: bool = False
@@ -74,6 +79,8 @@ class StackConfig:
         for name in ("target_quantization", "draft_quantization"):
             if getattr(self, name) not in QUANTIZATIONS:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
+        if self.native_variant not in NATIVE_VARIANTS:
+            raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
         if self.draft_kind not in DRAFT_KINDS:
             raise ValueError(f"draft_kind: {self.draft_kind!r} is not one of {', '.join(DRAFT_KINDS)}")
         if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
@@ -163,7 +170,8 @@ class Planner:
     def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
         config = self._config
         flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
-        flags += ["--quantization", quantization]
+        flags += ["--quantization", quantization, "--native-variant", config.native_variant]
+        flags += ["--require-native"] if config.require_native else []
         flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
         if config.kv_cache_bytes:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]

@@ -15,7 +15,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import note
 from outrider_controller.cli.process import ProcessFailed
-from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, QUANTIZATIONS, StackConfig
+from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, NATIVE_VARIANTS, QUANTIZATIONS, StackConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -56,6 +56,8 @@ _FIELDS = (
     "draft_dtype",
     "target_quantization",
     "draft_quantization",
+    "native_variant",
+    "require_native",
     "pin",
     "borrow_cores",
     "realtime",
@@ -86,6 +88,8 @@ def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
         option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
         option("--target-quantization", type=quantization, default="none", help="Of the targets' weights.", **shown),
         option("--draft-quantization", type=quantization, default="none", help="Of the drafts' weights.", **shown),
+        option("--native-variant", type=click.Choice(NATIVE_VARIANTS), default="auto", help="Of CPU kernels.", **shown),
+        option("--require-native", is_flag=True, help="Refuse to start without our kernels for CPUs."),
         *_placement(pin, borrow_cores),
         option(
             "--run-ahead-tokens",

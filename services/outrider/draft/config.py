@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
 from outrider.drafters.loading import LONG_MATCH
 from outrider.engine import EngineConfig
-from outrider.engine.config import ATTENTIONS
+from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
 from outrider.realtime import MAX_PRIORITY
 
 
@@ -99,6 +99,8 @@ def _config_of(options: argparse.Namespace) -> DraftConfig:
             dtype=options.dtype,
             device=options.device,
             quantization=options.quantization,
+            native_variant=options.native_variant,
+            execution="native" if options.require_native else "auto",
             block_size=options.block_size,
             kv_cache_bytes=options.kv_cache_bytes,
             max_batch_tokens=options.max_batch_tokens,
@@ -176,6 +178,13 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--max-batch-tokens", type=int, default=512, metavar="N", help="most tokens of one forward")
     add("--max-context-len", type=int, default=None, metavar="N", help="cap on positions; the model's if not given")
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
+    add(
+        "--native-variant",
+        default="auto",
+        metavar="NAME",
+        help=f"CPU kernels: {', '.join(NATIVE_VARIANTS)}",
+    )
+    add("--require-native", action="store_true", help="refuse to start without our kernels")
     add("--attention", default="auto", choices=ATTENTIONS, help="triton runs on CUDA; auto takes it there")
     add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one forward; 0 leaves it to torch")

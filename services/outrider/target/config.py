@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine import EngineConfig
-from outrider.engine.config import ATTENTIONS
+from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
 from outrider.telemetry.logging import LOG_FORMATS
 
 MAX_RANKS = 64
@@ -93,6 +93,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
                 dtype=options.dtype,
                 device=options.device,
                 quantization=options.quantization,
+                native_variant=options.native_variant,
+                execution="native" if options.require_native else "auto",
                 block_size=options.block_size,
                 kv_cache_bytes=options.kv_cache_bytes,
                 max_batch_tokens=options.max_batch_tokens,
@@ -150,6 +152,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-prefix-cache", action="store_true", help="share no KV between sequences")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
     add("--step-timeout", type=float, default=30.0, metavar="S", help="longest tensor-parallel step, then all restart")
+    add(
+        "--native-variant",
+        default="auto",
+        metavar="NAME",
+        help=f"CPU kernels: {', '.join(NATIVE_VARIANTS)}",
+    )
+    add("--require-native", action="store_true", help="refuse to start without our kernels")
     add("--attention", default="auto", choices=ATTENTIONS, help="triton runs on CUDA; auto takes it there")
     add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")

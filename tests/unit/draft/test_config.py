@@ -33,6 +33,7 @@ def test_cores_are_read_as_taskset_reads_them() -> None:
         (["--threads", "-1"], "threads"),
         (["--drain-timeout", "nan"], "drain_timeout_s"),
         (["--dtype", "int3"], "dtype"),
+        (["--native-variant", "sse9"], "native_variant"),
         (["--min-confidence", "2"], "min_confidence"),
         (["--min-match", "20"], "min_match"),
         (["--cpu-cores", "a"], "cpu_cores"),
@@ -48,3 +49,8 @@ def test_an_impossible_option_is_refused_by_name(
         parse_arguments([*REQUIRED, *arguments])
     assert caught.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_kernels_are_chosen_and_required_by_option() -> None:
+    engine = parse_arguments([*REQUIRED, "--native-variant", "avx2", "--require-native"]).engine
+    assert (engine.native_variant, engine.execution) == ("avx2", "native")

@@ -238,11 +238,11 @@ def test_no_number_in_the_cache_reaches_only_those_that_see_it(tmp_path: Path, l
     path = with_a_poisoned_token(checkpoint(tmp_path, head_dim=head_dim), poison)
     engine, prompt = load(path, prefix_cache=False), tokens(90)
     want = engine.forward([Row(engine.open([]), prompt, 90)]).clone()
-    for _ in range(2):
-        # Blocks that another sequence has spoiled, all of them, are used again.
-        spoiling = engine.open([])
-        engine.forward([Row(spoiling, [poison] * 400, 0)])
-        engine.close(spoiling)
+    # Every block has been spoiled by another sequence before it is used again.
+    spoiling = [engine.open([]) for _ in range(2)]
+    engine.forward([Row(sequence, [poison] * 512, 0) for sequence in spoiling])
+    for sequence in spoiling:
+        engine.close(sequence)
     for size in (1, 3, 7, 90):
         sequence = engine.open([])
         for start in range(0, 90, size):

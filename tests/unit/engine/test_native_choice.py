@@ -23,12 +23,23 @@ needs_kernels = pytest.mark.skipif(not cpu.runnable_variants(), reason="no compi
 
 
 @pytest.fixture(autouse=True)
-def nothing_loaded_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A process that starts, with a cache of its own."""
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+def nothing_loaded_yet() -> Iterator[None]:
+    """A process that starts."""
     build._load.cache_clear()
     yield
     build._load.cache_clear()
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty one, for libraries that are compiled in no time."""
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    names = ("granted", "layout", "forward", "start_helpers")
+    (sources / "step.c").write_text("".join(f"int outrider_{name}(void) {{ return 1; }}" for name in names))
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -101,16 +112,16 @@ def test_where_kernels_are_required_their_absence_is_refused(tiny: Path) -> None
         load(tiny, execution="native")
 
 
-def test_a_cache_that_cannot_be_made_costs_speed_not_the_start(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where a directory should be")
+def test_a_cache_that_cannot_be_made_costs_speed_not_the_start(tiny: Path, cache: Path) -> None:
+    cache.write_text("a file where a directory should be")
     assert load(tiny).info.dtype == "float32"
 
 
 @needs_kernels
-def test_the_cache_is_for_its_owner_alone_and_names_the_variant(tmp_path: Path) -> None:
-    (tmp_path / "cache/native").mkdir(parents=True, mode=0o755)
+def test_the_cache_is_for_its_owner_alone_and_names_the_variant(cache: Path) -> None:
+    (cache / "native").mkdir(parents=True, mode=0o755)
     kernels = cpu.load_kernels("portable")
-    directory = tmp_path / "cache/native"
+    directory = cache / "native"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     (library,) = directory.iterdir()
     assert library.name.startswith("llama-portable-") and stat.S_IMODE(library.stat().st_mode) == 0o700
@@ -147,9 +158,9 @@ def _link_for_a_library(cache: Path) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("plant", [_writable_directory, _link_for_a_directory, _writable_library, _link_for_a_library])
-def test_a_library_that_another_user_may_have_written_is_not_loaded(plant: object, tmp_path: Path) -> None:
+def test_a_library_that_another_user_may_have_written_is_not_loaded(plant: object, cache: Path) -> None:
     assert callable(plant)
-    plant(tmp_path / "cache")
+    plant(cache)
     with pytest.raises(build.KernelsMissing, match=r"others may write|a link"):
         cpu.load_kernels("portable")
 
@@ -157,8 +168,8 @@ def test_a_library_that_another_user_may_have_written_is_not_loaded(plant: objec
 @needs_kernels
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("what", ["native", "native/library"])
-def test_a_library_that_another_user_owns_is_not_loaded(what: str, tmp_path: Path) -> None:
-    library = _planted(tmp_path / "cache")
+def test_a_library_that_another_user_owns_is_not_loaded(what: str, cache: Path) -> None:
+    library = _planted(cache)
     os.chown(library if what == "native/library" else library.parent, 12345, -1)
     with pytest.raises(build.KernelsMissing, match="owned by user 12345"):
         cpu.load_kernels("portable")

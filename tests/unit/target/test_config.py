@@ -24,6 +24,7 @@ def test_cores_are_written_as_for_taskset() -> None:
         (["--max-sequences", "600"], "max_sequences"),
         (["--max-draft-tokens", "-1"], "max_draft_tokens"),
         (["--dtype", "int3"], "dtype"),
+        (["--native-variant", "sse9"], "native_variant"),
         (["--block-size", "0"], "block_size"),
         (["--threads", "-2"], "threads"),
         (["--tensor-parallel", "0"], "tensor_parallel"),
@@ -38,3 +39,8 @@ def test_an_impossible_option_is_named(arguments: list[str], named: str, capsys:
         parse_arguments(["--model", "m", "--listen", "h:1", *arguments])
     assert caught.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_kernels_are_chosen_and_required_by_option() -> None:
+    engine = parse_arguments(["--model", "m", "--listen", "h:1", "--native-variant", "avx2", "--require-native"]).engine
+    assert (engine.native_variant, engine.execution) == ("avx2", "native")

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from outrider.engine import config as engine_config
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack_config import Planner, StackConfig
+from outrider_controller.cli.stack_config import NATIVE_VARIANTS, Planner, StackConfig
 
 
 def target(config: StackConfig, cores: list[int]) -> ProcessSpec:
@@ -59,3 +60,17 @@ def test_a_router_goes_before_a_draft_where_it_passes_drafts_on_and_both_before_
 def test_nobody_goes_first_unasked():
     planned = Planner(StackConfig(pin=True), Path("/m"), "redis://x", [0, 1]).plan(Ports())
     assert all(flag(spec, "--realtime-priority") is None for tier in planned.tiers for spec in tier)
+
+
+def test_every_worker_is_told_which_kernels_to_run():
+    config = StackConfig(native_variant="avx2", require_native=True)
+    plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    for spec in (*plan.targets, *plan.drafts):
+        assert flag(spec, "--native-variant") == "avx2" and "--require-native" in spec.argv
+    assert "--require-native" not in target(StackConfig(), [0]).argv
+
+
+def test_the_options_of_a_stack_know_every_variant():
+    assert NATIVE_VARIANTS == engine_config.NATIVE_VARIANTS
+    with pytest.raises(ValueError, match="native_variant: 'sse9' is not one of"):
+        StackConfig(native_variant="sse9")
