@@ -228,7 +228,9 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         store = await stack.enter_async_context(MetadataStore.connect(server.url))
         # The draft's is smaller still: one that has no room must go without.
         blocks = {"target": num_blocks, "draft": num_blocks * 3 // 4}
-        configs = {role: EngineConfig(num_blocks=count, execution=_execution()) for role, count in blocks.items()}
+        # Not the fused execution: it has oneDNN make a kernel for every number of rows, and keep the last 1024. That is
+        # half a gigabyte, which is reached slowly and would hide a leak.
+        configs = {role: EngineConfig(num_blocks=count, execution="native") for role, count in blocks.items()}
         engine, target = await _target(stack, model, server.url, configs["target"])
         draft = await _draft(stack, model, server.url, configs["draft"])
         async with asyncio.timeout(_SETTLE_S):
@@ -237,15 +239,6 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         running = await stack.enter_async_context(running_router(RouterConfig(), store))
         channel = await stack.enter_async_context(create_channel(running.address))
         yield Stay(router_pb2_grpc.RouterServiceStub(channel), running, target, draft, engine, blocks)
-
-
-def _execution() -> str:
-    """Not the fused one: it has oneDNN make a kernel for every number of rows, and keep the last 1024. That is half a
-    gigabyte, which is reached slowly and would hide a leak.
-    """
-    from outrider.engine.backends.cpu import runnable_variants
-
-    return "native" if runnable_variants() else "transformers"
 
 
 async def _target(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from outrider.engine.config import NATIVE_VARIANTS
 PROMPT = list(range(3, 43))
 AVX2_ALONE = frozenset({"avx2", "fma"})
 
-needs_kernels = pytest.mark.skipif(not cpu.runnable_variants(), reason="no compiler")
+needs_kernels = pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +124,7 @@ def test_the_cache_is_for_its_owner_alone_and_names_the_variant(cache: Path) -> 
     kernels = cpu.load_kernels("portable")
     directory = cache / "native"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    (library,) = directory.iterdir()
+    (library,) = directory.glob("*.so")
     assert library.name.startswith("llama-portable-") and stat.S_IMODE(library.stat().st_mode) == 0o700
     assert kernels.variant == "portable"
 
@@ -142,7 +143,7 @@ def _planted(cache: Path) -> Path:
     """The library's path, after it was compiled, and another process that starts."""
     cpu.load_kernels("portable")
     build._load.cache_clear()
-    (library,) = (cache / "native").iterdir()
+    (library,) = (cache / "native").glob("*.so")
     return library
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,13 @@ TEXT = [random.Random(i).randrange(3, 300) for i in range(LENGTH)]
 WRONG = 2
 
 
+def skip_what_cannot_run(execution: str) -> None:
+    if execution == "fused" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
+    if execution != "fused" and shutil.which("cc") is None:
+        pytest.skip("no compiler")
+
+
 @pytest.fixture(
     scope="module",
     params=["fused bfloat16", "fused float32", *(f"{v} {size}" for v in runnable_variants() for size in (16, 64))],
@@ -25,6 +33,7 @@ WRONG = 2
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tiny_checkpoint(tmp_path_factory.mktemp("model"), max_context_len=256)
     execution, how = request.param.split()
+    skip_what_cannot_run(execution)
     if execution == "fused":
         yield Engine.load(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
         return
@@ -41,11 +50,6 @@ def alone(engine: Engine) -> Tensor:
     found = [engine.forward([Row(sequence, [token], 1)]).clone() for token in TEXT[PROMPT - 1 :]]
     engine.close(sequence)
     return torch.cat(found)
-
-
-pytestmark = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="which shapes sum alike is known of AVX-512 only"
-)
 
 
 def begin(engine: Engine) -> EngineSequence:

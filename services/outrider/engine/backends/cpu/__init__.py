@@ -1,6 +1,6 @@
 """Our own kernels for CPUs, compiled where they run."""
 
-from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, runnable_variants, start_helpers
+from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, start_helpers
 from outrider.engine.backends.cpu.llama import (
     NativeAttention,
     NativeLlama,
@@ -8,10 +8,9 @@ from outrider.engine.backends.cpu.llama import (
     runs_natively,
     why_not_native,
 )
-from outrider.engine.backends.cpu.variants import VARIANTS, multiplies_bfloat16
+from outrider.engine.backends.cpu.variants import multiplies_bfloat16, runnable_variants
 
 __all__ = [
-    "VARIANTS",
     "Kernels",
     "KernelsMissing",
     "NativeAttention",

@@ -6,6 +6,7 @@ Not at build time: a wheel stays pure Python, and a machine without a compiler r
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
@@ -62,11 +63,6 @@ def load_kernels(variant: str = "auto") -> Kernels:
     return found
 
 
-def runnable_variants() -> list[str]:
-    """Those that this CPU can run and that can be had here, the quickest first."""
-    return [v.name for v in VARIANTS if not v.missing and isinstance(_load(v.name), Kernels)]
-
-
 def start_helpers(count: int, variant: str = "auto") -> None:
     """Sees to it that there are so many besides a step's own thread; new ones keep to the cores of the calling thread.
 
@@ -110,8 +106,11 @@ def _compiled(variant: Variant) -> Path:
     compiler = _compiler()
     directory = private_directory(cache_directory() / "native")
     path = directory / f"llama-{variant.name}-{_key(compiler, variant)}.so"
-    if not path.exists():
-        _compile(compiler, variant, path)
+    # Processes that start together need it compiled once.
+    with (directory / f"{variant.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _compile(compiler, variant, path)
     _check_private(path, stat.S_ISREG)
     return path
 
@@ -152,7 +151,7 @@ def _check_private(path: Path, is_kind: Callable[[int], bool]) -> None:
 
 
 def _compile(compiler: str, variant: Variant, path: Path) -> None:
-    """Several processes may do it at the same time: each writes a file of its own, and the last rename stays."""
+    """All or nothing: a process may end in the middle."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
         run_compiler([compiler, *FLAGS, *variant.flags, str(SOURCES / "step.c"), "-o", str(output), "-lm"])

@@ -43,6 +43,11 @@ VARIANTS = (
 """The quickest first."""
 
 
+def runnable_variants() -> list[str]:
+    """Those that this CPU can run, if there is a compiler; the quickest first."""
+    return [variant.name for variant in VARIANTS if not variant.missing]
+
+
 @cache
 def cpu_features() -> frozenset[str]:
     """Of the first core; none where the system does not say."""
