@@ -16,8 +16,6 @@ from outrider_controller.environment import prepare_ray
 
 log = logging.getLogger(__name__)
 
-_WATCH_S = 0.5
-
 
 def main() -> int:
     config = parse_arguments()
@@ -38,11 +36,7 @@ def _run(config: ControllerConfig, stopping: threading.Event) -> int:
             log.info("control plane at %s", controller.control_address)
             for address in controller.router_addresses:
                 log.info("router at %s", address)
-            while not stopping.wait(_WATCH_S):
-                if died := controller.ray.dead_server():
-                    log.error("Ray's %s died: the controller ends, for only a new one can serve again", died)
-                    controller.ray.abandon()
-                    os._exit(1)
+            stopping.wait()
             log.info("draining")
     except StartError as error:
         print(f"outrider_controller: {error}", file=sys.stderr)

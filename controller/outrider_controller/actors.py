@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
@@ -44,6 +45,7 @@ class StartError(Exception):
 
 # Without the first an actor is not started again, without the second Ray ends itself after a minute.
 _SERVERS = ("raylet", "gcs_server")
+_WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
 _BIND_TIMEOUT_S = 5.0
 _STOP_MARGIN_S = 5.0
@@ -121,23 +123,38 @@ def _tell_if_restarted(name: str) -> None:
         log.warning("%s died and was started again", name)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalRay:
-    """Ray's servers, which run as children of this process, and where their files lie."""
+@contextmanager
+def _ending_with_ray(directory: Path) -> Iterator[None]:
+    """Ends this process when a server of Ray's dies in the block, where Ray itself waits for a minute or for ever."""
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(over, directory), name="ray-watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watch.join()
 
-    servers: tuple[psutil.Process, ...]
-    directory: Path
 
-    def dead_server(self) -> str:
-        """Name of one that has died; empty while all live."""
-        return next((name for name, server in zip(_SERVERS, self.servers, strict=True) if not _lives(server)), "")
-
-    def abandon(self) -> None:
-        """Ends what is left of it, without asking: Ray waits for a dead server for a minute."""
-        for child in psutil.Process().children(recursive=True):
+def _watch(over: threading.Event, directory: Path) -> None:
+    servers: dict[str, psutil.Process] = {}
+    while not over.wait(_WATCH_S):
+        for child in psutil.Process().children():
             with suppress(psutil.Error):
-                child.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
+                if (name := child.name()) in _SERVERS:
+                    servers[name] = child
+        if died := [name for name, server in servers.items() if not _lives(server)]:
+            log.error("Ray's %s died: the controller ends, for only a new one can serve again", died[0])
+            _abandon(directory)
+            os._exit(1)
+
+
+def _abandon(directory: Path) -> None:
+    """Ends what is left of Ray without asking it, and removes its files."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            child.kill()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -153,7 +170,6 @@ class Controller:
     router_addresses: tuple[str, ...]
     control_address: str
     actors: tuple[Any, ...]
-    ray: LocalRay
 
     def stop(self, drain_timeout_s: float) -> None:
         """Drains all at once. Blocks."""
@@ -166,7 +182,7 @@ class Controller:
 @contextmanager
 def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
-    with _local_ray(config.ray) as local_ray:
+    with _local_ray(config.ray):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
         control = replace(config.control, listen=_definite(config.control.listen))
         actors = [supervised(ControlPlane).remote(control, config.metadata_url, config.log_format)]
@@ -174,7 +190,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
             definite = replace(router, listen=_definite(router.listen))
             actors.append(supervised(Router).remote(definite, config.metadata_url, config.log_format))
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
-        controller = Controller(tuple(router_addresses), control_address, tuple(actors), local_ray)
+        controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:
             yield controller
         finally:
@@ -194,7 +210,7 @@ def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:
 
 
 @contextmanager
-def _local_ray(config: RayConfig) -> Iterator[LocalRay]:
+def _local_ray(config: RayConfig) -> Iterator[None]:
     """A Ray of our own on the loopback interface, without dashboard; gone with the block. Raises StartError."""
     with ExitStack() as stack:
         try:
@@ -204,6 +220,7 @@ def _local_ray(config: RayConfig) -> Iterator[LocalRay]:
         # Ray writes an essay on stdout when an actor dies; nothing of ours goes there.
         stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         stack.callback(ray.shutdown)
+        stack.enter_context(_ending_with_ray(private))
         ray.init(
             address="local",
             num_cpus=1,
@@ -219,8 +236,7 @@ def _local_ray(config: RayConfig) -> Iterator[LocalRay]:
         )
         # Ray's factory adds a field of its own to every record, which would end up in every line.
         logging.setLogRecordFactory(logging.LogRecord)
-        children = {child.name(): child for child in psutil.Process().children()}
-        yield LocalRay(tuple(children[name] for name in _SERVERS), private)
+        yield
 
 
 def _definite(listen: str) -> str:

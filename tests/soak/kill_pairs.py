@@ -248,11 +248,14 @@ async def _described(process: asyncio.subprocess.Process, told: Path) -> dict[st
 async def strike(up: Up, load: Load, blow: Blow, rng: random.Random) -> Outcome:
     """Kills, and watches until all is well again."""
     first_s = time.monotonic()
+    before = {kind: up.pids(kind) for kind in blow.kinds}
     killed: list[int] = []
     for kind in blow.kinds:
         if killed:
             await asyncio.sleep(_APART_S)
-        victim = rng.choice([pid for pid in await _there(up, kind) if pid not in killed])
+        there = await _there(up, kind)
+        # The second of a kind is the other one, not the first that is being started again.
+        victim = rng.choice([pid for pid in there if pid in before[kind]] or there)
         os.kill(victim, signal.SIGKILL)
         killed.append(victim)
     last_s = time.monotonic()
@@ -320,6 +323,8 @@ async def run_blows(model: str, blows: Sequence[Blow], streams: int, max_tokens:
         if up.process.returncode != ExitCode.OK:
             raise CommandError(f"outrider up ended with {up.process.returncode}:\n{up.told.read_text()[-3000:]}")
         _, alive = psutil.wait_procs(family, timeout=10)
+        # Nobody may have waited yet for one whose parent is gone.
+        alive = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         if alive or any((cache / "contexts").iterdir()):
             raise CommandError(f"outrider up left something behind: {alive}")
     return outcomes
