@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 
@@ -24,11 +25,21 @@ class Limits:
     """Requests under way at once."""
     request_timeout_s: float = 600.0
     """Longest a request may take when the client sets no deadline, or a later one."""
+    max_connections: int = 4096
+    """Open at once on each of the two ports; fewer where the process may not open as many files."""
+    max_streams: int = 128
+    """Calls under way at once on one gRPC connection. A client keeps further ones waiting."""
+    header_timeout_s: float = 10.0
+    """For the head of an HTTP request, or a gRPC client's first bytes, to arrive."""
+    idle_timeout_s: float = 75.0
+    """How long a connection stays open between requests."""
+    send_timeout_s: float = 60.0
+    """For a client to take what it has been sent, when it takes nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "body_timeout_s", "max_running", "request_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}: has to be above 0")
+        for limit in fields(self):
+            if not 0 < getattr(self, limit.name) < math.inf:
+                raise ConfigError(f"{limit.name}: has to be above 0, and finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +102,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
             metadata_url=options.metadata,
             routers=tuple(options.router),
             model_paths=dict(_model_path(given) for given in options.model_path),
-            limits=Limits(
-                max_body_bytes=options.max_body_bytes,
-                max_running=options.max_running,
-                request_timeout_s=options.request_timeout_s,
-            ),
+            limits=Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)}),
             failover=Failover(window_s=options.failover_window_s),
             drain_timeout_s=options.drain_timeout_s,
             log_format=options.log_format,
@@ -111,6 +118,19 @@ def _model_path(given: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+_LIMITS = {
+    "max_body_bytes": "of a request (default %(default)s)",
+    "body_timeout_s": "for an HTTP request's body to arrive (default %(default)s)",
+    "max_running": "requests at once (default %(default)s)",
+    "request_timeout_s": "longest that a request may take (default %(default)s)",
+    "max_connections": "open at once on each port (default %(default)s, fewer where files are limited)",
+    "max_streams": "calls at once on one gRPC connection (default %(default)s)",
+    "header_timeout_s": "for the head of a request to arrive (default %(default)s)",
+    "idle_timeout_s": "between requests of one connection (default %(default)s)",
+    "send_timeout_s": "for a client to take what it is sent (default %(default)s)",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     limits, failover = Limits(), Failover()
     parser = argparse.ArgumentParser(
@@ -123,9 +143,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--metadata", metavar="URL", help="metadata store in which routers hold their leases")
     add("--router", action="append", default=[], metavar="HOST:PORT", help="a router; may be given several times")
     add("--model-path", action="append", default=[], metavar="NAME=DIRECTORY", help="where a model's tokenizer is")
-    add("--max-body-bytes", type=int, default=limits.max_body_bytes, metavar="N", help="default %(default)s")
-    add("--max-running", type=int, default=limits.max_running, metavar="N", help="requests at once (%(default)s)")
-    add("--request-timeout-s", type=float, default=limits.request_timeout_s, metavar="S", help="default %(default)s")
+    for name, meaning in _LIMITS.items():
+        default = getattr(limits, name)
+        unit = "N" if isinstance(default, int) else "S"
+        add(f"--{name.replace('_', '-')}", type=type(default), default=default, metavar=unit, help=meaning)
     add(
         "--failover-window-s",
         type=float,

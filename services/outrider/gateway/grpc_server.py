@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import InvalidRequest
+from outrider.errors import DeadlineExceeded, InvalidRequest
 from outrider.gateway.generation import Answer, Chunk, Generator
 from outrider.gateway.requests import (
     ChatPrompt,
@@ -43,8 +44,9 @@ _SPECULATION = {
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    def __init__(self, core: Generator) -> None:
+    def __init__(self, core: Generator, send_timeout_s: float) -> None:
         self._core = core
+        self._send_timeout_s = send_timeout_s
 
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
@@ -60,12 +62,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         response.id, response.model, response.text = answer.id, answer.model, "".join(text)
         return response
 
-    async def StreamGenerate(
+    async def StreamGenerate(  # type: ignore[override]
         self, request: generation_pb2.StreamGenerateRequest, context: Context
-    ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
+    ) -> None:
         async with self._start(request.request, "request.", context) as answer:
             async for chunk in answer.chunks:
-                yield _response(answer.id, answer.model, chunk, answer.include_metrics)
+                await self._send(context, _response(answer.id, answer.model, chunk, answer.include_metrics))
+
+    async def _send(self, context: Context, response: generation_pb2.StreamGenerateResponse) -> None:
+        """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await context.write(response)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"nothing was read for {self._send_timeout_s:g} s") from error
 
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context

@@ -20,18 +20,22 @@ from starlette.types import ASGIApp
 from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog
 from outrider.gateway.config import GatewayConfig, split_address
+from outrider.gateway.files import connections_allowed
 from outrider.gateway.generation import Generator
 from outrider.gateway.grpc_server import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
+from outrider.gateway.http.connection import Bounds
 from outrider.gateway.metering import Meter
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
+from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.telemetry.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
+_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,23 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         core = _core(config, routers, tracing)
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
-        grpc_server = create_server(max_message_bytes=config.limits.max_body_bytes)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(core), grpc_server)
+        limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
+        grpc_server = create_server(
+            max_message_bytes=limits.max_body_bytes,
+            more=public_options(
+                max_connections=max_connections,
+                max_streams=limits.max_streams,
+                first_bytes_s=limits.header_timeout_s,
+                idle_s=limits.idle_timeout_s,
+            ),
+        )
+        servicer = GenerationServicer(core, limits.send_timeout_s)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
         life = await stack.enter_async_context(
             serving(grpc_server, config.listen_grpc, services=[SERVICE], signals=signals)
         )
         http_address = await stack.enter_async_context(
-            _http(create_app(core, config.limits), config.listen_http, grace_s=1.0)
+            _http(create_app(core, limits), config.listen_http, Bounds(limits, max_connections), grace_s=1.0)
         )
         await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
         if store is not None:
@@ -156,13 +170,19 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 class _HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the process has one drain, for both servers."""
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            # asyncio has set this to its own `backlog` of 1; how many wait in the kernel is another matter.
+            listener.listen(_BACKLOG)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
 @asynccontextmanager
-async def _http(app: ASGIApp, address: str, *, grace_s: float) -> AsyncIterator[str]:
+async def _http(app: ASGIApp, address: str, bounds: Bounds, *, grace_s: float) -> AsyncIterator[str]:
     """Serves `app` and yields the bound HOST:PORT. Raises OSError when the address cannot be bound."""
     host, port = split_address(address)
     listener = _listen(host, port)
@@ -173,6 +193,11 @@ async def _http(app: ASGIApp, address: str, *, grace_s: float) -> AsyncIterator[
         lifespan="off",
         ws="none",
         server_header=False,
+        http=bounds.protocol,  # type: ignore[arg-type]  # Made by uvicorn with keywords, like a class of its own.
+        timeout_keep_alive=bounds.limits.idle_timeout_s,  # type: ignore[arg-type]  # For `call_later`: may be a float.
+        # asyncio accepts so many at a time. When files run out it tries, and logs, each of them, and doubles the next
+        # attempt (until Python 3.13); one at a time it logs and rests for a second.
+        backlog=1,
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )
     server = _HttpServer(config)
@@ -192,7 +217,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         # Connections that come before the server's loop runs wait here instead of being refused.
-        listener.listen(2048)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -20,6 +20,7 @@ _KEEPALIVE = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+_MAX_INT = 2**31 - 1
 Options = list[tuple[str, str | int]]
 
 
@@ -31,6 +32,28 @@ def server_options(max_message_bytes: int) -> Options:
         # A second server on a taken port has to fail, not to share it.
         ("grpc.so_reuseport", 0),
     ]
+
+
+def public_options(*, max_connections: int, max_streams: int, first_bytes_s: float, idle_s: float) -> Options:
+    """What a server open to everybody has beside `server_options`: one client must not use up what all share."""
+    max_pending = min(_MAX_INT, max_connections * max_streams)
+    return [
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", _ms(first_bytes_s)),
+        ("grpc.max_connection_idle_ms", _ms(idle_s)),
+        ("grpc.max_concurrent_streams", max_streams),
+        # Otherwise calls that are over still count until they are cleared away, and a client that keeps to the limit is
+        # refused with UNAVAILABLE.
+        ("grpc.http.overload_protection", 0),
+        # Calls that the application has not taken up yet. Beyond this number gRPC cancels any, also innocent ones: as
+        # many as can be open. How many run is decided by the application, which says RESOURCE_EXHAUSTED.
+        ("grpc.server.max_pending_requests", max_pending),
+        ("grpc.server.max_pending_requests_hard_limit", max_pending),
+    ]
+
+
+def _ms(seconds: float) -> int:
+    return min(_MAX_INT, max(1, round(seconds * 1000)))
 
 
 def channel_options(max_message_bytes: int) -> Options:

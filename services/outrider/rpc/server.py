@@ -23,7 +23,7 @@ import grpc
 
 from outrider.rpc.health import Health, add_health
 from outrider.rpc.interceptor import ErrorInterceptor
-from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, server_options
+from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class ServerLife:
         task.add_done_callback(self._tasks.discard)
 
 
-def create_server(*, max_message_bytes: int = INTERNAL_MESSAGE_BYTES) -> grpc.aio.Server:
-    """A server with our limits, keepalive and error handling. Give it servicers, then `serving`."""
-    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options(max_message_bytes))
+def create_server(*, max_message_bytes: int = INTERNAL_MESSAGE_BYTES, more: Options | None = None) -> grpc.aio.Server:
+    """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`."""
+    options = [*server_options(max_message_bytes), *(more or [])]
+    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
 
 
 @asynccontextmanager

@@ -23,7 +23,8 @@ from outrider.telemetry.rate_limit import RateLimit
 LOG_FORMATS = ("human", "json")
 
 _MAX_VALUE_CHARS = 200
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# `color_message` is uvicorn's: the message again, with colours for terminals.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 _context: ContextVar[dict[str, str] | None] = ContextVar("outrider_log_context", default=None)
 

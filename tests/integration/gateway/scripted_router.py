@@ -77,6 +77,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     script: Script
     fingerprint: str = ""
     models: tuple[str, ...] = (MODEL,)
+    max_context_len: int = CONTEXT
     requests: list[router_pb2.RouteRequest] = field(default_factory=list)
     num_running: int = 0
     num_cancelled: int = 0
@@ -132,7 +133,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
             models=[
                 router_pb2.ServedModel(
                     model=name,
-                    max_context_len=CONTEXT,
+                    max_context_len=self.max_context_len,
                     vocab_size=VOCAB,
                     tokenizer_fingerprint=self.fingerprint,
                     num_targets=1,

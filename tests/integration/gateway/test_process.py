@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,9 +23,10 @@ CANARY = "canary-7f3a"
 
 
 @asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[Process]:
+async def process(*arguments: str, under: Sequence[str] = ()) -> AsyncIterator[Process]:
+    """`under` comes before the command: a program that runs it."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "outrider.gateway", "--listen-grpc", "127.0.0.1:0", *arguments, stderr=PIPE
+        *under, sys.executable, "-m", "outrider.gateway", "--listen-grpc", "127.0.0.1:0", *arguments, stderr=PIPE
     )
     try:
         yield child

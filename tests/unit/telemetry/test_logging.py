@@ -36,12 +36,13 @@ def test_json_is_one_object_a_line_with_component_level_and_fields() -> None:
     stream = configured("json")
     with log_context(request_id="r1", tenant="acme"):
         logger.info("opened %d\nsequences", 3, extra={"num_tokens": 7, "what": "x" * 1000})
-    logger.warning("after")
+    logger.warning("after", extra={"color_message": "\x1b[36mafter"})
     first, second = lines(stream)
     assert (first["component"], first["level"], first["message"]) == ("draft", "info", "opened 3\nsequences")
     assert (first["request_id"], first["tenant"], first["num_tokens"]) == ("r1", "acme", 7)
     assert len(first["what"]) == 200
     assert "request_id" not in second
+    assert "color_message" not in second
 
 
 async def test_the_context_follows_a_request_into_its_tasks_and_no_other() -> None:

@@ -1,0 +1,141 @@
+"""One HTTP/1.1 connection with the bounds that uvicorn's lacks: on how long it may rest, and on how many there are.
+
+Knows no request's meaning. Bodies are bounded where they are read, in `app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from outrider.gateway.config import Limits
+from outrider.gateway.http.errors import HttpError
+
+
+@dataclass(slots=True)
+class Bounds:
+    """What all connections of one port share."""
+
+    limits: Limits
+    max_connections: int
+    resting: dict[Connection, None] = field(default_factory=dict)
+    """Connections without a whole request under way, the one that has rested longest first."""
+
+    def protocol(self, **of_uvicorn: Any) -> Connection:
+        return Connection(self, **of_uvicorn)
+
+
+class Connection(H11Protocol):
+    """A client has `header_timeout_s` for the head of its first request, `idle_timeout_s` more for that of each further
+    one, and `send_timeout_s` to take what it is sent. Of too many, the one that has rested longest is closed.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        *,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._bounds = bounds
+        self._limits = bounds.limits
+        self._resting_timer: asyncio.TimerHandle | None = None
+        self._sending_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.max_connections and not self._make_room():
+            message = "every connection that this gateway takes has a request under way"
+            self._end(HttpError(503, message, "service_unavailable", headers={"Retry-After": "1"}))
+            return
+        self._rest(self._limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._bounds.resting.pop(self, None)
+        _stop(self._resting_timer)
+        _stop(self._sending_timer)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self._answering:
+            _stop(self._resting_timer)
+            if not self.cycle.more_body:
+                self._bounds.resting.pop(self, None)
+
+    def on_response_complete(self) -> None:
+        # Before the call: a pipelined request may begin in it. uvicorn closes at idle_timeout_s unless some byte comes;
+        # the timer set here runs on, so that bytes without end, of a head or of a body nobody wants, win nothing.
+        self._rest(self._limits.idle_timeout_s + self._limits.header_timeout_s)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Bytes that are no HTTP, between requests or within one whose answer is being made: that one is given up."""
+        begun = self._answering and self.cycle.response_started
+        if self._answering:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if begun:
+            self.transport.abort()
+        else:
+            self._end(HttpError(400, msg))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._sending_timer = self.loop.call_later(self._limits.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        _stop(self._sending_timer)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _rest(self, timeout_s: float) -> None:
+        _stop(self._resting_timer)
+        self._resting_timer = self.loop.call_later(timeout_s, self._rested_too_long)
+        self._bounds.resting.pop(self, None)
+        self._bounds.resting[self] = None
+
+    def _rested_too_long(self) -> None:
+        part_of_a_head = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
+        if part_of_a_head and self.transport.get_write_buffer_size() == 0:
+            self._end(HttpError(408, "the head of the request did not arrive in time"))
+        else:
+            self.transport.abort()
+
+    def _make_room(self) -> bool:
+        """Closes the connection that has rested longest. False when all are busy."""
+        longest = next(iter(self._bounds.resting), None)
+        if longest is None:
+            return False
+        # At once, not when the loop tells it: more may come before that.
+        del self._bounds.resting[longest]
+        self.connections.discard(longest)
+        longest.transport.abort()
+        return True
+
+    def _end(self, error: HttpError) -> None:
+        """An answer outside any request, and the end of the connection."""
+        body = json.dumps(error.body).encode()
+        lines = {"connection": "close", "content-type": "application/json", "content-length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **error.headers}.items())
+        self.transport.write(f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body)
+        self.transport.close()
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
