@@ -14,6 +14,7 @@ from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.sequence import Drafted, DraftSequence
+from outrider.speculation import VerificationMode
 
 
 class CombinedDrafter(Drafter):
@@ -59,11 +60,23 @@ class CombinedDrafter(Drafter):
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
         for number, (sequence, found) in enumerate(zip(sequences, outcomes, strict=True)):
-            # What the target already holds goes first: it is being judged by now.
-            if found is not None and sequence.guess.source == MODEL and not found.begins_with(sequence.guess):
+            if found is not None and not _may_follow(sequence, found):
                 outcomes[number] = None
         unmatched = [number for number, found in enumerate(outcomes) if found is None]
         drafted = self._model.propose([sequences[number] for number in unmatched])
         for number, outcome in zip(unmatched, drafted, strict=True):
             outcomes[number] = outcome
         return outcomes
+
+
+def _may_follow(sequence: DraftSequence, found: Drafted) -> bool:
+    """Whether a match may take the place of what stands of the last guess."""
+    guess = sequence.guess
+    if guess.source != MODEL or not guess.token_ids:
+        return True
+    # A drawn token has to be judged, by what it was drawn from, whatever it is. Were it the match's wherever the match
+    # begins with it, a later match could replace it unjudged: it would then be said less often than the target says it.
+    if sequence.opening.mode is VerificationMode.RATIO:
+        return False
+    # What the target already holds goes first: it is being judged by now.
+    return found.begins_with(guess)

@@ -1,0 +1,50 @@
+"""A model whose next token depends on the last one alone, on the real engine: every probability of a text is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from outrider.engine import Engine, EngineConfig, ModelInfo
+from outrider.engine.attention import KVCache, RowSpan
+from torch import Tensor
+
+_BLOCK_SIZE = 16
+
+
+@dataclass(slots=True)
+class _ChainDecoder:
+    """Needs no cache: the last token is in the row itself."""
+
+    table: Tensor
+    execution: str = "chain"
+    num_forwards: int = 0
+
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        self.num_forwards += 1
+        return self.table[token_ids[rows]], torch.empty(0)
+
+
+class _NoAttention:
+    def prepare(self, spans: list[RowSpan], cache: KVCache) -> Any:
+        return None
+
+
+class _NoCache:
+    def wipe(self, *blocks: object) -> None: ...
+
+
+class ChainEngine(Engine):
+    """`table` [token, next token]: logits."""
+
+    def __init__(self, table: Tensor, *, num_blocks: int, max_context_len: int) -> None:
+        chain = _ChainDecoder(table)
+        info = ModelInfo(len(table), max_context_len, _BLOCK_SIZE, num_blocks, "none", "cpu", chain.execution, ())
+        config = EngineConfig(dtype="float32", block_size=_BLOCK_SIZE)
+        super().__init__(chain, cast(KVCache, _NoCache()), info, config, attention=_NoAttention())
+        self._chain = chain
+
+    @property
+    def num_forwards(self) -> int:
+        return self._chain.num_forwards
