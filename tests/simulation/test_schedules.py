@@ -14,14 +14,17 @@ import pytest
 from tests.simulation import draw, run_schedule
 from tests.simulation.command import run_all, run_seeds
 
-QUICK = range(200)
+QUICK = 200
+PART = 50
 SCHEDULES = 2000
 
 
-def test_two_hundred_schedules_break_no_promise() -> None:
-    outcomes = run_seeds(QUICK)
+@pytest.mark.parametrize("first", range(0, QUICK, PART))
+def test_no_schedule_breaks_a_promise(first: int) -> None:
+    seeds = range(first, first + PART)
+    outcomes = run_seeds(seeds)
     assert {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations} == {}
-    assert [outcome.seed for outcome in outcomes] == list(QUICK)
+    assert [outcome.seed for outcome in outcomes] == list(seeds)
     # Schedules in which nothing happens would break nothing either.
     counts = sum((outcome.counts for outcome in outcomes), Counter())
     assert counts["accepted"] and counts["end: length"] and counts["openings with committed tokens"]
@@ -31,9 +34,9 @@ def test_two_hundred_schedules_break_no_promise() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_more_break_none() -> None:
-    outcomes = run_all(len(QUICK), SCHEDULES - len(QUICK))
+    outcomes = run_all(QUICK, SCHEDULES - QUICK)
     assert {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations} == {}
-    assert [outcome.seed for outcome in outcomes] == list(range(len(QUICK), SCHEDULES))
+    assert [outcome.seed for outcome in outcomes] == list(range(QUICK, SCHEDULES))
 
 
 def test_equal_seeds_give_equal_runs() -> None:

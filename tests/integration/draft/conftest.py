@@ -20,7 +20,7 @@ Served = tuple[DraftServiceStub, DraftServicer]
 Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]], timeout_s: float = 60) -> None:
     """Waits for what another thread or process brings about."""
     async with asyncio.timeout(timeout_s):
         # Polled: a test has nothing it could be notified by.

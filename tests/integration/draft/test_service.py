@@ -33,7 +33,7 @@ def commit(sequence_id: int, base_len: int, *token_ids: int) -> pb.Commit:
 
 
 async def read(call: Any) -> draft_pb2.DraftResponse:
-    response = await asyncio.wait_for(call.read(), 10)
+    response = await asyncio.wait_for(call.read(), 60)
     assert isinstance(response, draft_pb2.DraftResponse)
     return response
 

@@ -7,12 +7,15 @@ from outrider.speculation import VerificationMode
 
 from benchmarks.support.distribution import Fault, run_experiment
 
+# Seconds of processor time, on a machine where others may have the processor.
+pytestmark = pytest.mark.timeout(300)
+
 # Every planted fault shows in so few with p < 1e-30: a bias as large as theirs would, too. More find smaller ones.
 QUICK = 10_000
 
 
 def slow(draws: int) -> object:
-    return pytest.param(draws, marks=[pytest.mark.slow, pytest.mark.timeout(300)])
+    return pytest.param(draws, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("draws", [QUICK, slow(30_000)])
