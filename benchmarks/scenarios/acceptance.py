@@ -80,7 +80,7 @@ def _row(name: str, figures: Mapping[str, Mapping[str, float]]) -> Row:
     for kind, found in figures.items():
         row |= {
             kind.upper(): f"{found['acceptance']:.3f}",
-            f"{kind.upper()} A ROUND": f"{found['tokens_per_round']:.2f}",
+            f"{kind.upper()} TOKENS/ROUND": f"{found['tokens_per_round']:.2f}",
         }
     return row
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
 
 _LATE = "ratio, late drafts"
-# What is run: verification mode, whether it speculates, planted fault (a name of testing.distribution.Fault).
+# What is run: verification mode, whether it speculates, planted fault (a name of support.distribution.Fault).
 _RUNS = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
