@@ -61,6 +61,8 @@ def generate(
     model, 5 when nobody answers, 6 after the timeout.
     """
     text = " ".join(prompt) if prompt and prompt != ("-",) else _stdin()
+    if not (text if raw else text.strip()):
+        raise click.UsageError("the prompt is empty")
     request = generation.GenerateRequest(model=model, options=_options(**options))
     apply_prompt(request, text, raw=raw, system=system)
     live = stream and output == "text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -26,6 +27,15 @@ def test_what_makes_no_sense_is_a_usage_error(capsys: pytest.CaptureFixture[str]
     assert "--top-k" in capsys.readouterr().err
     assert run(["demo", "--draft-kind", "oracle"]) == 2
     assert run(["no-such-command"]) == 2
+
+
+@pytest.mark.parametrize(("given", "stdin"), [((), ""), ((), " \n"), (("",), ""), (("--raw",), "")])
+def test_an_empty_prompt_is_refused_before_anybody_is_asked(
+    given: tuple[str, ...], stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+    assert run(["generate", *given, "--model", "m", "--gateway", "127.0.0.1:1"]) == 2
+    assert "the prompt is empty" in capsys.readouterr().err
 
 
 def test_nobody_there_is_told_as_such_and_as_json_when_asked_for() -> None:
