@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from outrider.errors import OutriderError
+from outrider.protocol.validate import DraftRules
 from outrider.rpc.v1 import router_pb2 as router
 
-from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.policy import Pace
 from outrider_controller.router.pools import DraftLink, LinkKey, Prefix, TargetLink
 from outrider_controller.router.session import Session

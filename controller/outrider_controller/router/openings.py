@@ -9,13 +9,13 @@ import itertools
 import secrets
 from collections import Counter, OrderedDict
 
+from outrider.protocol.validate import DraftRules
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 
 from outrider_controller.router import clock
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.course import Course, DraftOpening, TargetOpening
-from outrider_controller.router.drafts import DraftRules
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.policy import Setting
 from outrider_controller.router.pools import DraftLink, LinkKey, TargetLink
@@ -89,7 +89,15 @@ class Openings:
 
     def open_draft(self, course: Course, link: DraftLink, setting: Setting) -> None:
         most = course.pace.limit + self._config.policy.run_ahead_tokens
-        rules = DraftRules(most, link.info.max_context_len)
+        session = course.session
+        rules = DraftRules(
+            mode=session.mode,
+            sampling=session.request.sampling,
+            prompt_len=session.prompt_len,
+            vocab_size=session.vocab_size,
+            max_context_len=link.info.max_context_len,
+            max_draft_tokens=most,
+        )
         target = self._pairs_with(course, link)
         opening = DraftOpening(next(self._ids), link, rules, _told(setting), target is not None)
         course.draft = opening

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -19,7 +20,6 @@ from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.session import Request
 
 _LABEL = re.compile(r"[!-~]{0,128}")
-_MAX_DRAFT_TOKENS = 64
 _MAX_REVISION_CHARS = 256
 _MAX_MODEL_CHARS = 256
 _SALT_BYTES = 16
@@ -119,5 +119,5 @@ def _check_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> 
 def _check_speculation(message: router.RouteRequest) -> None:
     if message.speculation not in router.SpeculationMode.values():
         raise InvalidRequest("speculation", f"{message.speculation} is not a speculation mode")
-    if message.max_draft_tokens > _MAX_DRAFT_TOKENS:
-        raise InvalidRequest("max_draft_tokens", f"must be at most {_MAX_DRAFT_TOKENS}")
+    if message.max_draft_tokens > MAX_DRAFT_TOKENS:
+        raise InvalidRequest("max_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}")

@@ -19,6 +19,7 @@ from outrider.rpc.status import from_sequence_error
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.speculation import InvalidField
 
 from outrider_controller.router import clock
 from outrider_controller.router.config import RouterConfig
@@ -404,10 +405,11 @@ class Rounds:
         opening, target = course.draft, course.target
         assert opening is not None
         try:
-            base_len, num_tokens = opening.rules.check(draft, course.session)
-        except BadReply as bad:
-            self._lose_draft(course, f"malformed reply: {bad}", Loss.MALFORMED)
+            num_tokens = opening.rules.check(draft)
+        except InvalidField as error:
+            self._lose_draft(course, f"malformed reply: draft.{error}", Loss.MALFORMED)
             return
+        base_len = draft.base_len
         if target is not None:
             course.session.legs.forward(draft, base_len, num_tokens, now_us)
             draft.sequence_id = target.sequence_id

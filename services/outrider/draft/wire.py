@@ -15,6 +15,12 @@ from outrider.draft.report import Proposed, Report
 from outrider.draft.worker import error_of
 from outrider.drafters import Opening, merge
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.protocol.limits import (
+    MAX_DRAFT_ALTERNATIVES,
+    MAX_DRAFT_RUN_AHEAD_TOKENS,
+    MAX_SALT_BYTES,
+    MAX_STOP_TOKENS,
+)
 from outrider.rpc.convert import (
     check_token_ids,
     distribution_to_proto,
@@ -25,11 +31,6 @@ from outrider.rpc.convert import (
 from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import InvalidField, VerificationMode
-
-MAX_SALT_BYTES = 64
-MAX_STOP_TOKENS = 256
-MAX_RUN_AHEAD_TOKENS = 32
-MAX_ALTERNATIVES = 16
 
 _MAX_US = 2**32 - 1
 
@@ -64,8 +65,8 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     if not count:
         return 0, 0, 0
-    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
-    return count, ahead, min(speculation.num_alternatives, MAX_ALTERNATIVES)
+    ahead = min(speculation.run_ahead_tokens, MAX_DRAFT_RUN_AHEAD_TOKENS)
+    return count, ahead, min(speculation.num_alternatives, MAX_DRAFT_ALTERNATIVES)
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 MAX_US = 2**32 - 1
+# Not yet judged. A draft that says more than that between two commits wastes its words.
+_MAX_SENT = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +71,7 @@ class DraftLog:
             draft_us = draft.draft_us
             wire_us = max(0, answer_us - draft_us)
             end = base_len + num_tokens
+            del self._sent[: -_MAX_SENT + 1]
             self._sent.append(
                 SentDraft(
                     *(draft.serial, draft.epoch, base_len, end, now_us, draft_us, draft.compute_us, wire_us),

@@ -21,6 +21,8 @@ DOMAIN = "outrider"
 DETAILS_KEY = "grpc-status-details-bin"
 
 _MAX_MESSAGE_CHARS = 1000
+# Of a reason or a field, which may have come from a peer.
+_MAX_NAME_CHARS = 100
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 M = TypeVar("M", bound=Message)
@@ -96,9 +98,9 @@ def from_sequence_error(message: sequence_pb2.SequenceError) -> OutriderError:
     """What a worker said about one sequence. An unknown code reads as UNKNOWN."""
     return make_error(
         Code(message.code),
-        message.message,
-        reason=message.reason or None,
-        field=message.field or None,
+        message.message[:_MAX_MESSAGE_CHARS],
+        reason=message.reason[:_MAX_NAME_CHARS] or None,
+        field=message.field[:_MAX_NAME_CHARS] or None,
     )
 
 
@@ -119,9 +121,9 @@ def from_route_error(message: router_pb2.RouteError) -> OutriderError:
     """What a router said about one call. An unknown code reads as UNKNOWN."""
     return make_error(
         Code(message.code),
-        message.message,
-        reason=message.reason or None,
-        field=message.field or None,
+        message.message[:_MAX_MESSAGE_CHARS],
+        reason=message.reason[:_MAX_NAME_CHARS] or None,
+        field=message.field[:_MAX_NAME_CHARS] or None,
         retry_after_s=message.retry_after_us / 1e6 if message.HasField("retry_after_us") else None,
     )
 

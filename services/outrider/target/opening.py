@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.protocol.limits import MAX_SALT_BYTES, MAX_STOP_TOKENS
 from outrider.speculation import InvalidField, SamplingParams, VerificationMode
-
-MAX_SALT_BYTES = 64
-MAX_STOP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)

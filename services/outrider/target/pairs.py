@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.validate import DraftRules
 from outrider.rpc.channel import create_channel
 from outrider.rpc.draft_log import DraftLog, clamp_us, drafted_us
-from outrider.rpc.status import to_sequence_error
+from outrider.rpc.status import from_sequence_error, to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.commit import Finish
@@ -23,7 +24,7 @@ from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report
 from outrider.target.sequence import SequenceKey
-from outrider.target.wire import draft_of
+from outrider.target.wire import checked_draft
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class _Pairing:
     """What of its settings concerns a draft, as it heard it last."""
     opened_len: int
     """Committed before it was opened there: what answers that took the reading of a prompt, too."""
+    rules: DraftRules
     log: DraftLog = field(default_factory=DraftLog)
     spoke: bool = False
     """Since the last commit, and what of it was an answer to one."""
@@ -169,6 +171,7 @@ class Pairs:
         pairing, told = found.pairing, _told(speculation)
         if pairing is not None and pairing.told != told:
             pairing.told = told
+            pairing.rules.allow(_most_tokens(speculation))
             pairing.link.outbox.set(
                 sequence_pb2.SetSpeculation(sequence_id=pairing.sequence_id, speculation=speculation)
             )
@@ -185,13 +188,24 @@ class Pairs:
             error = to_sequence_error(sequence_id, InvalidRequest("pairs.draft_sequence_id", "already open"))
             self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
             return
-        found.pairing = pairing = _Pairing(link, sequence_id, _told(found.opening.speculation), found.committed_len)
+        told, rules = _told(found.opening.speculation), self._rules(found.opening)
+        found.pairing = pairing = _Pairing(link, sequence_id, told, found.committed_len, rules)
         link.keys[sequence_id] = key
         opening = sequence_pb2.OpenSequence()
         opening.CopyFrom(found.opening)
         opening.sequence_id = sequence_id
         link.outbox.open(opening)
         self._asked(pairing, found.committed_len)
+
+    def _rules(self, opening: sequence_pb2.OpenSequence) -> DraftRules:
+        return DraftRules(
+            mode=opening.mode,
+            sampling=opening.sampling,
+            prompt_len=len(opening.prompt_token_ids),
+            vocab_size=self._limits.vocab_size,
+            max_context_len=self._limits.max_context_len,
+            max_draft_tokens=_most_tokens(opening.speculation),
+        )
 
     def _asked(self, pairing: _Pairing, committed_len: int) -> None:
         pairing.log.asked(committed_len, round(self._clock() * 1e6))
@@ -226,24 +240,25 @@ class Pairs:
                 continue
             pairing.log.number(draft)
             try:
-                checked = draft_of(draft, self._limits, now_s)
+                num_positions = pairing.rules.check(draft)
+                checked = checked_draft(draft, now_s)
             except (InvalidField, OutriderError) as error:
                 self._lose(key, error)
                 continue
-            pairing.hear(draft, checked.num_positions, round(now_s * 1e6))
+            pairing.hear(draft, num_positions, round(now_s * 1e6))
             offered.append(Offered(key, checked))
         if offered:
             self._post(offered)
         for message in reply.errors:
             if (key := link.keys.get(message.sequence_id)) is not None:
-                self._lose(key, message)
+                self._lose(key, from_sequence_error(message))
 
     def _link_ended(self, link: DraftLink, error: Unavailable) -> None:
         self._links.pop((link.worker_id, link.address), None)
         for key in list(link.keys.values()):
             self._lose(key, error)
 
-    def _lose(self, key: SequenceKey, problem: InvalidField | OutriderError | sequence_pb2.SequenceError) -> None:
+    def _lose(self, key: SequenceKey, problem: InvalidField | OutriderError) -> None:
         """The sequence goes on without its draft, and the router hears why."""
         found = self._open[key]
         assert found.pairing is not None
@@ -251,11 +266,15 @@ class Pairs:
         self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
         if isinstance(problem, InvalidField):
             problem = InvalidRequest(problem.field, problem.message)
-        if isinstance(problem, OutriderError):
-            problem = to_sequence_error(sequence_id, problem)
-        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[problem]))
+        error = to_sequence_error(sequence_id, problem)
+        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
 
 def _told(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:
     """What of a setting concerns a draft."""
     return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.num_alternatives
+
+
+def _most_tokens(speculation: sequence_pb2.Speculation) -> int:
+    """Positions that a draft may speak of in one message."""
+    return speculation.max_draft_tokens + speculation.run_ahead_tokens if speculation.max_draft_tokens else 0

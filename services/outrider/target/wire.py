@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.protocol.validate import check_draft
 from outrider.rpc import convert
 from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offered, Opened, Refused
-from outrider.target.opening import Limits, Opening, Speculation, Stopping, check_tokens
+from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Failed, Report
 from outrider.target.sequence import SequenceKey
 
@@ -80,40 +81,22 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
 
 def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) -> OfferedDraft:
     """Raises InvalidField or InvalidRequest. The message may come from any draft: nothing in it is believed."""
-    count = len(message.token_ids)
-    if count > limits.max_draft_message:
-        raise InvalidField("token_ids", f"must be at most {limits.max_draft_message}, got {count}")
-    token_ids = tuple(message.token_ids)
-    check_tokens("token_ids", token_ids, limits.vocab_size)
-    if message.base_len > limits.max_context_len:
-        raise InvalidField("base_len", f"must be at most {limits.max_context_len}, got {message.base_len}")
-    parents = tuple(message.parents)
-    if parents and len(parents) != count:
-        raise InvalidField("parents", f"must be one per token, got {len(parents)} for {count}")
-    if any(not -1 <= parent < child for child, parent in enumerate(parents)):
-        raise InvalidField("parents", "a parent must come before its child")
-    if parents and message.q:
-        raise InvalidField("parents", "a tree is not judged by q")
-    if message.q and len(message.q) != count:
-        raise InvalidField("q", f"must be one per token, got {len(message.q)} for {count}")
-    q = tuple(convert.distributions_from_proto(message.q))
-    for token, distribution in zip(token_ids, q, strict=False):
-        check_tokens("q", distribution.token_ids, limits.vocab_size)
-        if token not in distribution.token_ids:
-            raise InvalidField("q", "a drafted token could not have been drawn from it")
-    confidence = tuple(message.confidence)
-    if confidence and len(confidence) != count:
-        raise InvalidField("confidence", f"must be one per token, got {len(confidence)} for {count}")
+    check_draft(message, limits.vocab_size, limits.max_context_len, limits.max_draft_message)
+    return checked_draft(message, now_s)
+
+
+def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
+    """Of a message whose fields are in range. Raises InvalidRequest for a sampling that is none."""
     return OfferedDraft(
         epoch=message.epoch,
         base_len=message.base_len,
-        token_ids=token_ids,
-        parents=parents,
-        q=q,
+        token_ids=tuple(message.token_ids),
+        parents=tuple(message.parents),
+        q=tuple(convert.distributions_from_proto(message.q)),
         params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
         serial=message.serial,
         received_s=now_s,
-        confidence=confidence,
+        confidence=tuple(message.confidence),
         prepared=message.prepared,
     )
 

@@ -26,6 +26,7 @@ from tests.simulation.virtual_time import VirtualLoop, run_virtually
 LIMITS = Limits(vocab_size=1000, max_context_len=512, block_size=16, num_blocks=64)
 KEY = SequenceKey(7, 1)
 ADDRESS = "draft:7000"
+GREEDY = sequence.VERIFICATION_MODE_GREEDY
 
 
 class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
@@ -242,6 +243,71 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
     assert not world.events
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
     assert world.pairs.open_keys == [KEY], "the sequence itself goes on"
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        ("source", {"source": "n" * 10_000_000}),
+        ("epoch", {"epoch": 1}),
+        ("token_ids", {"token_ids": [9] * 5}),
+        ("q", {"q": [sequence.DraftDistribution(token_ids=[9], counts=[65536])]}),
+        ("confidence", {"confidence": [2.0]}),
+    ],
+    ids=["source", "epoch", "token_ids", "q", "confidence"],
+)
+def test_one_guess_that_no_draft_would_send_costs_its_own_sequence_the_draft_and_no_other(
+    field: str, bad: dict[str, Any]
+) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        other = {"sequence_id": 2, "draft_sequence_id": 91}
+        openings = [opening(mode=GREEDY), opening(mode=GREEDY, sequence_id=2)]
+        await world.hear(opens=openings, pairs=[pairing(), pairing(**other)])
+        await world.draft.say(guess(4, 9, epoch=2))
+        fields = {"sequence_id": 90, "base_len": 4, "token_ids": [9], "epoch": 2} | bad
+        await world.draft.say(sequence.Draft(**fields), sequence.Draft(sequence_id=91, base_len=4, token_ids=[9]))
+        [(_, answer)] = world.answers
+        assert [(error.sequence_id, error.field) for error in answer.draft_errors] == [(90, field)]
+        assert answer.ByteSize() < 4_000
+        assert [event.key.sequence_id for event in world.events if isinstance(event, Offered)] == [1, 2]
+
+    test()
+
+
+@virtual
+async def test_a_draft_may_say_as_much_as_it_was_told_of_at_most(world: World) -> None:
+    await world.paired()
+    less = sequence.Speculation(max_draft_tokens=1)
+    await world.hear(settings=[sequence.SetSpeculation(sequence_id=KEY.sequence_id, speculation=less)])
+    await world.draft.say(guess(4, 9, 9, 9, 9))
+    assert len(world.events) == 1, "it was on its way when the limit fell"
+    more = sequence.Speculation(max_draft_tokens=4, run_ahead_tokens=2)
+    await world.hear(settings=[sequence.SetSpeculation(sequence_id=KEY.sequence_id, speculation=more)])
+    await world.draft.say(guess(4, *[9] * 6))
+    assert len(world.events) == 2 and not world.answers
+    await world.draft.say(guess(4, *[9] * 7))
+    assert world.faults == [(90, "INVALID_FIELD")]
+
+
+@virtual
+async def test_a_draft_s_error_is_handed_on_at_a_length_that_fits(world: World) -> None:
+    await world.paired()
+    text = "x" * 5_000_000
+    error = sequence.SequenceError(sequence_id=90, code=3, reason=text, field=text, message=text)
+    await world.draft.say(errors=[error])
+    [(_, answer)] = world.answers
+    assert answer.ByteSize() < 4_000
+
+
+@virtual
+async def test_a_draft_that_floods_is_not_remembered_word_by_word(world: World) -> None:
+    await world.paired()
+    await world.draft.say(*(guess(4, 9) for _ in range(1000)))
+    [pairing] = [found.pairing for found in world.pairs._open.values()]
+    assert pairing is not None and len(pairing.log._sent) <= 256
+    # The last one is still known.
+    assert await world.follow(committed(4, [9, 10], drafted=1, serial=1000)) is not None
 
 
 @virtual

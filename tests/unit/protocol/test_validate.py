@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
+from outrider.protocol.validate import DraftRules, check_draft
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.router.drafts import DraftRules
-from outrider_controller.router.session import BadReply, Request, Session
+from outrider.speculation import InvalidField
 
 SAMPLING = sequence.Sampling(temperature=0.5, top_p=0.9, seed=3)
 
 
-def session(mode: sequence.VerificationMode.ValueType) -> Session:
-    stopping = sequence.Stopping(max_new_tokens=50)
-    request = Request("r", "t", "m", (1, 2, 3), (4, 5), SAMPLING, stopping, False, 1, None, b"")
-    return Session(request, mode, 100, opened_us=0)
+RATIO = sequence.VERIFICATION_MODE_RATIO
+GREEDY = sequence.VERIFICATION_MODE_GREEDY
 
 
-RATIO = session(sequence.VERIFICATION_MODE_RATIO)
-GREEDY = session(sequence.VERIFICATION_MODE_GREEDY)
+def rules(mode: sequence.VerificationMode.ValueType) -> DraftRules:
+    return DraftRules(mode, SAMPLING, prompt_len=3, vocab_size=100, max_context_len=60, max_draft_tokens=3, epoch=2)
 
 
-def rules() -> DraftRules:
-    return DraftRules(max_draft_tokens=3, max_context_len=60, epoch=2)
-
-
-def drafted(**fields) -> sequence.Draft:
+def drafted(**fields: object) -> sequence.Draft:
     return sequence.Draft(**{"epoch": 2, "base_len": 5, "token_ids": [7, 8], **fields})
 
 
@@ -48,13 +43,13 @@ SURE = [q((7, 65536)), q((8, 65535), (9, 1))]
     ids=str,
 )
 def test_honest_drafts_pass_even_when_late_or_empty(draft, to):
-    rules().check(draft, to)
+    rules(to).check(draft)
 
 
 def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
     tree = drafted(token_ids=[7, 8, 9, 10, 11], parents=[-1, 0, -1, 2, 3])
-    assert rules().check(tree, GREEDY) == (5, 3)
-    assert rules().check(drafted(), GREEDY) == (5, 2)
+    assert rules(GREEDY).check(tree) == 3
+    assert rules(GREEDY).check(drafted()) == 2
 
 
 @pytest.mark.parametrize(
@@ -71,6 +66,8 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
         ("token_ids", drafted(token_ids=[7] * 4, parents=[-1, 0, 1, 2]), GREEDY),
         ("token_ids", drafted(token_ids=[7] * 257, parents=[-1] * 257), GREEDY),
         ("parents", drafted(parents=[-1, 0], q=SURE, sampling=SAMPLING), RATIO),
+        ("source", drafted(source="n" * (MAX_SOURCE_BYTES + 1)), GREEDY),
+        ("source", drafted(source="é" * (MAX_SOURCE_BYTES // 2 + 1)), GREEDY),
         ("confidence", drafted(confidence=[0.5]), GREEDY),
         ("confidence", drafted(confidence=[0.5, float("nan")]), GREEDY),
         ("confidence", drafted(confidence=[0.5, -1]), GREEDY),
@@ -90,5 +87,29 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
     ids=str,
 )
 def test_a_draft_no_correct_worker_would_send_is_refused_by_field(field, draft, to):
-    with pytest.raises(BadReply, match=rf"^draft\.{field}\b"):
-        rules().check(draft, to)
+    with pytest.raises(InvalidField, match=rf"^{field}\b"):
+        rules(to).check(draft)
+
+
+def test_what_this_version_does_not_know_counts_as_bytes_too():
+    # Field 4095, of bytes, of a length of 131,072.
+    unknown = b"\xfa\xff\x01" + b"\x80\x80\x08" + bytes(131_072)
+    assert len(unknown) > MAX_DRAFT_BYTES
+    draft = sequence.Draft.FromString(drafted().SerializeToString() + unknown)
+    with pytest.raises(InvalidField, match=r"^draft\b"):
+        check_draft(draft, 100, 60, 3)
+
+
+def test_a_draft_may_still_use_the_limit_it_had_before():
+    now = rules(GREEDY)
+    now.allow(1)
+    assert now.check(drafted(token_ids=[1, 2, 3])) == 3
+    now.allow(4)
+    assert now.check(drafted(token_ids=[1, 2, 3, 4])) == 4
+
+
+def test_a_refused_draft_does_not_raise_the_epoch():
+    now = rules(GREEDY)
+    with pytest.raises(InvalidField):
+        now.check(drafted(epoch=5, token_ids=[100]))
+    assert now.check(drafted(epoch=2)) == 2

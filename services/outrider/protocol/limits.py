@@ -1,0 +1,21 @@
+"""How much one message may hold, whoever sends it. What depends on a model or a setting is checked beside these."""
+
+from __future__ import annotations
+
+MAX_SALT_BYTES = 64
+MAX_STOP_TOKENS = 256
+
+MAX_DRAFT_TOKENS = 64
+"""That a client may ask for in one proposal."""
+MAX_TREE_TOKENS = 256
+"""A draft's longest guess, 64 tokens and 32 beyond them, 16 paths of four tokens that leave it, and five tokens beside
+each, make 245."""
+MAX_DRAFT_BYTES = 64 << 10
+"""Of one Draft, with what this version does not know: 96 distributions of 64 tokens make 40,000. It may be handed on,
+together with those of other sequences."""
+MAX_SOURCE_BYTES = 32
+"""Of a drafter's name for a part of itself, which goes with every commit."""
+
+MAX_DRAFT_RUN_AHEAD_TOKENS = 32
+"""A draft goes no further, whatever it is asked."""
+MAX_DRAFT_ALTERNATIVES = 16
