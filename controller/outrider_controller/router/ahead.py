@@ -91,7 +91,6 @@ class Ahead:
     _us: int = 0
     _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
     """What the last ones took the draft, in µs, and their tokens."""
-    _token_us: float = 0.0
     """What a token took it, as of the turn before; 0 while unknown."""
 
     def __post_init__(self) -> None:
@@ -101,7 +100,6 @@ class Ahead:
         """A draft was opened; of another nothing is known yet."""
         if preparing is not self.preparing:
             self.preparing = preparing
-            self._token_us = 0.0
             self._answers.clear()
             self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
@@ -128,10 +126,6 @@ class Ahead:
         if num_tokens:
             self._answers.append((compute_us, num_tokens))
 
-    def token_steps(self, step_us: float) -> float:
-        """What drafting a token takes, in steps of the target; 0 while unknown."""
-        return self._token_us / step_us if step_us else 0.0
-
     @property
     def num_alternatives(self) -> int:
         return self.config.num_alternatives if self.prepares else 0
@@ -143,9 +137,9 @@ class Ahead:
         """
         if not (self._answers and step_us and turnaround_us):
             return
-        self._token_us = median(us / num_tokens for us, num_tokens in self._answers)
+        token_us = median(us / num_tokens for us, num_tokens in self._answers)
         free_us = step_us + max(turnaround_us - median(us for us, _ in self._answers), 0.0)
-        self.run_ahead_tokens = min(self.config.run_ahead_tokens, math.ceil(free_us / max(self._token_us, 1.0)))
+        self.run_ahead_tokens = min(self.config.run_ahead_tokens, math.ceil(free_us / max(token_us, 1.0)))
 
     def _turn(self) -> None:
         prepares = self.config.num_alternatives > 0 and self.preparing.pays()

@@ -13,7 +13,6 @@ from outrider.protocol.rounds import Round
 
 from outrider_controller.router.ahead import Ahead
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.lengths import Lengths
 from outrider_controller.router.worth import Standing, Worth
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
@@ -87,7 +86,6 @@ class Pace:
     sent: Setting = PLAIN
     """The setting in force."""
     worth: Worth = field(default_factory=Worth)
-    lengths: Lengths = field(default_factory=Lengths)
     ahead: Ahead = field(init=False)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
@@ -96,8 +94,6 @@ class Pace:
     up to twice its time. Judged by that it would never be waited for again.
     """
     _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    _longest: int = 0
-    """Of `limit`, what is worth asking for."""
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
     """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
     _steps: float = field(default=_PRIOR_STEPS)
@@ -120,7 +116,7 @@ class Pace:
 
         `standing` is the draft's; without it, the draft is the one there was.
         """
-        self.limit, self._longest = limit, self._worthwhile(limit)
+        self.limit = limit
         known = self.worth.standing if standing is None else standing
         if self.insistent:
             self.worth.standing = known
@@ -134,7 +130,7 @@ class Pace:
 
     def lost(self) -> Setting:
         """The draft is gone: decode plainly."""
-        self.limit, self._longest = 0, 0
+        self.limit = 0
         self.sent = PLAIN
         return self.sent
 
@@ -157,15 +153,11 @@ class Pace:
                 self._learn(seen)
                 self._seen = _Seen()
         # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
-        if num_verified := done.num_verified:
-            # No more than was asked for, whatever a target says that it has judged.
-            self.lengths.judged(done.source, num_verified=min(num_verified, self.limit), num_accepted=done.num_accepted)
         # One for which it did not wait was perhaps made before it was told to.
         self.unanswered += done.wait_us > 0
         self._asked.append((done.committed_len, now_us))
         if not decides:
             return None
-        self._longest = self._worthwhile(self.limit)
         return self._change()
 
     def _learn(self, seen: _Seen) -> None:
@@ -248,13 +240,10 @@ class Pace:
         if self._turnarounds_us:
             self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
 
-    def _worthwhile(self, limit: int) -> int:
-        return self.lengths.limit(limit, self.ahead.token_steps(self.step_us))
-
     def _wanted(self) -> Setting:
         if self.limit == 0 or self.worth.resting:
             return PLAIN
-        return Setting(self._longest, self._wait_us(), self.ahead.run_ahead_tokens, self.ahead.num_alternatives)
+        return Setting(self.limit, self._wait_us(), self.ahead.run_ahead_tokens, self.ahead.num_alternatives)
 
     def _wait_us(self) -> int:
         if self.limit == 0 or self.worth.resting or self.silent:
@@ -271,7 +260,7 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit, sent = 0 if self.worth.resting else self._longest, self.sent
+        limit, sent = 0 if self.worth.resting else self.limit, self.sent
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
             same = _alike(wait_us, sent_us) and (limit == 0 or self._rides_alike(sent))
