@@ -86,6 +86,24 @@ async def test_a_call_that_breaks_off_goes_on_at_the_other_router(
     assert all(router.requests for router in routers)
 
 
+async def test_a_request_submitted_again_names_the_revision_its_answer_began_on(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    async def of_a_revision(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        first = True
+        async for response in saying(ids)(request):
+            if first:
+                response.model_revision = request.resume_revision or "w/1"
+            first = False
+            yield response
+
+    router = ScriptedRouter(breaking_after(len(ids) // 2 + 1, of_a_revision), tokenizer.fingerprint)
+    async with routing(router) as address, gateway(address) as started:
+        text, _, _ = await collect(started.grpc_address)
+    assert text == TEXT
+    assert [request.resume_revision for request in router.requests] == ["", "w/1"]
+
+
 async def test_a_router_killed_in_mid_stream_costs_a_pause_and_no_token(
     gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
