@@ -51,7 +51,10 @@ class FailoverConfig:
     max_draft_failures: int = 4
     """Drafts one request may lose before it goes on without."""
     wait_for_target_s: float = 10.0
-    """Longest a request waits for a live target to appear."""
+    """Longest a new request waits for a live target to appear."""
+    wait_to_resume_s: float = 30.0
+    """The same for one that a target had taken up: its client is reading the answer already. As long as a gateway waits
+    for a router that does the same."""
     stall_after_s: float = 1.0
     """Silence on a stream with open sequences before the worker's health is asked."""
     probe_timeout_s: float = 1.0
@@ -66,6 +69,7 @@ class FailoverConfig:
             max_target_failures=self.max_target_failures,
             max_lost_connections=self.max_lost_connections,
             wait_for_target_s=self.wait_for_target_s,
+            wait_to_resume_s=self.wait_to_resume_s,
             stall_after_s=self.stall_after_s,
             probe_timeout_s=self.probe_timeout_s,
             max_failed_probes=self.max_failed_probes,

@@ -190,8 +190,11 @@ class Rounds:
                 f"every target of {request.model!r} is full", retry_after_s=self._config.admission.retry_after_s
             )
 
+        config = self._config.failover
+        # What another router had begun goes on here.
+        wait_s = config.wait_to_resume_s if request.resume else config.wait_for_target_s
         revision = request.resume_revision or None
-        return await self._find_target(request.model, revision, prefix, lambda: (set(), set()), turned_away)
+        return await self._find_target(request.model, revision, prefix, wait_s, lambda: (set(), set()), turned_away)
 
     async def _replace_target(self, course: Course) -> None:
         await self._endure_failures(course)
@@ -199,6 +202,7 @@ class Rounds:
             course.session.request.model,
             course.revision,
             course.prefix,
+            self._config.failover.wait_to_resume_s,
             lambda: (course.left_targets | course.refused_by, course.failed_targets),
             lambda: self._refused_everywhere(course),
         )
@@ -247,15 +251,16 @@ class Rounds:
         model: str,
         revision: str | None,
         prefix: Prefix,
+        wait_s: float,
         avoid: Callable[[], tuple[set[LinkKey], set[LinkKey]]],
         turned_away: Callable[[], OutriderError | None],
     ) -> TargetLink:
-        """A live target with room; waits a bounded time for one to appear.
+        """A live target with room; waits so long for one to appear.
 
         `avoid` names those that will not do, and those that will only where there is no other.
         """
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._config.failover.wait_for_target_s
+        give_up_s = loop.time() + wait_s
         while True:
             changed = self.pools.changed()
             unfit, last_resort = avoid()

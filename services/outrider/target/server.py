@@ -21,7 +21,7 @@ from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
 from outrider.target.report import Load, Report
 from outrider.target.sequence import SequenceKey
-from outrider.target.wire import events_of, response_of
+from outrider.target.wire import empty_response, events_of, response_of
 from outrider.target.worker import TargetWorker
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         make_steps: MakeSteps = StepLoop,
         clock: Callable[[], float] = time.monotonic,
         connect: Connect = create_channel,
+        max_silence_s: float = 1.0,
     ) -> None:
-        """`connect`: to drafts that a router has this target talk to."""
+        """`connect`: to drafts that a router has this target talk to. A stream that heard nothing for `max_silence_s`
+        hears of the next step, whatever is in it."""
         self.info = info
         self.drained = asyncio.Event()
         """Set once nothing is open and nothing will be."""
@@ -60,6 +62,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._metrics = metrics
         self._clock = clock
         self._outboxes: dict[int, _Outbox] = {}
+        self._max_silence_s = max_silence_s
+        self._answered_s: dict[int, float] = {}
+        """By stream, when it was told something last."""
         self._streams = itertools.count(1)
         self._event_loop = event_loop = asyncio.get_running_loop()
         self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
@@ -111,6 +116,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         stream = next(self._streams)
         outbox = self._outboxes[stream] = _Outbox()
+        self._answered_s[stream] = self._clock()
         writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
@@ -120,7 +126,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])
             self.pairs.stream_ended(stream)
-            del self._outboxes[stream]
+            del self._outboxes[stream], self._answered_s[stream]
             writer.cancel()
             with suppress(asyncio.CancelledError, grpc.RpcError):
                 await writer
@@ -133,6 +139,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     def _tell(self, report: Report, draftings: Mapping[SequenceKey, sequence_pb2.Drafting]) -> None:
         for stream, response in response_of(report, draftings).items():
             self._answer(stream, response)
+        if report.batch_sequences:
+            self._tell_progress(report)
         if report.prefix_added or report.prefix_removed:
             self._prefix_listener(report.prefix_added, report.prefix_removed)
         if self._metrics is not None:
@@ -140,8 +148,16 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if self.load.drained:
             self.drained.set()
 
+    def _tell_progress(self, report: Report) -> None:
+        """A long prefill commits nothing for minutes: by ended steps a router tells it from a worker that hangs."""
+        now_s = self._clock()
+        for stream, answered_s in self._answered_s.items():
+            if now_s - answered_s >= self._max_silence_s:
+                self._answer(stream, empty_response(report))
+
     def _answer(self, stream: int, response: target_pb2.VerifyResponse) -> None:
         if (outbox := self._outboxes.get(stream)) is not None:
+            self._answered_s[stream] = self._clock()
             outbox.put_nowait(response)
 
 

@@ -109,9 +109,7 @@ def response_of(
 
     def to(key: SequenceKey) -> target_pb2.VerifyResponse:
         if key.stream not in responses:
-            responses[key.stream] = target_pb2.VerifyResponse(
-                step_us=report.step_us, batch_sequences=report.batch_sequences, batch_tokens=report.batch_tokens
-            )
+            responses[key.stream] = empty_response(report)
         return responses[key.stream]
 
     for committed in report.commits:
@@ -121,6 +119,13 @@ def response_of(
     for refused in report.refused_drafts:
         to(refused.key).refused_drafts.append(_error(refused))
     return responses
+
+
+def empty_response(report: Report) -> target_pb2.VerifyResponse:
+    """That a step has ended, and nothing of any sequence."""
+    return target_pb2.VerifyResponse(
+        step_us=report.step_us, batch_sequences=report.batch_sequences, batch_tokens=report.batch_tokens
+    )
 
 
 def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> sequence_pb2.Commit:

@@ -229,7 +229,7 @@ async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fle
 
 async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     target = await fleet.target(SimulatedTarget(step_s=0.005))
-    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
     started_s = 0.0
 
     def kill():
@@ -243,12 +243,40 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     assert 0.25 < time.monotonic() - started_s < 10
 
 
+async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fleet):
+    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
+
+    async def be_away() -> None:
+        await target.kill()
+        # A new one is turned away, and so the time is over for which one waits.
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await fleet.ask(fleet.request([8], 5))
+        assert from_rpc_error(caught.value).reason == "NO_TARGET"
+        await fleet.target(SimulatedTarget(step_s=0.001))
+
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 30, be_away)
+    assert tokens(rounds) == truth(100)
+
+
+async def test_an_answer_that_another_router_began_waits_as_long(fleet, eventually):
+    target = await fleet.target()
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
+    await fleet.ask(fleet.request(PROMPT, 5))
+    await target.kill()
+    resumed = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 20, resume_token_ids=truth(5))))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await fleet.ask(fleet.request([8], 5))
+    await fleet.target()
+    assert (await resumed).token_ids == truth(20)[5:]
+
+
 async def test_a_failover_stays_on_the_same_weights(fleet):
     first = await fleet.target(SimulatedTarget(step_s=0.005))
     other = SimulatedTarget(model_revision="2")
     other.load.num_running = 100
     await fleet.target(other)
-    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(fleet.call(fleet.request(PROMPT, 100)), 10, first.kill)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

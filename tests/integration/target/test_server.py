@@ -7,6 +7,7 @@ import contextlib
 import random
 import signal
 import sys
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -19,11 +20,15 @@ from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
+from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
+from outrider.target.opening import Limits
 from outrider.target.process import drain, load, serve
+from outrider.target.scheduler import Batching
 from outrider.target.server import TargetServicer
+from outrider.target.worker import TargetWorker
 
 NUM_BLOCKS = 160
 GREEDY = sp.Sampling(temperature=0, top_p=1)
@@ -297,6 +302,32 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
         await other.finished(1)
         assert len(other.text[1]) == 400
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+
+
+async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: Path) -> None:
+    """A router tells it so from a worker that hangs, however long it takes."""
+    config = TargetConfig(
+        model=str(tiny),
+        listen="127.0.0.1:0",
+        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=96),
+    )
+    engine, info = load(config)
+    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=4)
+    worker = TargetWorker(engine, limits, Batching(info.block_size, 96), time.monotonic)
+    async with TargetServicer(worker, info, limits, max_silence_s=0.0) as servicer:
+        server = create_server()
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        async with serving(server, "127.0.0.1:0", services=[]) as life, create_channel(life.address) as channel:
+            stub: target_pb2_grpc.TargetServiceAsyncStub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[assignment]
+            router, idle = Router(stub), Router(stub)
+            await idle.send()
+            await router.send(opens=[open_sequence(1, [i % 300 for i in range(400)])])
+            await router.finished(1)
+            idle.call.cancel()
+    first_commit = next(i for i, response in enumerate(router.responses) if response.commits)
+    assert first_commit >= 4
+    for response in router.responses[:first_commit]:
+        assert response.batch_tokens > 0 and not response.errors
 
 
 async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -> None:
