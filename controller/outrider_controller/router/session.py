@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.protocol.limits import (
+    MAX_DRAFT_TOKENS,
+    MAX_DROPPED_TOKENS,
+    MAX_DURATION_US,
+    MAX_SOURCE_BYTES,
+    MAX_TREE_TOKENS,
+)
 from outrider.protocol.rounds import RequestStats, Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -111,6 +118,7 @@ class Session:
         done = Round.from_commit(commit, step_us)
         token_ids = done.token_ids
         self._check(done, token_ids)
+        self._check_measures(done)
         self.committed += token_ids
         self.committed_len += len(token_ids)
         self.finish_reason = done.finish_reason
@@ -145,6 +153,28 @@ class Session:
                 raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
             if max(rejected) >= self.vocab_size:
                 raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
+
+    def _check_measures(self, done: Round) -> None:
+        """Numbers that change no text. They are summed over a request, and weighed: none may be what cannot be."""
+        if done.num_drafted > MAX_DRAFT_TOKENS:
+            raise BadReply(f"commit.num_drafted: {done.num_drafted} where {MAX_DRAFT_TOKENS} are the most")
+        if done.num_dropped > MAX_DROPPED_TOKENS:
+            raise BadReply(f"commit.num_dropped: {done.num_dropped} in one round")
+        if done.num_cached_tokens > self.committed_len:
+            raise BadReply("commit.num_cached_tokens: more than there were")
+        longest_us = max(done.verify_us, done.queue_us, done.prefill_us, done.draft_queue_us)
+        if done.draft_spoke:
+            self._check_drafting(done)
+            longest_us = max(longest_us, done.draft_us, done.compute_us, done.wire_us, done.answer_us)
+            longest_us = max(longest_us, done.answer_compute_us)
+        if longest_us > MAX_DURATION_US:
+            raise BadReply("commit: a duration is longer than an hour")
+
+    def _check_drafting(self, done: Round) -> None:
+        if done.answer_tokens > MAX_TREE_TOKENS:
+            raise BadReply(f"commit.drafting.answer_tokens: {done.answer_tokens} where {MAX_TREE_TOKENS} are the most")
+        if len(done.source) > MAX_SOURCE_BYTES:
+            raise BadReply(f"commit.drafting.source: {len(done.source)} characters")
 
     def _check_end(self, num_tokens: int, finish: sequence.FinishReason.ValueType) -> None:
         """Of a commit that ends the request, or should."""

@@ -28,11 +28,10 @@ from outrider.rpc.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
+from outrider.rpc.draft_log import clamp_us
 from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import InvalidField, VerificationMode
-
-_MAX_US = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +157,4 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
 
 
 def _us(seconds: float) -> int:
-    return min(round(seconds * 1e6), _MAX_US)
+    return clamp_us(round(seconds * 1e6))

@@ -19,3 +19,8 @@ MAX_SOURCE_BYTES = 32
 MAX_DRAFT_RUN_AHEAD_TOKENS = 32
 """A draft goes no further, whatever it is asked."""
 MAX_DRAFT_ALTERNATIVES = 16
+
+MAX_DURATION_US = 3_600_000_000
+"""Of any duration in a message. One of an hour says all there is to say, and sums of them fit a message."""
+MAX_DROPPED_TOKENS = 1 << 14
+"""In one round: of some sixty drafts. As many in every round of the longest request make a sum that fits a message."""

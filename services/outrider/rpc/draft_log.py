@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.protocol.limits import MAX_DURATION_US
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
-MAX_US = 2**32 - 1
 # Not yet judged. A draft that says more than that between two commits wastes its words.
 _MAX_SENT = 256
 
@@ -118,5 +118,5 @@ def drafted_us(judged: Sequence[SentDraft]) -> tuple[int, int, int]:
 
 
 def clamp_us(value_us: int) -> int:
-    """Into what a message can hold."""
-    return value_us if 0 <= value_us <= MAX_US else max(0, min(value_us, MAX_US))
+    """Into what may be said of a duration."""
+    return value_us if 0 <= value_us <= MAX_DURATION_US else max(0, min(value_us, MAX_DURATION_US))

@@ -50,7 +50,7 @@ class _Pairing:
         self.spoke = True
         if answer_us and draft.base_len != self.opened_len:
             self.answer_us, self.answer_tokens = clamp_us(answer_us), num_positions
-            self.answer_compute_us = draft.compute_us
+            self.answer_compute_us = clamp_us(draft.compute_us)
 
     def take_drafting(self, committed: Committed) -> sequence_pb2.Drafting | None:
         """What is to be told of it with this commit, if anything."""

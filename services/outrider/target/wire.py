@@ -11,6 +11,7 @@ from types import MappingProxyType
 from outrider.errors import InternalError, InvalidRequest, OutriderError
 from outrider.protocol.validate import check_draft
 from outrider.rpc import convert
+from outrider.rpc.draft_log import clamp_us
 from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
@@ -19,8 +20,6 @@ from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offere
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Failed, Report
 from outrider.target.sequence import SequenceKey
-
-_MAX_US = 2**32 - 1
 
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
@@ -151,7 +150,7 @@ def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> seq
 
 
 def _us(seconds: float) -> int:
-    return min(round(seconds * 1e6), _MAX_US)
+    return clamp_us(round(seconds * 1e6))
 
 
 def _error(failed: Failed) -> sequence_pb2.SequenceError:

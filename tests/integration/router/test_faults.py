@@ -122,7 +122,10 @@ LIES = {
     "more accepted than judged": lambda c: setattr(c, "num_accepted", 9),
     "more than was asked for": lambda c: c.token_ids.extend([1] * 500),
     "an unknown finish": lambda c: setattr(c, "finish_reason", 4),
+    "counters that never were": lambda c: [setattr(c, name, 2**32 - 1) for name in COUNTERS],
+    "dropped drafts without end": lambda c: setattr(c, "num_dropped", 2**32 - 1),
 }
+COUNTERS = ("num_drafted", "num_verified", "num_dropped", "num_cached_tokens", "queue_us", "wait_us", "prefill_us")
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -329,7 +332,7 @@ async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet
 
 async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
     await fleet.target(SimulatedTarget(model_revision="v/1"))
-    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
     resumed = fleet.request(PROMPT, 30, resume_token_ids=truth(10), resume_revision="w/1")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(fleet.call(resumed))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from outrider.protocol.limits import MAX_DURATION_US as MAX_US
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.session import BadReply, Request, Session
@@ -34,7 +37,7 @@ def heard(s: Session, message: sequence.Commit, step_us: int = 1, now_us: int = 
     return response
 
 
-def commit(base_len: int, token_ids: list[int], **fields: int) -> sequence.Commit:
+def commit(base_len: int, token_ids: list[int], **fields: Any) -> sequence.Commit:
     return sequence.Commit(base_len=base_len, token_ids=token_ids, **fields)
 
 
@@ -61,6 +64,14 @@ def test_positions_strictly_increase_over_commits():
         commit(3, [4], finish_reason=sequence.FINISH_REASON_CANCELLED),
         commit(3, [4], finish_reason=77),
         commit(3, [], finish_reason=sequence.FINISH_REASON_STOP),
+        *(
+            commit(3, [4], **{name: 2**32 - 1})
+            for name in ("num_drafted", "num_dropped", "num_cached_tokens", "queue_us", "prefill_us", "draft_queue_us")
+        ),
+        *(
+            commit(3, [4], drafting=sequence.Drafting(**{"answer_us": 1, name: 2**32 - 1}))
+            for name in ("draft_us", "compute_us", "wire_us", "answer_us", "answer_compute_us", "answer_tokens")
+        ),
     ],
     ids=str,
 )
@@ -69,6 +80,22 @@ def test_a_commit_that_cannot_be_true_changes_nothing(bad):
     with pytest.raises(BadReply):
         s.apply(bad, step_us=1, now_us=2000)
     assert (s.committed, s.metrics.num_steps, s.finished) == ([], 0, False)
+
+
+def test_a_step_of_more_than_an_hour_is_not_believed():
+    with pytest.raises(BadReply, match="duration"):
+        session().apply(commit(3, [4]), step_us=2**32 - 1, now_us=2000)
+
+
+def test_what_passes_can_always_be_told():
+    """The longest request of all, whose target says the most of everything in each round."""
+    s = session(max_new_tokens=1 << 17)
+    most = {"queue_us": MAX_US, "wait_us": MAX_US, "prefill_us": MAX_US, "draft_queue_us": MAX_US}
+    s.metrics.num_steps = (1 << 17) - 1
+    s.metrics.num_dropped_draft_tokens = s.metrics.num_steps * (1 << 14)
+    s.metrics.verify_us = s.metrics.queue_us = s.metrics.num_steps * MAX_US
+    last = commit(3, [99], num_dropped=1 << 14, finish_reason=sequence.FINISH_REASON_STOP, **most)
+    assert heard(s, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
 
 
 def test_nothing_is_committed_after_the_finish():
