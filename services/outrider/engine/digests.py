@@ -13,20 +13,12 @@ import os
 import tempfile
 from pathlib import Path
 
+from outrider.engine.user_cache import cache_directory, private_directory
+
 log = logging.getLogger(__name__)
 
 _SMALL = 1 << 20
 """Bytes: smaller files are read as quickly as their hash is found."""
-
-
-def cache_directory() -> Path:
-    """OUTRIDER_CACHE, or ~/.cache/outrider. Raises FileNotFoundError where there is no home."""
-    if chosen := os.environ.get("OUTRIDER_CACHE"):
-        return Path(chosen)
-    try:
-        return Path.home() / ".cache" / "outrider"
-    except RuntimeError as error:
-        raise FileNotFoundError("no home directory is known: set OUTRIDER_CACHE") from error
 
 
 def file_digest(file: Path) -> bytes:
@@ -49,17 +41,6 @@ def file_digest(file: Path) -> bytes:
     except OSError as error:
         log.warning("%s is hashed at every start: %s", file.name, error)
     return digest
-
-
-def private_directory(path: Path) -> Path:
-    """Makes it if need be, for this user alone. Raises PermissionError when it is another's, or others may write."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = path.stat()
-    if status.st_uid != os.getuid():
-        raise PermissionError(f"{path}: belongs to another user")
-    if status.st_mode & 0o077:
-        path.chmod(0o700)
-    return path
 
 
 def _read(file: Path) -> bytes:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
 from outrider.speculation import NotFinite, SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
@@ -18,6 +19,7 @@ POISON = 370
 NUM_BLOCKS = 24
 
 EXECUTIONS = [
+    *(pytest.param({"execution": "native", "native_variant": name}, id=name) for name in runnable_variants()),
     pytest.param({"dtype": "float32", "execution": "fused"}, id="fused"),
     pytest.param({"dtype": "float32", "execution": "transformers"}, id="transformers"),
 ]
@@ -30,6 +32,11 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=EXECUTIONS)
 def config(request: pytest.FixtureRequest) -> EngineConfig:
+    if variant := request.param.get("native_variant"):
+        try:
+            load_kernels(variant)
+        except KernelsMissing as error:
+            pytest.skip(str(error))
     return EngineConfig(num_blocks=NUM_BLOCKS, **request.param)
 
 

@@ -13,13 +13,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from outrider.engine.backends.cpu.variants import VARIANTS, Variant
-from outrider.engine.checkpoints import cache_directory
+from outrider.engine.user_cache import cache_directory, check_private, private_directory
 
 SOURCES = Path(__file__).with_name("llama")
 FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC", "-pthread")
@@ -111,7 +111,7 @@ def _compiled(variant: Variant) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             _compile(compiler, variant, path)
-    _check_private(path, stat.S_ISREG)
+    check_private(path, stat.S_ISREG)
     return path
 
 
@@ -129,25 +129,6 @@ def _compiler() -> str:
         if name and (found := shutil.which(name)):
             return found
     raise FileNotFoundError("no C compiler: set CC, or install gcc")
-
-
-def private_directory(path: Path) -> Path:
-    """Makes it, or sees to it that nobody but this user can have put a library there. Raises OSError."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_private(path, stat.S_ISDIR)
-    path.chmod(0o700)
-    return path
-
-
-def _check_private(path: Path, is_kind: Callable[[int], bool]) -> None:
-    """What is loaded is run: refuses what another user owns or can write, and symbolic links."""
-    found = path.lstat()
-    if not is_kind(found.st_mode):
-        raise PermissionError(f"{path}: a link, or not what belongs there")
-    if found.st_uid != os.geteuid():
-        raise PermissionError(f"{path}: owned by user {found.st_uid}, not by this one")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{path}: others may write to it; remove it, or set OUTRIDER_CACHE")
 
 
 def _compile(compiler: str, variant: Variant, path: Path) -> None:
