@@ -66,6 +66,9 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     listens = options.router_listen or ["127.0.0.1:0"] * (options.routers or 1)
     if options.routers is not None and options.routers != len(listens):
         raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
+    advertised = options.router_advertise or [""] * len(listens)
+    if len(advertised) != len(listens):
+        raise ValueError(f"router_advertise: {len(advertised)} addresses given for {len(listens)} routers")
     key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
     policy = PolicyConfig(
         max_draft_tokens=options.max_draft_tokens,
@@ -76,18 +79,19 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     routers = [
         RouterConfig(
             listen=listen,
+            advertise=advertise,
             cache_salt_key=key,
             drain_timeout_s=options.drain_timeout,
             realtime_priority=options.realtime_priority,
             pair_workers=options.pair_workers,
             policy=policy,
         )
-        for listen in listens
+        for listen, advertise in zip(listens, advertised, strict=True)
     ]
     return ControllerConfig(
         metadata_url=options.metadata,
         routers=tuple(routers),
-        control=ControlConfig(options.control_listen),
+        control=ControlConfig(options.control_listen, options.control_advertise),
         ray=RayConfig(temp_dir=options.ray_temp_dir),
         log_format=options.log_format,
     )
@@ -111,7 +115,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--metadata", required=True, metavar="URL", help="metadata store in which workers are found")
     add("--routers", type=int, default=None, metavar="N", help="router actors; 1, or one per --router-listen")
     add("--router-listen", action="append", default=[], metavar="HOST:PORT", help="a router's address; may be repeated")
+    add(
+        "--router-advertise",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="where gateways reach a router; one per router, in their order; the bound addresses if not given",
+    )
     add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
+    add("--control-advertise", default="", metavar="HOST:PORT", help="where operators reach it; the bound one if empty")
     add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
     add("--max-wait-ms", type=float, default=50.0, metavar="MS", help="longest a target holds a sequence for a draft")
     add(

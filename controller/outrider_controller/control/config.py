@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.address import check_advertised
+
 
 @dataclass(frozen=True, slots=True)
 class ControlConfig:
@@ -11,3 +13,6 @@ class ControlConfig:
     """HOST:PORT; port 0 lets the system choose."""
     advertise: str = ""
     """HOST:PORT under which operators reach it; empty takes the bound address."""
+
+    def __post_init__(self) -> None:
+        check_advertised("control.advertise", self.advertise, self.listen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.address import check_advertised
 from outrider.realtime import MAX_PRIORITY
 
 
@@ -157,6 +158,7 @@ class RouterConfig:
     traces: TraceConfig = field(default_factory=TraceConfig)
 
     def __post_init__(self) -> None:
+        check_advertised("router.advertise", self.advertise, self.listen)
         if not 0 <= self.realtime_priority <= MAX_PRIORITY:
             raise ValueError(f"router.realtime_priority: must be in 0..{MAX_PRIORITY}")
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)

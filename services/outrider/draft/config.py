@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.address import check_advertised
 from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
 from outrider.drafters.loading import LONG_MATCH
 from outrider.engine import EngineConfig
@@ -49,6 +50,8 @@ class DraftConfig:
     log_format: str = "human"
 
     def __post_init__(self) -> None:
+        if self.metadata_url:
+            check_advertised("advertise", self.advertise, self.listen)
         for name in ("max_sequences", "max_draft_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")

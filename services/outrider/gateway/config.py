@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from outrider.address import check_advertised
+
 
 class ConfigError(ValueError):
     """An option that cannot be; names it."""
@@ -63,6 +65,8 @@ class GatewayConfig:
     listen_grpc: str
     """HOST:PORT; port 0 takes a free one."""
     listen_http: str
+    advertise: str = ""
+    """HOST:PORT of public gRPC as others reach it; empty takes the bound address."""
     metadata_url: str | None = None
     """Where routers' leases are found; None when `routers` are given."""
     routers: tuple[str, ...] = ()
@@ -79,6 +83,11 @@ class GatewayConfig:
             raise ConfigError("one of --metadata and --router is needed to find the routers")
         for address in (self.listen_grpc, self.listen_http, *self.routers):
             split_address(address)
+        if self.metadata_url:
+            try:
+                check_advertised("advertise", self.advertise, self.listen_grpc)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         if self.drain_timeout_s < 0:
             raise ConfigError("drain_timeout_s: has to be at least 0")
 
@@ -99,6 +108,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
         return GatewayConfig(
             listen_grpc=options.listen_grpc,
             listen_http=options.listen_http,
+            advertise=options.advertise,
             metadata_url=options.metadata,
             routers=tuple(options.router),
             model_paths=dict(_model_path(given) for given in options.model_path),
@@ -140,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--listen-grpc", default="127.0.0.1:8001", metavar="HOST:PORT", help="public gRPC (default %(default)s)")
     add("--listen-http", default="127.0.0.1:8000", metavar="HOST:PORT", help="HTTP (default %(default)s)")
+    add("--advertise", default="", metavar="HOST:PORT", help="where others reach public gRPC; the bound one if empty")
     add("--metadata", metavar="URL", help="metadata store in which routers hold their leases")
     add("--router", action="append", default=[], metavar="HOST:PORT", help="a router; may be given several times")
     add("--model-path", action="append", default=[], metavar="NAME=DIRECTORY", help="where a model's tokenizer is")

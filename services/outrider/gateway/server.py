@@ -82,7 +82,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         )
         await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
         if store is not None:
-            lease = store.register(_info(), life.address, lambda: _load(core.admission))
+            lease = store.register(_info(), config.advertise or life.address, lambda: _load(core.admission))
             await stack.enter_async_context(lease)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
         try:

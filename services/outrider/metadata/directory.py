@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
+from outrider.address import check_address
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 LEASE_TTL_S = 5.0
@@ -35,7 +36,7 @@ class LeaseRecord:
 
     def __post_init__(self) -> None:
         check_id(self.info.worker_id)
-        check_address(self.address)
+        check_address("address", self.address)
 
     @property
     def key(self) -> Key:
@@ -61,12 +62,6 @@ def decode_lease(key: Key, value: bytes) -> LeaseRecord:
 def check_id(worker_id: str) -> None:
     if not (0 < len(worker_id) <= MAX_ID_CHARS and worker_id.isascii() and worker_id.isprintable()):
         raise ValueError(f"worker_id: {worker_id[:40]!r} is not 1 to {MAX_ID_CHARS} printable ASCII characters")
-
-
-def check_address(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 65536) or len(address) > 300:
-        raise ValueError(f"address: {address[:60]!r} is not HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True)

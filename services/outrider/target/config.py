@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.address import check_advertised
 from outrider.engine import EngineConfig
 from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
 from outrider.telemetry.logging import LOG_FORMATS
@@ -47,6 +48,8 @@ class TargetConfig:
     log_format: str = "human"
 
     def __post_init__(self) -> None:
+        if self.metadata_url:
+            check_advertised("advertise", self.advertise, self.listen)
         if not 1 <= self.max_sequences <= self.engine.max_batch_tokens:
             # Each decoding sequence takes at least one token of every step.
             bound = self.engine.max_batch_tokens

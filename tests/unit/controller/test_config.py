@@ -22,6 +22,33 @@ def test_addresses_are_taken_one_per_router():
     assert [r.listen for r in config.routers] == ["127.0.0.1:7001", "127.0.0.1:7002"]
 
 
+def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
+    listens = ["--router-listen", "0.0.0.0:7001", "--router-listen", "0.0.0.0:7002"]
+    told = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
+    control = ["--control-listen", "[::]:7003", "--control-advertise", "10.0.0.7:7003"]
+    config = parse_arguments([*URL, *listens, *told, *control])
+    assert [r.advertise for r in config.routers] == ["10.0.0.7:7001", "10.0.0.7:7002"]
+    assert config.control.advertise == "10.0.0.7:7003"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--router-listen", "0.0.0.0:7001"], "router.advertise"),
+        (["--router-listen", "0.0.0.0:7001", "--router-advertise", "0.0.0.0:7001"], "router.advertise"),
+        (
+            ["--router-listen", "127.0.0.1:1", "--router-advertise", "a:1", "--router-advertise", "b:1"],
+            "router_advertise",
+        ),
+        (["--control-listen", "0.0.0.0:7003"], "control.advertise"),
+    ],
+)
+def test_an_address_that_nobody_could_reach_is_refused_by_name(arguments, named, capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments([*URL, *arguments])
+    assert f"{named}: " in capsys.readouterr().err
+
+
 def test_the_salt_key_is_read_from_a_file(tmp_path):
     (tmp_path / "key").write_text("k" * 40 + "\n")
     config = parse_arguments([*URL, "--cache-salt-key-file", str(tmp_path / "key")])

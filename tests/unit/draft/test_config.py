@@ -54,3 +54,14 @@ def test_an_impossible_option_is_refused_by_name(
 def test_kernels_are_chosen_and_required_by_option() -> None:
     engine = parse_arguments([*REQUIRED, "--native-variant", "avx2", "--require-native"]).engine
     assert (engine.native_variant, engine.execution) == ("avx2", "native")
+
+
+def test_a_worker_on_all_interfaces_says_where_to_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    everywhere = ["--model", "/models/small.gguf", "--listen", "0.0.0.0:7000"]
+    leased = [*everywhere, "--metadata", "redis://127.0.0.1:1"]
+    with pytest.raises(SystemExit):
+        parse_arguments(leased)
+    assert "advertise: needed where '0.0.0.0:7000' listens on all interfaces" in capsys.readouterr().err
+    assert parse_arguments([*leased, "--advertise", "10.0.0.7:7000"]).advertise == "10.0.0.7:7000"
+    # Without a lease nobody is told anything.
+    assert parse_arguments(everywhere).advertise == ""

@@ -49,3 +49,11 @@ def test_an_option_that_cannot_be_ends_with_its_name(
 
 def test_an_ipv6_host_stands_in_brackets() -> None:
     assert split_address("[::1]:80") == ("::1", 80)
+
+
+def test_a_gateway_on_all_interfaces_says_where_to_reach_it(capsys: pytest.CaptureFixture[str]) -> None:
+    everywhere = ["--listen-grpc", "0.0.0.0:8001", "--metadata", "redis://127.0.0.1:1"]
+    with pytest.raises(SystemExit):
+        parse(everywhere)
+    assert "advertise: needed where '0.0.0.0:8001' listens on all interfaces" in capsys.readouterr().err
+    assert parse([*everywhere, "--advertise", "10.0.0.7:8001"]).advertise == "10.0.0.7:8001"

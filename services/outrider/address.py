@@ -1,0 +1,31 @@
+"""HOST:PORT, and whether others can reach it. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+
+def check_address(field: str, address: str) -> None:
+    """Raises ValueError for what is no address of one process: malformed, without a port, or all interfaces at once."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536) or len(address) > 300:
+        raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
+    if takes_all_interfaces(address):
+        raise ValueError(f"{field}: {address[:60]!r} stands for all interfaces, and is no address to reach one at")
+
+
+def check_advertised(field: str, advertise: str, listen: str) -> None:
+    """Of what is told of a process that listens there. Raises ValueError where others could not reach it so."""
+    if advertise:
+        check_address(field, advertise)
+    elif takes_all_interfaces(listen):
+        raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT for others")
+
+
+def takes_all_interfaces(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        # Ways to write it that the system understands too.
+        return host in ("", "*", "0")
