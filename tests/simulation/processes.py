@@ -137,6 +137,7 @@ class TargetProcess(Worker):
             make_steps=lambda shipped, deliver: self._make_steps(TargetLoop, shipped, deliver),
             clock=self.machine.clock,
             connect=partial(network.channel, self.host),  # type: ignore[arg-type]
+            read_leases=partial(store.workers, worker.WORKER_ROLE_DRAFT),
         )
         target_pb2_grpc.add_TargetServiceServicer_to_server(self.servicer, network.listen(self.host, address))
         store.register(self.host, info, address, self.servicer.load_message)

@@ -31,11 +31,13 @@ _MAX_FAILED_PROBES = 2
 # One that answers, but nothing of what it was asked for so long, no longer drafts.
 _MAX_UNANSWERED_S = 120.0
 _MAX_MESSAGE_BYTES = 1 << 20
+# Nothing open there for so long, and it is closed.
+_MAX_IDLE_S = 30.0
 
 
 class DraftLink:
-    """From the first sequence paired with the worker until its stream ends. It does not reconnect: a router that wants
-    this worker again says so, and gets a new link."""
+    """From the first sequence paired with the worker until its stream ends, or nothing has been open there for a while.
+    It does not reconnect: a router that wants this worker again says so, and gets a new link."""
 
     def __init__(
         self,
@@ -44,9 +46,10 @@ class DraftLink:
         connect: Connect,
         replied: Callable[[DraftLink, draft_pb2.DraftResponse], None],
         ended: Callable[[DraftLink, Unavailable], None],
+        idle: Callable[[DraftLink], None],
     ) -> None:
-        """Begins to connect. Both listeners are called in the event loop and must neither raise nor block; `ended` is
-        called once, unless the link is stopped."""
+        """Begins to connect. The listeners are called in the event loop and must neither raise nor block; `ended` is
+        called once, unless the link is stopped. After `idle` nothing more may be opened on it."""
         self.worker_id = worker_id
         self.address = address
         self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, _MAX_MESSAGE_BYTES)
@@ -57,6 +60,7 @@ class DraftLink:
         self._asked_s: float | None = None
         self._replied = replied
         self._ended = ended
+        self._idle = idle
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
     def asked(self) -> None:
@@ -121,10 +125,14 @@ class DraftLink:
                 return "its stream ended while writing"
 
     async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> str:
-        failed = 0
+        failed, idle_s = 0, 0.0
         while failed < _MAX_FAILED_PROBES:
             self._heard = False
             await asyncio.sleep(_SILENCE_S)
+            idle_s = 0.0 if self.keys else idle_s + _SILENCE_S
+            if idle_s >= _MAX_IDLE_S:
+                self._idle(self)
+                return "nothing is open there"
             if self._heard or not self.keys:
                 failed = 0
                 continue

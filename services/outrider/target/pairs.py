@@ -19,12 +19,18 @@ from outrider.rpc.status import from_sequence_error, to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.commit import Finish
-from outrider.target.draft_link import Connect, DraftLink
+from outrider.target.draft_leases import DraftLeases
+from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
 from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report
 from outrider.target.sequence import SequenceKey
 from outrider.target.wire import checked_draft
+
+# More drafts than one target is ever given.
+_MAX_LINKS = 256
+# Between two readings of the leases, whatever is asked for.
+_LOOK_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -83,6 +89,8 @@ class _Open:
     opening: sequence_pb2.OpenSequence
     """As a draft would have to hear it now: with all that was committed, and the settings in force."""
     pairing: _Pairing | None = None
+    wanted: target_pb2.PairSequence | None = None
+    """The pairing that its router asked for last."""
 
     @property
     def committed_len(self) -> int:
@@ -98,6 +106,7 @@ class Pairs:
         clock: Callable[[], float],
         post: Callable[[list[Event]], None],
         answer: Callable[[int, target_pb2.VerifyResponse], None],
+        leases: DraftLeases,
         connect: Connect = create_channel,
     ) -> None:
         """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits."""
@@ -105,13 +114,19 @@ class Pairs:
         self._clock = clock
         self._post = post
         self._answer = answer
+        self._leases = leases
         self._connect = connect
         self._open: dict[SequenceKey, _Open] = {}
         self._links: dict[tuple[str, str], DraftLink] = {}
+        self._unknown: dict[SequenceKey, target_pb2.PairSequence] = {}
+        """Pairings with drafts of which it is not known whether they are leased."""
+        self._looking: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
         links = list(self._links.values())
         self._links.clear()
+        if self._looking is not None:
+            self._looking.cancel()
         await asyncio.gather(*(link.stop() for link in links))
 
     @property
@@ -181,12 +196,43 @@ class Pairs:
         if found is None:
             return
         self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
+        found.wanted = message
         if not message.draft_address:
             return
+        if self._leases.hold(message.draft_worker_id, message.draft_address):
+            self._pair_with_leased(key, found, message)
+            return
+        self._unknown[key] = message
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_for_unknown(), name="look for drafts")
+
+    async def _look_for_unknown(self) -> None:
+        try:
+            while self._unknown:
+                unknown, self._unknown = self._unknown, {}
+                await self._leases.look()
+                for key, message in unknown.items():
+                    found = self._open.get(key)
+                    # It may have ended meanwhile, or been paired otherwise.
+                    if found is not None and found.wanted is message:
+                        self._pair_if_leased(key, found, message)
+                await asyncio.sleep(_LOOK_PAUSE_S)
+        finally:
+            self._looking = None
+
+    def _pair_if_leased(self, key: SequenceKey, found: _Open, message: target_pb2.PairSequence) -> None:
+        if self._leases.hold(message.draft_worker_id, message.draft_address):
+            self._pair_with_leased(key, found, message)
+        else:
+            self._refuse(key, message, Unavailable("no lease names this draft at this address", reason=UNREACHABLE))
+
+    def _pair_with_leased(self, key: SequenceKey, found: _Open, message: target_pb2.PairSequence) -> None:
         link, sequence_id = self._link(message), message.draft_sequence_id
+        if link is None:
+            self._refuse(key, message, Unavailable(f"all {_MAX_LINKS} links are in use", reason=UNREACHABLE))
+            return
         if sequence_id in link.keys:
-            error = to_sequence_error(sequence_id, InvalidRequest("pairs.draft_sequence_id", "already open"))
-            self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
+            self._refuse(key, message, InvalidRequest("pairs.draft_sequence_id", "already open"))
             return
         told, rules = _told(found.opening.speculation), self._rules(found.opening)
         found.pairing = pairing = _Pairing(link, sequence_id, told, found.committed_len, rules)
@@ -196,6 +242,10 @@ class Pairs:
         opening.sequence_id = sequence_id
         link.outbox.open(opening)
         self._asked(pairing, found.committed_len)
+
+    def _refuse(self, key: SequenceKey, message: target_pb2.PairSequence, problem: OutriderError) -> None:
+        error = to_sequence_error(message.draft_sequence_id, problem)
+        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
     def _rules(self, opening: sequence_pb2.OpenSequence) -> DraftRules:
         return DraftRules(
@@ -212,13 +262,20 @@ class Pairs:
         if pairing.told[0]:
             pairing.link.asked()
 
-    def _link(self, message: target_pb2.PairSequence) -> DraftLink:
+    def _link(self, message: target_pb2.PairSequence) -> DraftLink | None:
+        """None where there are as many as may be."""
         name = message.draft_worker_id, message.draft_address
-        if name not in self._links:
-            self._links[name] = DraftLink(*name, self._connect, self._replied, self._link_ended)
-        return self._links[name]
+        if name not in self._links and len(self._links) < _MAX_LINKS:
+            self._links[name] = DraftLink(*name, self._connect, self._replied, self._link_ended, self._forget)
+        return self._links.get(name)
+
+    def _forget(self, link: DraftLink) -> None:
+        name = link.worker_id, link.address
+        if self._links.get(name) is link:
+            del self._links[name]
 
     def _close(self, key: SequenceKey, reason: sequence_pb2.CloseReason.ValueType) -> None:
+        self._unknown.pop(key, None)
         if (found := self._open.pop(key, None)) is not None:
             self._part(found, reason)
 
@@ -254,7 +311,7 @@ class Pairs:
                 self._lose(key, from_sequence_error(message))
 
     def _link_ended(self, link: DraftLink, error: Unavailable) -> None:
-        self._links.pop((link.worker_id, link.address), None)
+        self._forget(link)
         for key in list(link.keys.values()):
             self._lose(key, error)
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from outrider.engine.backends.cpu import start_helpers
 from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
+from outrider.target.draft_leases import ReadLeases, no_leases
 from outrider.target.events import DrainExpired
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
@@ -96,7 +98,8 @@ async def serve(
         registry = CollectorRegistry()
         store = await stack.enter_async_context(connect(config, registry)) if config.metadata_url else None
         prefix = await stack.enter_async_context(PrefixPublisher(store, info.worker_id))
-        servicer = make_servicer(engine, info, config, registry, prefix.note)
+        read_leases = partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases
+        servicer = make_servicer(engine, info, config, registry, prefix.note, read_leases)
         await stack.enter_async_context(servicer)
         if config.metrics_listen:
             endpoint = start_metrics_server(config.metrics_listen, registry)
@@ -154,6 +157,7 @@ def make_servicer(
     config: TargetConfig,
     registry: CollectorRegistry,
     prefix_listener: PrefixListener = lambda added, removed: None,
+    read_leases: ReadLeases = no_leases,
 ) -> TargetServicer:
     """Must be called in the event loop that will serve."""
     limits = Limits(
@@ -166,7 +170,8 @@ def make_servicer(
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     worker = TargetWorker(engine, limits, batching, time.monotonic)
-    return TargetServicer(worker, info, limits, prefix_listener, TargetMetrics(registry, info, worker.tally))
+    metrics = TargetMetrics(registry, info, worker.tally)
+    return TargetServicer(worker, info, limits, prefix_listener, metrics, read_leases=read_leases)
 
 
 async def drain(servicer: TargetServicer, timeout_s: float) -> None:

@@ -13,6 +13,7 @@ import grpc
 
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
 from outrider.target.draft_link import Connect
 from outrider.target.events import DrainStarted, Event, StreamEnded
 from outrider.target.loop import MakeSteps, StepLoop
@@ -47,9 +48,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         clock: Callable[[], float] = time.monotonic,
         connect: Connect = create_channel,
         max_silence_s: float = 1.0,
+        read_leases: ReadLeases = no_leases,
     ) -> None:
-        """`connect`: to drafts that a router has this target talk to. A stream that heard nothing for `max_silence_s`
-        hears of the next step, whatever is in it."""
+        """`connect`: to drafts that a router has this target talk to; `read_leases`: which of them there are. A stream
+        that heard nothing for `max_silence_s` hears of the next step, whatever is in it."""
         self.info = info
         self.drained = asyncio.Event()
         """Set once nothing is open and nothing will be."""
@@ -68,7 +70,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._streams = itertools.count(1)
         self._event_loop = event_loop = asyncio.get_running_loop()
         self._steps = make_steps(worker, lambda report: _hand_over(event_loop, self._dispatch, report))
-        self.pairs = Pairs(limits, clock, self._steps.post, self._answer, connect)
+        self.pairs = Pairs(limits, clock, self._steps.post, self._answer, DraftLeases(read_leases, clock), connect)
 
     async def __aenter__(self) -> TargetServicer:
         self._steps.start()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,7 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import router_pb2_grpc
+from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
@@ -152,6 +153,8 @@ async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, m
         life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
         await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
         fleet.loads.append(servicer.load_message)
+        # In the namespace of this test, which a configured URL does not name.
+        servicer.pairs._leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
         fleet.targets.append(servicer)
     draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
     drafter = load_drafter(

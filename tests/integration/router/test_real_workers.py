@@ -20,8 +20,8 @@ SAMPLINGS = {
 }
 
 
-def request(fleet, **fields):
-    return fleet.request(PROMPT, 60, model="tiny", **fields)
+def request(fleet, max_new_tokens=60, **fields):
+    return fleet.request(PROMPT, max_new_tokens, model="tiny", **fields)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -55,8 +55,8 @@ async def test_where_targets_reach_no_draft_the_router_goes_between(real_fleet):
     for target in real_fleet.targets:
         target.pairs._connect = lambda address: create_channel("127.0.0.1:1")
     for _ in range(2):
-        answer = await real_fleet.ask(request(real_fleet, speculation=router.SPECULATION_MODE_ON))
-        assert len(answer.token_ids) == 60
+        answer = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON))
+        assert len(answer.token_ids) == 300
         assert answer.metrics.num_accepted_draft_tokens > 0
     # Once for each target at most: the router remembers.
     assert 1 <= real_fleet.counter("outrider_fallback_total", reason="draft_unreachable") <= 2
@@ -64,11 +64,12 @@ async def test_where_targets_reach_no_draft_the_router_goes_between(real_fleet):
 
 @pytest.mark.parametrize("real_fleet", ["paired"], indirect=True)
 async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet):
-    plain = await real_fleet.ask(request(real_fleet, speculation=router.SPECULATION_MODE_OFF))
+    # Long enough that it has not ended when the router hears of the break.
+    plain = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_OFF))
     links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
     assert not links
     tokens, broken = [], False
-    async for response in real_fleet.call(request(real_fleet, speculation=router.SPECULATION_MODE_ON)):
+    async for response in real_fleet.call(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON)):
         tokens += response.token_ids
         links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
         if links and response.num_drafted and not broken:

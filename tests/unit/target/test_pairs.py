@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from outrider.errors import Code
+from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.commit import Finish, Outcome
+from outrider.target.draft_leases import DraftLeases
 from outrider.target.events import Offered
 from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
@@ -76,6 +78,8 @@ class World:
     network: Network = field(default_factory=lambda: Network(random.Random(0), (0.001, 0.002)))
     events: list[Any] = field(default_factory=list)
     answers: list[tuple[int, target_pb2.VerifyResponse]] = field(default_factory=list)
+    leased: dict[str, str] = field(default_factory=lambda: {"d1": ADDRESS})
+    num_reads: int = 0
 
     def __post_init__(self) -> None:
         server = self.network.listen(self.draft_host, ADDRESS)
@@ -83,7 +87,13 @@ class World:
         connect: Any = partial(self.network.channel, Host("target"))
         clock = asyncio.get_running_loop().time
         answer = lambda stream, response: self.answers.append((stream, response))  # noqa: E731
-        self.pairs = Pairs(LIMITS, clock, self.events.extend, answer, connect)
+        self.pairs = Pairs(LIMITS, clock, self.events.extend, answer, DraftLeases(self.read_leases, clock), connect)
+
+    async def read_leases(self) -> list[LeaseRecord]:
+        self.num_reads += 1
+        await asyncio.sleep(0.01)
+        infos = {name: worker_pb2.WorkerInfo(worker_id=name) for name in self.leased}
+        return [LeaseRecord(infos[name], worker_pb2.WorkerLoad(), at, 1) for name, at in self.leased.items()]
 
     async def hear(self, **request: Any) -> None:
         self.pairs.hear(KEY.stream, target_pb2.VerifyRequest(**request))
@@ -392,6 +402,123 @@ async def test_an_id_is_open_at_a_draft_only_once(world: World) -> None:
     [(_, answer)] = world.answers
     assert answer.draft_errors[0].field == "pairs.draft_sequence_id"
     assert len(world.draft.opens) == 1
+
+
+# -- whom a target talks to
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"draft_address": "elsewhere:22"},
+        {"draft_worker_id": "d2"},
+        {"draft_worker_id": "d2", "draft_address": "elsewhere:22"},
+        {"draft_address": "unix:/run/outrider/redis.sock"},
+    ],
+    ids=str,
+)
+def test_only_who_is_leased_is_called_and_only_at_the_leased_address(named: dict[str, str]) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        called: list[str] = []
+        connect, world.pairs._connect = world.pairs._connect, lambda address: called.append(address) or connect(address)
+        await world.paired(**named)
+        assert world.faults == [(90, "DRAFT_UNREACHABLE")], "the router does without this way"
+        assert not called and not world.pairs._links
+        await world.hear(pairs=[pairing(draft_sequence_id=91)])
+        assert called == [ADDRESS]
+
+    test()
+
+
+@virtual
+async def test_a_draft_that_was_leased_a_moment_ago_is_found(world: World) -> None:
+    world.leased.clear()
+    await world.paired()
+    assert world.faults == [(90, "DRAFT_UNREACHABLE")]
+    world.leased["d1"] = ADDRESS
+    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    await asyncio.sleep(0.2)
+    assert [o.sequence_id for o in world.draft.opens] == [91]
+
+
+@virtual
+async def test_who_lost_its_lease_is_called_no_more_once_that_is_known(world: World) -> None:
+    await world.paired()
+    world.leased.clear()
+    await asyncio.sleep(10)
+    await world.hear(opens=[opening(sequence_id=2)], pairs=[pairing(sequence_id=2, draft_sequence_id=91)])
+    assert world.faults == [(91, "DRAFT_UNREACHABLE")]
+    assert [o.sequence_id for o in world.draft.opens] == [90]
+
+
+@virtual
+async def test_thousands_of_names_cost_one_reading_at_a_time_and_no_link(world: World) -> None:
+    openings = [opening(sequence_id=number) for number in range(1, 1001)]
+    pairs = [
+        pairing(sequence_id=number, draft_worker_id=f"d{number + 1}", draft_sequence_id=number)
+        for number in range(1, 1001)
+    ]
+    for _ in range(3):
+        await world.hear(opens=openings, pairs=pairs)
+    assert not world.pairs._links and len(world.faults) >= 1000
+    assert world.num_reads <= 4
+
+
+@virtual
+async def test_a_sequence_that_ended_while_the_leases_were_read_is_not_opened(world: World) -> None:
+    world.pairs.hear(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], pairs=[pairing()]))
+    await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
+    assert not world.draft.heard and not world.answers
+
+
+@virtual
+async def test_the_pairing_asked_for_last_is_the_one_that_counts(world: World) -> None:
+    world.pairs.hear(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], pairs=[pairing()]))
+    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    await asyncio.sleep(0.2)
+    assert [o.sequence_id for o in world.draft.opens] == [91]
+
+
+@virtual
+async def test_a_link_with_nothing_open_on_it_is_closed_after_a_while(world: World) -> None:
+    await world.paired()
+    await asyncio.sleep(100)
+    assert not world.draft.ended, "its sequence rests"
+    await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
+    await asyncio.sleep(20)
+    assert not world.draft.ended
+    await asyncio.sleep(20)
+    assert world.draft.ended and not world.pairs._links and not world.answers
+    await world.paired(draft_sequence_id=91)
+    assert world.draft.opens[-1].sequence_id == 91
+
+
+@virtual
+async def test_there_are_only_so_many_links(world: World) -> None:
+    numbers = range(2, 302)
+    world.leased = {f"d{number}": f"draft{number}:7000" for number in numbers}
+    silent = asyncio.Event()
+    world.pairs._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
+    pairs = [
+        pairing(sequence_id=n, draft_worker_id=f"d{n}", draft_address=world.leased[f"d{n}"], draft_sequence_id=n)
+        for n in numbers
+    ]
+    await world.hear(opens=[opening(sequence_id=number) for number in numbers], pairs=pairs)
+    assert len(world.pairs._links) == 256
+    assert len(world.faults) == 300 - 256
+
+
+class _Silent:
+    """A channel that does not come up."""
+
+    def __init__(self, up: asyncio.Event) -> None:
+        self._up = up
+
+    async def __aenter__(self) -> None:
+        await self._up.wait()
+
+    async def __aexit__(self, *exception: object) -> None: ...
 
 
 @virtual

@@ -1,0 +1,42 @@
+"""Which drafts a target may talk to: those that hold a lease, each at the address in it, whatever a message says.
+
+While the leases cannot be read, those known last. Without a metadata store, none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.metadata import LeaseRecord
+
+ReadLeases = Callable[[], "Awaitable[Iterable[LeaseRecord]]"]
+"""Of drafts. Gives the last known ones where the store is away, and does not raise."""
+
+# As long as a lease lasts.
+_FRESH_S = 5.0
+
+
+async def no_leases() -> Iterable[LeaseRecord]:
+    return ()
+
+
+@dataclass(slots=True)
+class DraftLeases:
+    read: ReadLeases
+    clock: Callable[[], float]
+    """Monotonic seconds."""
+    _addresses: dict[str, str] = field(default_factory=dict)
+    _read_s: float = -math.inf
+
+    def hold(self, worker_id: str, address: str) -> bool:
+        """Whether it is known that the worker is leased there. False too where that is not known any more."""
+        return self.clock() - self._read_s < _FRESH_S and self._addresses.get(worker_id) == address
+
+    async def look(self) -> None:
+        records = await self.read()
+        self._addresses = {record.info.worker_id: record.address for record in records}
+        self._read_s = self.clock()
