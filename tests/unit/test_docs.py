@@ -1,0 +1,119 @@
+"""The documents name only what is there: files, commands, headings. What they say of it is for readers to check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+import pytest
+from outrider_controller.cli.app import cli
+
+from benchmarks.__main__ import benchmarks
+from tests.soak.__main__ import soak
+
+_ROOT = Path(__file__).resolve().parents[2]
+_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md"), *_ROOT.glob("docs/decisions/*.md")])
+# Decisions and the changelog name commands of their time.
+_CURRENT = [path for path in _DOCUMENTS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+_GROUPS: dict[str, click.Group] = {"outrider": cli, "python -m benchmarks": benchmarks, "python -m tests.soak": soak}
+# A path in the repository: it has a folder, and ends in a folder's slash or in a suffix.
+_PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|c|h|proto|md|toml|json|svg))?)`")
+_SOURCE_ROOTS = ("", "services", "services/outrider", "controller", "controller/outrider_controller")
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(_ROOT))
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=_name)
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    for link in _LINK.findall(text):
+        if "://" in link:
+            continue
+        path, _, heading = unquote(link).partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), f"{_name(document)}: {link}"
+        assert not heading or heading in _headings(target), f"{_name(document)}: {link}"
+
+
+def _headings(document: Path) -> set[str]:
+    """As anchors, the way that GitHub makes them."""
+    lines = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line).strip().lower().replace(" ", "-") for line in lines}
+
+
+@pytest.mark.parametrize("document", _CURRENT, ids=_name)
+def test_every_command_that_a_document_names_exists(document: Path) -> None:
+    for command in _CODE.findall(document.read_text()):
+        for start, group in _GROUPS.items():
+            for words in re.findall(rf"(?:^|[\s`(]){re.escape(start)} ([a-z][a-z \-]*)", command):
+                assert _resolves(group, words.split()), f"{_name(document)}: {start} {words}"
+
+
+def _resolves(group: click.Command, words: list[str]) -> bool:
+    """Whether the words begin with the names of a command and, where that is a group, of one of its own."""
+    context = click.Context(group)
+    while isinstance(group, click.Group) and words:
+        found = group.get_command(context, words.pop(0))
+        if found is None:
+            return False
+        group = found
+    return True
+
+
+@pytest.mark.parametrize("document", _CURRENT, ids=_name)
+def test_every_module_that_a_document_runs_exists(document: Path) -> None:
+    for module in re.findall(r"python -m ([a-z][\w.]*\w)", document.read_text()):
+        assert find_spec(module) is not None, f"{_name(document)}: {module}"
+
+
+def _options(text: str) -> Iterator[tuple[str, str]]:
+    """Commands with the options that code blocks give them, one line each."""
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            for start in _GROUPS:
+                if line.startswith(f"{start} "):
+                    yield start, line.removeprefix(f"{start} ").partition("#")[0]
+
+
+@pytest.mark.parametrize("document", _CURRENT, ids=_name)
+def test_every_option_in_a_block_of_commands_exists(document: Path) -> None:
+    for start, line in _options(document.read_text()):
+        command: click.Command | None = _GROUPS[start]
+        for word in line.split():
+            if not isinstance(command, click.Group):
+                break
+            command = command.get_command(click.Context(command), word)
+        assert command is not None, f"{_name(document)}: {start} {line}"
+        if command.context_settings.get("ignore_unknown_options"):
+            continue  # Handed on to a process, whose own parser knows them.
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for option in re.findall(r"(?<!\S)--[a-z-]+", line):
+            assert option in known, f"{_name(document)}: {start} {line}"
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = _PATH.findall((_ROOT / "docs/architecture.md").read_text())
+    assert named
+    for path in named:
+        assert any((_ROOT / root / path).exists() for root in _SOURCE_ROOTS), path
+
+
+@pytest.mark.parametrize("module", ["outrider.target", "outrider.draft", "outrider.gateway", "outrider_controller"])
+def test_operations_names_every_flag_of_a_process(module: str) -> None:
+    parser = import_module(f"{module}.config")._parser()
+    flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
+    text = (_ROOT / "docs/operations.md").read_text()
+    assert [flag for flag in sorted(flags - {"--help"}) if f"`{flag}`" not in text] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((_ROOT / "README.md").read_text().splitlines()) <= 120
