@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-all lint proto clean
+.PHONY: demo test test-all test-aarch64 lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -34,6 +34,11 @@ test: proto
 
 test-all: proto
 	$(PYTEST) $(ARGS)
+
+# The portable kernels on ARM, in an emulator. Installs Debian's compiler and emulator where they are missing.
+test-aarch64: proto
+	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
+	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
 
 lint: proto
 	$(BIN)/ruff check .

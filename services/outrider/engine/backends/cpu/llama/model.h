@@ -68,7 +68,7 @@ typedef struct {
     int64_t panel, eight_group, code_group, act_bytes, wide_bytes, code_bytes;
 } Layout;
 
-// e^x for x <= 0 within 2 ulp, exactly 1 at 0. Below -87 the result is not to be used.
+// e^x for x <= 0 within 2 - x ulp, exactly 1 at 0. Below -87 the result is not to be used.
 INLINE vec exponential(vec x) {
     const vec t = v_mul(v_max(v_splat(-87.f), x), v_splat(1.44269504f)), n = v_round(t), r = v_sub(t, n);
     vec p = v_splat(1.53533e-4f);

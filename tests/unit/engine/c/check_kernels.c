@@ -1,0 +1,293 @@
+// The kernels of one variant against plain loops in double precision, and against themselves: a row's bits must not depend
+// on the rows beside it. Also run where Python is not, as for ARM under qemu. Prints what is wrong; exits with 1 then.
+//
+// Compiled with the sources' directory in the include path.
+
+#include "step.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_ROWS = 40, INPUTS = 96, OUTPUTS = 160, TOKENS = 150, HEADS = 6, KV_HEADS = 2 };
+
+static int failures;
+
+#define CHECK(good, ...) \
+    do { \
+        if (!(good)) { \
+            failures++; \
+            printf(__VA_ARGS__); \
+            printf("\n"); \
+        } \
+    } while (0)
+
+// From -1 to 1, the same in every run.
+static float drawn(void) {
+    static uint32_t state = 1;
+    state = state * 1664525 + 1013904223;
+    return (float)(int32_t)state / 2147483648.f;
+}
+
+static float from_bf16(bf16 v) {
+    const uint32_t bits = (uint32_t)v << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+static bf16 to_bf16(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static float value_of(act v) {
+#if PARTS == 1
+    return from_bf16(v);
+#else
+    return v;
+#endif
+}
+
+static void set(act *to, float v) {
+#if PARTS == 1
+    *to = to_bf16(v);
+#else
+    *to = v;
+#endif
+}
+
+static void *room(size_t size) {
+    void *found = aligned_alloc(4096, (size + 8191) / 4096 * 4096);
+    memset(found, 0, (size + 8191) / 4096 * 4096);
+    return found;
+}
+
+static double silu(double x) { return x / (1 + exp(-x)); }
+
+// ---- Linear layers
+
+typedef struct {
+    Weights packed;
+    double plain[2 * OUTPUTS][INPUTS];  // as the kernels should see them, without scales
+    double scale[2 * OUTPUTS];
+} Matrix;
+
+// Outputs `count`, packed for a product of that kind; `how` as in linear.h.
+static void fill(Matrix *m, int count, int how) {
+    const int group = how == PAIRS ? 2 : how == EIGHT ? EIGHT_GROUP : CODE_GROUP, filled = (count + PANEL - 1) / PANEL * PANEL;
+    bf16 *pairs_room = room((size_t)filled * INPUTS * 2);
+    int8_t *eights_room = (int8_t *)pairs_room;
+    float *scales = room(filled * sizeof *scales);
+    int32_t *sums = room(filled * sizeof *sums);
+    for (int o = 0; o < count; o++) {
+        scales[o] = 0.01f + 0.005f * drawn();
+        m->scale[o] = how == PAIRS ? 1 : scales[o];
+        for (int k = 0; k < INPUTS; k++) {
+            const int64_t at = (((int64_t)(o / PANEL) * (INPUTS / group) + k / group) * PANEL + o % PANEL) * group + k % group;
+            if (how == PAIRS) {
+                pairs_room[at] = to_bf16(drawn());
+                m->plain[o][k] = from_bf16(pairs_room[at]);
+            } else {
+                eights_room[at] = (int8_t)(127 * drawn());
+                m->plain[o][k] = eights_room[at];
+                sums[o] += eights_room[at];
+            }
+        }
+    }
+    m->packed = (Weights){pairs_room, how == PAIRS ? 0 : scales, how == ROUNDED ? sums : 0};
+}
+
+static void run_linear(const Matrix *m, const act *in, int rows, void *out, int kind) {
+    Buffers b = {.panels = room((size_t)PANEL * INPUTS * sizeof(wide)),
+                 .codes = room((size_t)MOST_ROWS * 4 * INPUTS * sizeof(code)),
+                 .units = room(MOST_ROWS * 4 * sizeof(float))};
+    Linear l = {.in = in, .weights = m->packed, .out = out, .rows = rows, .inputs = INPUTS, .outputs = OUTPUTS,
+                .stride = OUTPUTS, .kind = kind};
+    linear(&l, &b, 1);
+    free(b.panels);
+    free(b.codes);
+    free(b.units);
+}
+
+// Where gate's and up's outputs stand among the packed ones.
+static int gate_at(int o) { return o / (PANEL / 2) * PANEL + o % (PANEL / 2); }
+
+static double sum_of(const Matrix *m, const act *in, int o) {
+    double sum = 0;
+    float most = 0;
+    for (int k = 0; k < INPUTS; k++) most = fmaxf(most, fabsf(value_of(in[k])));
+    for (int k = 0; k < INPUTS; k++) {
+        const double rounded = rintf(value_of(in[k]) * (127.f / most)) * most / 127;
+        sum += (m->packed.sums ? rounded : value_of(in[k])) * m->plain[o][k];
+    }
+    return sum * m->scale[o];
+}
+
+static void check_linear(int how, int kind, const char *name) {
+    static Matrix m;
+    act *in = room(MOST_ROWS * INPUTS * sizeof *in);
+    const size_t each = kind == GATE ? sizeof(act) : sizeof(float), size = OUTPUTS * each;
+    char *alone = room(MOST_ROWS * size), *among = room(MOST_ROWS * size);
+    fill(&m, kind == GATE ? 2 * OUTPUTS : OUTPUTS, how);
+    for (int i = 0; i < MOST_ROWS * INPUTS; i++) set(in + i, drawn());
+    for (int r = 0; r < MOST_ROWS; r++) run_linear(&m, in + r * INPUTS, 1, alone + r * size, kind);
+    for (int rows = 1; rows <= MOST_ROWS; rows++) {
+        memset(among, 0, MOST_ROWS * size);
+        run_linear(&m, in, rows, among, kind);
+        CHECK(memcmp(alone, among, rows * size) == 0, "%s: %d rows together are not the bits of each alone", name, rows);
+    }
+    // Sums are float32; what is gated is rounded to bfloat16 where that is multiplied.
+    const double most = kind == GATE && sizeof(act) == 2 ? 0.01 : 1e-4;
+    for (int r = 0; r < MOST_ROWS; r++)
+        for (int o = 0; o < OUTPUTS; o++) {
+            const act *x = in + r * INPUTS;
+            const double want = kind == GATE ? silu(sum_of(&m, x, gate_at(o))) * sum_of(&m, x, gate_at(o) + PANEL / 2)
+                                             : sum_of(&m, x, o);
+            const double got = kind == GATE ? value_of(((act *)alone)[r * OUTPUTS + o]) : ((float *)alone)[r * OUTPUTS + o];
+            CHECK(fabs(got - want) <= most * (1 + fabs(want)), "%s: row %d output %d is %g, not %g", name, r, o, got, want);
+        }
+    run_linear(&m, in, MOST_ROWS, among, kind);
+    if (kind == STORE) {
+        run_linear(&m, in, MOST_ROWS, among, ADD);
+        for (int i = 0; i < MOST_ROWS * OUTPUTS; i++)
+            CHECK(((float *)among)[i] == 2 * ((float *)alone)[i], "%s: nothing was added to %d", name, i);
+    }
+}
+
+// ---- Attention
+
+typedef struct {
+    Model model;
+    Layer layer;
+    int32_t *tiles;
+    act *query;
+    int dim;
+} Cache;
+
+static float *key_of(const Cache *c, float *to, int head, int position, int values) {
+    const bf16 *base = values ? c->layer.values : c->layer.keys;
+    const bf16 *tile = base + (head * c->model.tiles + c->tiles[position / TILE]) * TILE * c->dim;
+    const int lane = position % TILE;
+    for (int i = 0; i < c->dim; i++)
+        to[i] = from_bf16(values ? tile[lane / 2 * 2 * c->dim + 2 * i + lane % 2] : tile[i / 2 * 2 * TILE + 2 * lane + i % 2]);
+    return to;
+}
+
+static Cache make_cache(int dim) {
+    const int tiles = TOKENS / TILE + 3;
+    Cache c = {.dim = dim, .tiles = room(tiles * sizeof(int32_t)), .query = room((size_t)TOKENS * HEADS * dim * sizeof(act))};
+    c.model = (Model){.heads = HEADS, .kv_heads = KV_HEADS, .head_dim = dim, .tiles = tiles, .scale = 1 / sqrt(dim)};
+    bf16 *keys = room((size_t)KV_HEADS * tiles * TILE * dim * 2), *values = room((size_t)KV_HEADS * tiles * TILE * dim * 2);
+    for (int64_t i = 0; i < (int64_t)KV_HEADS * tiles * TILE * dim; i++) {
+        keys[i] = to_bf16(2 * drawn());
+        values[i] = to_bf16(drawn());
+    }
+    c.layer = (Layer){.keys = keys, .values = values};
+    // Not in order, and not from 0 on.
+    for (int t = 0; t < tiles; t++) c.tiles[t] = (t * 5 + 1) % tiles;
+    for (int i = 0; i < TOKENS * HEADS * dim; i++) set(c.query + i, 2 * drawn());
+    return c;
+}
+
+static void run_attention(const Cache *c, int begin, int count, float *out) {
+    const int64_t stride = HEADS * c->dim;
+    const Row row = {.start = 0, .num_tokens = count, .kv_len = begin + count};
+    const Step step = {.row = &row, .rows = 1, .tokens = count, .tiles = c->tiles};
+    for (int head = 0; head < KV_HEADS; head++)
+        attend_row(&c->model, &c->layer, &step, &row, head, 0, count, c->query + begin * stride, out + begin * stride, stride);
+}
+
+static double attended(const Cache *c, int token, int head, double *out) {
+    float found[MAX_HEAD_DIM];
+    double weight[TOKENS], most = -INFINITY, total = 0;
+    for (int p = 0; p <= token; p++) {
+        key_of(c, found, head / (HEADS / KV_HEADS), p, 0);
+        weight[p] = 0;
+        for (int i = 0; i < c->dim; i++) weight[p] += found[i] * value_of(c->query[(token * HEADS + head) * c->dim + i]);
+        weight[p] *= c->model.scale;
+        most = weight[p] > most ? weight[p] : most;
+    }
+    for (int i = 0; i < c->dim; i++) out[i] = 0;
+    for (int p = 0; p <= token; p++) {
+        total += weight[p] = exp(weight[p] - most);
+        key_of(c, found, head / (HEADS / KV_HEADS), p, 1);
+        for (int i = 0; i < c->dim; i++) out[i] += weight[p] * found[i];
+    }
+    for (int i = 0; i < c->dim; i++) out[i] /= total;
+    return total;
+}
+
+static void check_attention(int dim) {
+    const Cache c = make_cache(dim);
+    const size_t size = (size_t)TOKENS * HEADS * dim * sizeof(float);
+    float *alone = room(size), *among = room(size);
+    double want[MAX_HEAD_DIM];
+    for (int t = 0; t < TOKENS; t++) run_attention(&c, t, 1, alone);
+    for (int t = 0; t < TOKENS; t += 7)
+        for (int head = 0; head < HEADS; head++) {
+            attended(&c, t, head, want);
+            for (int i = 0; i < dim; i++) {
+                const float got = alone[(t * HEADS + head) * dim + i];
+                CHECK(fabs(got - want[i]) <= (sizeof(act) == 2 ? 0.01 : 1e-4), "attention of %d: token %d head %d [%d] is %g, not %g",
+                      dim, t, head, i, got, want[i]);
+            }
+        }
+    for (int rows = 2; rows <= 17; rows += 5) {
+        memset(among, 0, size);
+        for (int t = 0; t < TOKENS; t += rows) run_attention(&c, t, t + rows <= TOKENS ? rows : TOKENS - t, among);
+        CHECK(memcmp(alone, among, size) == 0, "attention of %d: chunks of %d are not the bits of one", dim, rows);
+    }
+    // Each token is asked while all that it does not see is no number.
+    bf16 *poisoned[] = {c.layer.keys, c.layer.values};
+    for (int t = TOKENS - 1; t >= 0; t--) {
+        memset(among, 0, size);
+        run_attention(&c, t, 1, among);
+        const size_t at = (size_t)t * HEADS * dim;
+        CHECK(memcmp(alone + at, among + at, HEADS * dim * sizeof(float)) == 0, "attention of %d: token %d sees what follows", dim, t);
+        for (int head = 0; head < KV_HEADS; head++)
+            for (int i = 0; i < dim; i++) {
+                const int64_t tile = (head * c.model.tiles + c.tiles[t / TILE]) * TILE * dim, lane = t % TILE;
+                poisoned[0][tile + i / 2 * 2 * TILE + 2 * lane + i % 2] = 0x7fc0;
+                poisoned[1][tile + lane / 2 * 2 * dim + 2 * i + lane % 2] = 0x7fc0;
+            }
+    }
+}
+
+// ---- Rounding
+
+static void check_numbers(void) {
+    float from[LANES], to[LANES];
+    bf16 slim[LANES];
+    for (int n = 0; n < 20000; n++) {
+        for (int i = 0; i < LANES; i++) from[i] = drawn() * powf(2, (float)(n % 60 - 30));
+        v_store_bf16(slim, v_load(from));
+        for (int i = 0; i < LANES; i++)
+            CHECK(slim[i] == to_bf16(from[i]), "%a becomes %x in bfloat16, not %x", from[i], slim[i], to_bf16(from[i]));
+        for (int i = 0; i < LANES; i++) from[i] = -fabsf(drawn()) * (float)(n % 80);
+        v_store(to, exponential(v_load(from)));
+        for (int i = 0; i < LANES; i++)
+            CHECK(fabs(to[i] / exp(from[i]) - 1) <= 3e-7 - 1e-7 * from[i], "e^%g is %g, not %g", from[i], to[i], exp(from[i]));
+    }
+    for (int i = 0; i < LANES; i++) from[i] = NAN;
+    v_store_bf16(slim, v_load(from));
+    CHECK((slim[0] & 0x7fff) > 0x7f80, "NaN becomes %x in bfloat16", slim[0]);
+}
+
+int main(void) {
+    if (!outrider_granted()) {
+        printf("not granted\n");
+        return 2;
+    }
+    check_numbers();
+    check_linear(PAIRS, STORE, "bfloat16");
+    check_linear(PAIRS, GATE, "gated bfloat16");
+    check_linear(EIGHT, STORE, "int8");
+    check_linear(EIGHT, GATE, "gated int8");
+    check_linear(ROUNDED, STORE, "int8 of rounded inputs");
+    check_linear(ROUNDED, GATE, "gated int8 of rounded inputs");
+    check_attention(64);
+    check_attention(80);
+    if (failures) printf("%d failures\n", failures);
+    return failures > 0;
+}
