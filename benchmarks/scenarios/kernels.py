@@ -15,7 +15,7 @@ from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option
 from outrider_controller.cli.progress import progress
 
-from benchmarks.report import Row, finish, show, table
+from benchmarks.report import finish, show, table
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
@@ -40,7 +40,9 @@ class Times:
 
 @click.command("kernels")
 @click.option("--model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
-@click.option("--draft-model", default="", metavar="PATH|NAME", help="Its step; default: the one shipped for the model.")
+@click.option(
+    "--draft-model", default="", metavar="PATH|NAME", help="Its step; default: the one shipped for the model."
+)
 @click.option("--variant", "variants", multiple=True, metavar="NAME", help="Default: every one that this CPU can run.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Turns of each short measure.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=1000, show_default=True)

@@ -46,6 +46,7 @@ static inline void tiled_gather(Queries *q, const bf16 *const *values, int64_t f
 }
 
 static void gather_tiles(Queries *q, const bf16 *const *values, int64_t dim, int begin, int end) {
+    written();
     for (int64_t first = 0; first < dim; first += 2 * TILE) tiled_gather(q, values, first, dim, begin, end);
 }
 
@@ -125,6 +126,7 @@ static void attend_tiled(const Model *m, const Layer *layer, const int32_t *tile
     shared = shared < longest ? shared / SPAN * SPAN : longest;
     begin_sums(q, rows, dim);
     for (int r = 0; r < rows; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
+    // That these were written is seen to there.
     shape_tiles(rows, 1);
     int64_t from = 0;
     for (; from < shared; from += SPAN)

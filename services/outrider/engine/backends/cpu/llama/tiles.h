@@ -22,6 +22,10 @@ INLINE void ask_block(const char *block, int64_t lines, int64_t n, int64_t at) {
     _mm_prefetch(block + (n * lines + (BLOCKS - n) * (lines / BLOCKS) + at) * LINE, _MM_HINT_T1);
 }
 
+// Between memory that is written and its use by a tile. gcc does not know that tiles are loaded from memory: it would
+// write it later, or leave that out.
+INLINE void written(void) { __asm__ volatile("" ::: "memory"); }
+
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t bytes[16];
@@ -41,6 +45,8 @@ static void shape_tiles(int64_t rows, int attending) {
         shape.rows[6] = (uint8_t)rows;
         shape.rows[7] = TILE / 2;
     }
+    // All of it is read, and not only its first bytes.
+    __asm__ volatile("" ::"m"(shape) : "memory");
     _tile_loadconfig(&shape);
 }
 
@@ -71,6 +77,7 @@ INLINE void tiled_strip(const Linear *l, const void *values, int eight, int64_t 
             now = (const char *)values + k * PANEL;
             for (int64_t i = 0; i < TILED_INPUTS * PANEL; i += 32)
                 _mm512_store_si512(block + i, (__m512i)eights((const int8_t *)now + i, 0));
+            written();
         }
         // A quarter of what is asked for between two products: all at once would leave memory idle while tiles are
         // multiplied.
