@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -117,3 +118,11 @@ def test_operations_names_every_flag_of_a_process(module: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((_ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_every_measurement_of_the_past_says_what_where_and_how() -> None:
+    lines = (_ROOT / "benchmarks/results/history.jsonl").read_text().splitlines()
+    assert lines
+    for line in lines:
+        entry = json.loads(line)
+        assert all(entry[field] for field in ("question", "date", "machine", "command", "figures")), line[:80]
