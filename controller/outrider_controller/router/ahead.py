@@ -91,7 +91,6 @@ class Ahead:
     _us: int = 0
     _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
     """What the last ones took the draft, in µs, and their tokens."""
-    """What a token took it, as of the turn before; 0 while unknown."""
 
     def __post_init__(self) -> None:
         self.run_ahead_tokens = self.config.run_ahead_tokens
