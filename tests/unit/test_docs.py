@@ -26,7 +26,7 @@ _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _GROUPS: dict[str, click.Group] = {"outrider": cli, "python -m benchmarks": benchmarks, "python -m tests.soak": soak}
 # A path in the repository: it has a folder, and ends in a folder's slash or in a suffix.
 _PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|c|h|proto|md|toml|json|svg))?)`")
-_SOURCE_ROOTS = ("", "services", "services/outrider", "controller", "controller/outrider_controller")
+_SOURCE_ROOTS = ("", "tests", "services", "services/outrider", "controller", "controller/outrider_controller")
 
 
 def _name(path: Path) -> str:
@@ -101,11 +101,21 @@ def test_every_option_in_a_block_of_commands_exists(document: Path) -> None:
             assert option in known, f"{_name(document)}: {start} {line}"
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
-    named = _PATH.findall((_ROOT / "docs/architecture.md").read_text())
-    assert named
-    for path in named:
-        assert any((_ROOT / root / path).exists() for root in _SOURCE_ROOTS), path
+@pytest.mark.parametrize("document", _CURRENT, ids=_name)
+def test_every_file_that_a_document_names_exists(document: Path) -> None:
+    for path in _PATH.findall(document.read_text()):
+        assert _found(path) is not None, path
+
+
+def _found(path: str) -> Path | None:
+    return next((found for root in _SOURCE_ROOTS if (found := _ROOT / root / path).exists()), None)
+
+
+def test_every_word_that_the_glossary_explains_is_still_in_the_code() -> None:
+    words = (_ROOT / "docs/glossary.md").read_text().partition("## Words of the code")[2]
+    for line in filter(_PATH.search, words.splitlines()):
+        word, path = line.split("`")[1], _found(_PATH.findall(line)[0])
+        assert path is not None and word in path.read_text(), f"{word} is gone: take its line out"
 
 
 @pytest.mark.parametrize("module", ["outrider.target", "outrider.draft", "outrider.gateway", "outrider_controller"])
