@@ -177,6 +177,11 @@ async def test_every_bad_completion_is_refused_by_name(
     assert router.requests == []
 
 
+async def test_a_name_that_the_client_made_up_is_not_sent_back_at_length(http: httpx.AsyncClient) -> None:
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "x" * 90_000: 1})
+    check_error(answer, 400, "x" * 200)
+
+
 async def test_a_field_that_is_missing_is_named(http: httpx.AsyncClient) -> None:
     check_error(await post(http, "/completions", {"prompt": "a"}), 400, "model")
     check_error(await post(http, "/completions", {"model": MODEL}), 400, "prompt")

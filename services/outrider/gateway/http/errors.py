@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 from outrider.errors import Code, InvalidRequest, OutriderError, UnknownModel
 
 _MAX_MESSAGE_CHARS = 1000
+_MAX_PARAM_CHARS = 200
 
 # gRPC code → HTTP status, error type. The reason becomes the code.
 _TABLE = {
@@ -41,7 +42,9 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, object]:
         message = self.message[:_MAX_MESSAGE_CHARS]
-        return {"error": {"message": message, "type": self.type, "param": self.param, "code": self.code}}
+        # A client may have made the name up, as long as its body was allowed to be.
+        param = self.param and self.param[:_MAX_PARAM_CHARS]
+        return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, status_code=self.status, headers=self.headers)
