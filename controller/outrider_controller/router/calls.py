@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 
 import grpc
 from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.rpc.answers import let_end
 from outrider.rpc.interceptor import frames
 from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.supervision import until_first_ends
 
 from outrider_controller.router.course import NewResponse
 
@@ -74,6 +74,11 @@ class Responses:
         self._ended = True
         self._filled.set()
 
+    def drop(self) -> None:
+        """Nobody is left to hear what was put."""
+        self._messages.clear()
+        self.end()
+
     async def take(self) -> router.RouteManyResponse | None:
         """The next message; waits until there is one. None at the end."""
         while not self._messages:
@@ -105,14 +110,20 @@ class GatewayStream:
 
     async def run(self, context: Context) -> None:
         """Until the gateway ends the stream, or until a draining router has answered all it took."""
+        reader = asyncio.create_task(self._read(context), name="read gateway")
+        writer = asyncio.create_task(self._write(context), name="write gateway")
         leaving = asyncio.create_task(self._leave(), name="leave gateway")
         try:
-            await until_first_ends(self._read(context), self._write(context))
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            tasks = [leaving, *self._calls.values()]
+            tasks = [reader, leaving, *self._calls.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._responses.drop()
+            await let_end(writer)
 
     async def _read(self, context: Context) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

@@ -16,12 +16,13 @@ from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import Load, Report
 from outrider.draft.wire import Limits, events_of, responses_of
 from outrider.draft.worker import DraftWorker
+from outrider.rpc.answers import stop_writing, write_answers
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 
 # For a router that has stopped reading: what comes on top is dropped.
 MAX_UNREAD_MESSAGES = 4096
 
-_Outbox = asyncio.Queue[draft_pb2.DraftResponse]
+_Outbox = asyncio.Queue[draft_pb2.DraftResponse | None]
 
 PrefixListener = Callable[[list[bytes], list[bytes]], None]
 """Told which block hashes were added to and removed from the prefix cache; called in the event loop."""
@@ -92,7 +93,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> None:
         stream = next(self._stream_ids)
         outbox = self._outboxes[stream] = _Outbox(MAX_UNREAD_MESSAGES)
-        writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
+        writer = asyncio.create_task(write_answers(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
                 self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
@@ -100,8 +101,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
             self._steps.post([StreamEnded(stream)])
             del self._outboxes[stream]
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            await stop_writing(writer, outbox)
 
     def _dispatch(self, report: Report) -> None:
         for stream, response in responses_of(report, self._clock()).items():
@@ -123,11 +123,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         except asyncio.QueueFull:
             # A draft is only ever a latency matter, and one this old not even that.
             self.num_unread_dropped += 1
-
-
-async def _write(outbox: _Outbox, context: _Context) -> None:
-    while True:
-        await context.write(await outbox.get())
 
 
 def _hand_over(event_loop: asyncio.AbstractEventLoop, dispatch: Callable[[Report], None], report: Report) -> None:

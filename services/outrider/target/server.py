@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import grpc
 
+from outrider.rpc.answers import stop_writing, write_answers
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
@@ -27,7 +28,7 @@ from outrider.target.worker import TargetWorker
 
 log = logging.getLogger(__name__)
 
-_Outbox = asyncio.Queue[target_pb2.VerifyResponse]
+_Outbox = asyncio.Queue[target_pb2.VerifyResponse | None]
 _Context = grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
 
 PrefixListener = Callable[[list[bytes], list[bytes]], None]
@@ -119,7 +120,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         stream = next(self._streams)
         outbox = self._outboxes[stream] = _Outbox()
         self._answered_s[stream] = self._clock()
-        writer = asyncio.create_task(_write(outbox, context), name=f"write stream {stream}")
+        writer = asyncio.create_task(write_answers(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
                 self.pairs.hear(stream, request)
@@ -129,9 +130,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._steps.post([StreamEnded(stream)])
             self.pairs.stream_ended(stream)
             del self._outboxes[stream], self._answered_s[stream]
-            writer.cancel()
-            with suppress(asyncio.CancelledError, grpc.RpcError):
-                await writer
+            await stop_writing(writer, outbox)
 
     def _dispatch(self, report: Report) -> None:
         draftings = self.pairs.follow(report)
@@ -161,12 +160,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if (outbox := self._outboxes.get(stream)) is not None:
             self._answered_s[stream] = self._clock()
             outbox.put_nowait(response)
-
-
-async def _write(outbox: _Outbox, context: _Context) -> None:
-    while True:
-        await context.write(await outbox.get())
-        outbox.task_done()
 
 
 def _hand_over(event_loop: asyncio.AbstractEventLoop, dispatch: Callable[[Report], None], report: Report) -> None:

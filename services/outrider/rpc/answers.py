@@ -1,0 +1,37 @@
+"""The answering side of a stream, with a queue before it. For handlers that read and write at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+M = TypeVar("M")
+
+# A client that has stopped reading has a write under way for ever.
+_GRACE_S = 1.0
+
+
+async def write_answers(outbox: asyncio.Queue[M | None], context: Any) -> None:
+    """Writes what comes, until None does."""
+    while (message := await outbox.get()) is not None:
+        await context.write(message)
+        outbox.task_done()
+
+
+async def stop_writing(writer: asyncio.Task[None], outbox: asyncio.Queue[M | None]) -> None:
+    """Ends `write_answers` after the message under way, and drops the rest."""
+    while not outbox.empty():
+        outbox.get_nowait()
+    outbox.put_nowait(None)
+    await let_end(writer)
+
+
+async def let_end(writer: asyncio.Task[None]) -> None:
+    """For one that ends after the message under way.
+
+    Never in the middle of it: gRPC takes one operation at a time, the call's own end is one too, and a client would
+    wait for ever for a status that could not be sent.
+    """
+    await asyncio.wait({writer}, timeout=_GRACE_S)
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)

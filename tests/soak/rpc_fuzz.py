@@ -1,0 +1,197 @@
+"""python -m tests.soak fuzz: mutated messages to every RPC of routers, control plane, drafts and targets.
+
+Each has to be answered, with a status that names the caller's fault or none: never INTERNAL or UNKNOWN, of a call or of
+one sequence in it, never a crash, and no memory is kept of any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+import psutil
+from google.protobuf.message import DecodeError
+from outrider.errors import Code
+from outrider.rpc.channel import create_channel
+from outrider_controller.cli.exits import CommandError, ExitCode
+
+from tests.soak.mutations import mutated
+from tests.soak.rpc_services import BARRIER_ID, RPCS, Rpc
+
+OURS = (Code.INTERNAL, Code.UNKNOWN)
+"""Codes that say that the fault is the server's."""
+_PER_STREAM = 20
+_TIMEOUT_S = 30.0
+_WARM_UP = 2000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the messages sent to one RPC."""
+
+    num_messages: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    """Of calls, and of single sequences and calls within a stream."""
+    faults: list[str] = field(default_factory=list)
+    """What was answered as no message should be."""
+
+    def note(self, code: int, details: str | None, where: str) -> None:
+        name = "OK" if code == 0 else Code(code).name
+        self.codes[name] += 1
+        if code in OURS:
+            self.faults.append(f"{where}: {name}: {details}")
+
+
+async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int) -> Outcome:
+    """Sends so many, drawn from `seed`. Raises TimeoutError where an answer does not come."""
+    outcome, rng = Outcome(), random.Random(f"{seed}{rpc.path}")
+    messages = islice(mutated(rpc.seeds, rng), num_messages)
+    while batch := list(islice(messages, _PER_STREAM)):
+        async with asyncio.timeout(_TIMEOUT_S):
+            if rpc.barrier is not None:
+                await _attack_stream(channel, rpc, batch, outcome)
+            else:
+                await asyncio.gather(*(_attack_once(channel, rpc, data, outcome) for data in batch))
+        outcome.num_messages += len(batch)
+    return outcome
+
+
+async def _attack_once(channel: Any, rpc: Rpc, data: bytes, outcome: Outcome) -> None:
+    try:
+        if rpc.streams_back:
+            call = channel.unary_stream(rpc.path)(data, timeout=2)
+            # A sound one may answer for long: what follows its first word is another test's business.
+            await call.read()
+            call.cancel()
+            outcome.note(0, None, rpc.path)
+        else:
+            await channel.unary_unary(rpc.path)(data, timeout=_TIMEOUT_S)
+            outcome.note(0, None, rpc.path)
+    except grpc.aio.AioRpcError as error:
+        outcome.note(error.code().value[0], error.details(), rpc.path)
+
+
+async def _attack_stream(channel: Any, rpc: Rpc, batch: list[bytes], outcome: Outcome) -> None:
+    """On as many streams as it takes: bytes that do not parse end theirs."""
+    for group in _until_unreadable(rpc, batch):
+        assert rpc.barrier is not None
+        call: Any = channel.stream_stream(rpc.path)()
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            for data in (*group, rpc.barrier.SerializeToString()):
+                await call.write(data)
+        try:
+            await _until_barrier(call, rpc, outcome)
+            outcome.note(0, None, rpc.path)
+        except grpc.aio.AioRpcError as error:
+            outcome.note(error.code().value[0], error.details(), rpc.path)
+        finally:
+            call.cancel()
+
+
+def _until_unreadable(rpc: Rpc, batch: list[bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    for data in batch:
+        group.append(data)
+        try:
+            type(rpc.seeds[0]).FromString(data)
+        except DecodeError:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+async def _until_barrier(call: Any, rpc: Rpc, outcome: Outcome) -> None:
+    while True:
+        data = await call.read()
+        if data is grpc.aio.EOF:
+            return
+        reply = rpc.response.FromString(data)
+        for name in ("errors", "refused_drafts", "draft_errors"):
+            for error in getattr(reply, name, ()):
+                sequence_id = getattr(error, "sequence_id", 0) or getattr(error, "call_id", 0)
+                if sequence_id == BARRIER_ID:
+                    return
+                outcome.note(error.code, error.message, f"{rpc.path} {name}")
+
+
+@asynccontextmanager
+async def services_process(log_path: Path) -> AsyncIterator[tuple[dict[str, str], psutil.Process]]:
+    """All services in a process of their own: their addresses, and the process."""
+    with log_path.open("wb") as log:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.soak.rpc_services"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            line = await asyncio.wait_for(child.stdout.readline(), 120)
+            yield json.loads(line), psutil.Process(child.pid)
+        finally:
+            child.stdin.close()
+            await asyncio.wait_for(child.wait(), 30)
+
+
+@dataclass(slots=True)
+class Slope:
+    outcome: Outcome
+    grown_bytes: int
+    """Held after the messages more than before them."""
+
+    @property
+    def per_ten_thousand(self) -> float:
+        return self.grown_bytes * 10_000 / self.outcome.num_messages
+
+
+async def measure(addresses: dict[str, str], process: psutil.Process, rpc: Rpc, num_messages: int, seed: int) -> Slope:
+    """After a warm-up, in which caches and pools fill."""
+    async with create_channel(addresses[rpc.service]) as channel:
+        warm = await attack(channel, rpc, _WARM_UP, seed)
+        before = process.memory_info().rss
+        outcome = await attack(channel, rpc, num_messages, seed + 1)
+        grown = process.memory_info().rss - before
+    outcome.faults = warm.faults + outcome.faults
+    gc.collect()
+    return Slope(outcome, grown)
+
+
+@click.command()
+@click.option("--messages", type=click.IntRange(1), default=10_000, show_default=True, help="To each RPC.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--only", default="", metavar="TEXT", help="RPCs whose path contains it.")
+def fuzz(messages: int, seed: int, only: str) -> None:
+    """Mutated messages to every internal RPC: is each answered as it should be, and forgotten?"""
+    faults = asyncio.run(_fuzz(messages, seed, only))
+    if faults:
+        raise CommandError(f"{len(faults)} answers are the server's fault, such as: {faults[0]}", ExitCode.ERROR)
+
+
+async def _fuzz(num_messages: int, seed: int, only: str) -> list[str]:
+    faults: list[str] = []
+    with tempfile.TemporaryDirectory() as directory:
+        log_path = Path(directory) / "log"
+        async with services_process(log_path) as (addresses, process):
+            for rpc in RPCS:
+                if only not in rpc.path:
+                    continue
+                slope = await measure(addresses, process, rpc, num_messages, seed)
+                codes = " ".join(f"{name}={count}" for name, count in slope.outcome.codes.most_common())
+                click.echo(f"{rpc.path:48} {slope.per_ten_thousand / 1e6:+6.2f} MB/10,000   {codes}")
+                faults += slope.outcome.faults
+        click.echo(f"log: {log_path.stat().st_size} bytes")
+    return faults

@@ -1,0 +1,211 @@
+"""Every internal service with a tiny model behind it, in this process; and what a sound client says to each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+from outrider.draft.config import DraftConfig
+from outrider.draft.process import describe
+from outrider.draft.process import serve as serve_draft
+from outrider.drafters import DrafterKind
+from outrider.drafters.loading import load_drafter
+from outrider.engine import EngineConfig
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.v1 import control_pb2, draft_pb2, router_pb2, sequence_pb2, target_pb2, trace_pb2, worker_pb2
+from outrider.target.config import TargetConfig
+from outrider.target.process import load
+from outrider.target.process import serve as serve_target
+from outrider.telemetry.logging import configure_logging
+from outrider.testing.tiny import tiny_checkpoint
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+from outrider_controller.router.config import FailoverConfig, RouterConfig
+from outrider_controller.router.server import running_router
+
+MODEL = "tiny"
+BARRIER_ID = 2**63 + 12345
+"""Of what is sent last on a stream, and is answered with an error of its own: then all before it was taken up."""
+
+_GREEDY = sequence_pb2.Sampling(temperature=0.0, top_p=1.0)
+_STOPPING = sequence_pb2.Stopping(max_new_tokens=4, stop_token_ids=[2])
+_SPECULATION = sequence_pb2.Speculation(max_draft_tokens=4, max_wait_us=1000, run_ahead_tokens=4)
+_OPEN = sequence_pb2.OpenSequence(
+    sequence_id=1,
+    prompt_token_ids=[5, 6, 7],
+    committed_token_ids=[8],
+    sampling=_GREEDY,
+    stopping=_STOPPING,
+    mode=sequence_pb2.VERIFICATION_MODE_GREEDY,
+    speculation=_SPECULATION,
+    cache_salt=b"salt",
+)
+_OPEN_RATIO = sequence_pb2.OpenSequence(
+    sequence_id=2,
+    prompt_token_ids=[5, 6, 7],
+    sampling=sequence_pb2.Sampling(temperature=0.8, top_p=0.95, seed=7),
+    stopping=_STOPPING,
+    mode=sequence_pb2.VERIFICATION_MODE_RATIO,
+    speculation=_SPECULATION,
+)
+_DRAFTS = (
+    sequence_pb2.Draft(sequence_id=1, base_len=4, token_ids=[9, 10], confidence=[0.5, 0.4], source="x", serial=1),
+    sequence_pb2.Draft(sequence_id=1, base_len=5, token_ids=[9, 10, 11], parents=[-1, 0, 0], run_ahead=True),
+    sequence_pb2.Draft(
+        sequence_id=2,
+        base_len=3,
+        token_ids=[9],
+        q=[sequence_pb2.DraftDistribution(token_ids=[9, 10], counts=[65000, 536])],
+        sampling=_OPEN_RATIO.sampling,
+    ),
+)
+_SETTINGS = [sequence_pb2.SetSpeculation(sequence_id=1, speculation=_SPECULATION)]
+_CLOSES = [sequence_pb2.CloseSequence(sequence_id=1, reason=sequence_pb2.CLOSE_REASON_CANCELLED)]
+_COMMITS = [
+    sequence_pb2.Commit(sequence_id=1, base_len=4, token_ids=[9, 10], num_drafted=2, num_verified=2, num_accepted=1),
+    sequence_pb2.Commit(sequence_id=2, base_len=3, token_ids=[9], rejected_token_ids=[3]),
+]
+_PAIR = target_pb2.PairSequence(
+    sequence_id=1, draft_address="127.0.0.1:1", draft_worker_id="draft-1", draft_sequence_id=9
+)
+_ROUTE = router_pb2.RouteRequest(
+    request_id="r1",
+    tenant="t",
+    model=MODEL,
+    prompt_token_ids=[5, 6, 7],
+    sampling=_GREEDY,
+    stopping=_STOPPING,
+    speculation=router_pb2.SPECULATION_MODE_AUTO,
+    max_draft_tokens=3,
+    traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    tracestate="a=b",
+)
+_ROUTE_SEEDED = router_pb2.RouteRequest(
+    request_id="r2",
+    model=MODEL,
+    prompt_token_ids=[5, 6],
+    resume_token_ids=[7],
+    sampling=_OPEN_RATIO.sampling,
+    seeded=True,
+    stopping=_STOPPING,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One call, and sound messages of it."""
+
+    service: str
+    method: str
+    response: type[Any]
+    seeds: tuple[Message, ...]
+    barrier: Message | None = None
+    """Of a call that takes a stream of requests."""
+    streams_back: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/outrider.rpc.v1.{self.service}/{self.method}"
+
+
+RPCS = (
+    Rpc(
+        "TargetService", "GetInfo", target_pb2.TargetServiceGetInfoResponse, (target_pb2.TargetServiceGetInfoRequest(),)
+    ),
+    Rpc(
+        "TargetService",
+        "Verify",
+        target_pb2.VerifyResponse,
+        (
+            target_pb2.VerifyRequest(opens=[_OPEN, _OPEN_RATIO]),
+            target_pb2.VerifyRequest(drafts=_DRAFTS, settings=_SETTINGS),
+            target_pb2.VerifyRequest(opens=[_OPEN], drafts=_DRAFTS[:1], pairs=[_PAIR]),
+            target_pb2.VerifyRequest(settings=_SETTINGS, closes=_CLOSES),
+        ),
+        target_pb2.VerifyRequest(opens=[sequence_pb2.OpenSequence(sequence_id=BARRIER_ID)]),
+    ),
+    Rpc("DraftService", "GetInfo", draft_pb2.DraftServiceGetInfoResponse, (draft_pb2.DraftServiceGetInfoRequest(),)),
+    Rpc(
+        "DraftService",
+        "Draft",
+        draft_pb2.DraftResponse,
+        (
+            draft_pb2.DraftRequest(opens=[_OPEN, _OPEN_RATIO]),
+            draft_pb2.DraftRequest(opens=[_OPEN], commits=_COMMITS, settings=_SETTINGS),
+            draft_pb2.DraftRequest(commits=_COMMITS, closes=_CLOSES),
+        ),
+        draft_pb2.DraftRequest(opens=[sequence_pb2.OpenSequence(sequence_id=BARRIER_ID)]),
+    ),
+    Rpc("RouterService", "ListModels", router_pb2.ListModelsResponse, (router_pb2.ListModelsRequest(),)),
+    Rpc("RouterService", "Route", router_pb2.RouteResponse, (_ROUTE, _ROUTE_SEEDED), streams_back=True),
+    Rpc(
+        "RouterService",
+        "RouteMany",
+        router_pb2.RouteManyResponse,
+        (
+            router_pb2.RouteManyRequest(calls=[router_pb2.RouteCall(call_id=1, request=_ROUTE, timeout_us=10**6)]),
+            router_pb2.RouteManyRequest(
+                calls=[router_pb2.RouteCall(call_id=2, request=_ROUTE_SEEDED)], cancelled=[1, 77]
+            ),
+        ),
+        router_pb2.RouteManyRequest(calls=[router_pb2.RouteCall(call_id=BARRIER_ID)]),
+    ),
+    Rpc("TraceService", "GetTrace", trace_pb2.GetTraceResponse, (trace_pb2.GetTraceRequest(request_id="r1"),)),
+    Rpc(
+        "ControlService",
+        "ListWorkers",
+        control_pb2.ListWorkersResponse,
+        (control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET),),
+    ),
+)
+
+_ENGINE = EngineConfig(dtype="float32", num_blocks=256)
+
+
+@asynccontextmanager
+async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
+    """Addresses by service, until the block is left."""
+    tiny = tiny_checkpoint(directory / "tiny")
+    with EmbeddedServer.start(directory / "redis") as redis:
+        async with AsyncExitStack() as stack:
+            common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
+            target_config = TargetConfig(**common, model_name=MODEL, metadata_url=redis.url)
+            target, _ = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
+            draft_config = DraftConfig(**common, kind=DrafterKind.COMBINED, metadata_url=redis.url)
+            drafter = load_drafter(
+                draft_config.kind, tiny, engine=_ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
+            )
+            info = describe(draft_config, tiny, drafter)
+            draft, _ = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
+            store = await stack.enter_async_context(MetadataStore.connect(redis.url))
+            config = RouterConfig(failover=FailoverConfig(wait_for_target_s=1.0))
+            router = await stack.enter_async_context(running_router(config, store))
+            control = await stack.enter_async_context(running_control(ControlConfig(), store))
+            yield {
+                "TargetService": target.address,
+                "DraftService": draft.address,
+                "RouterService": router.address,
+                "TraceService": router.address,
+                "ControlService": control.address,
+            }
+
+
+async def _serve_until_told() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        async with serving_all(Path(directory)) as addresses:
+            print(json.dumps(dict(addresses)), flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    configure_logging("services", "human")
+    asyncio.run(_serve_until_told())

@@ -1,0 +1,25 @@
+"""Mutated messages to every internal RPC of real services, in a process of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.soak.rpc_fuzz import measure, services_process
+from tests.soak.rpc_services import RPCS
+
+pytestmark = [pytest.mark.asyncio(loop_scope="function"), pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("num_messages", [4000])
+async def test_no_message_is_answered_as_a_fault_of_the_server_or_remembered(tmp_path: Path, num_messages: int) -> None:
+    log_path = tmp_path / "log"
+    async with services_process(log_path) as (addresses, process):
+        for rpc in RPCS:
+            slope = await measure(addresses, process, rpc, num_messages, seed=1)
+            assert slope.outcome.faults == [], rpc.path
+            # What an allocator rounds up to is not what is kept.
+            assert slope.grown_bytes < 1 << 20, rpc.path
+    # A line for every message would be ten times as much.
+    assert log_path.stat().st_size < 1 << 20
