@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,10 +136,11 @@ async def _ask(gateway: Gateway, model: str, rng: random.Random) -> str:
     wanted = rng.randrange(length) if rng.random() < _CANCELLED else length
     received = 0
     try:
-        async for chunk in gateway.stream(request, _TIMEOUT_S):
-            received += len(chunk.token_ids)
-            if received >= wanted and wanted < length:
-                return "cancelled"
+        async with aclosing(gateway.stream(request, _TIMEOUT_S)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                received += len(chunk.token_ids)
+                if received >= wanted and wanted < length:
+                    return "cancelled"
     except CommandError as error:
         return str(error)
     return "complete" if received == length else f"{received} of {length} tokens"

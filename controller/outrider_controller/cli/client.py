@@ -86,8 +86,13 @@ class Gateway:
         """Messages as they come. Raises CommandError."""
         message = generation_pb2.StreamGenerateRequest(request=request)
         with _errors(f"gateway at {self.address}"):
-            async for response in self._stub.StreamGenerate(message, timeout=timeout_s):
-                yield response
+            call = self._stub.StreamGenerate(message, timeout=timeout_s)
+            try:
+                async for response in call:
+                    yield response
+            finally:
+                # grpc.aio cancels no call that is merely let go of: it would keep its place among the connection's.
+                call.cancel()
 
     async def answer(
         self,
