@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -158,7 +159,7 @@ def held_bytes(holder: object) -> int:
 
 
 def _tensors(holder: object, seen: set[int]) -> Iterator[Tensor]:
-    if id(holder) in seen or isinstance(holder, str | bytes | int | float | type | None):
+    if id(holder) in seen or isinstance(holder, str | bytes | int | float | type | ModuleType | None):
         return
     seen.add(id(holder))
     if isinstance(holder, Tensor):

@@ -109,14 +109,11 @@ def test_layers_that_int4_cannot_hold_stay_as_they_are() -> None:
     assert [layer.weight.data_ptr() for layer in model][:2] == before[:2]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [("fp8", "quantization: fp8 needs a GPU"), ("int8", "quantization: int8 is not supported on meta")],
-)
-def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path, wanted: str, told: str) -> None:
-    device = "meta" if wanted == "int8" else "cpu"
-    with pytest.raises(CheckpointError, match=told):
-        Engine.load(tiny, EngineConfig(quantization=wanted, device=device))
+def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path) -> None:
+    with pytest.raises(CheckpointError, match="quantization: fp8 needs a GPU"):
+        Engine.load(tiny, EngineConfig(quantization="fp8"))
+    with pytest.raises(CheckpointError, match="quantization: int8 is not supported on meta"):
+        check("int8", "meta")
     with pytest.raises(ValueError, match="quantization: 'int3' is not one of none, int8, int4, fp8"):
         EngineConfig(quantization="int3")
     with pytest.raises(ValueError, match="execution: fused joins plain weights"):
