@@ -174,13 +174,14 @@ def _tensors(holder: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that a quantized one consists of; itself if it is none."""
+    """The tensors that a quantized or divided one consists of; itself if it is neither."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor.detach()
         return
     names, _ = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _plain(getattr(tensor, name))
+    # A divided tensor names its mesh among them.
+    parts = (getattr(tensor, name) for name in names)
+    yield from (plain for part in parts if isinstance(part, Tensor) for plain in _plain(part))
 
 
 def _identity(tensor: Tensor) -> int:
