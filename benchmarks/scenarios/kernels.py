@@ -41,7 +41,7 @@ class Times:
 @click.command("kernels")
 @click.option("--model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
 @click.option(
-    "--draft-model", default="", metavar="PATH|NAME", help="Its step; default: the one shipped for the model."
+    "--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped for the model."
 )
 @click.option("--variant", "variants", multiple=True, metavar="NAME", help="Default: every one that this CPU can run.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Turns of each short measure.")
