@@ -127,7 +127,7 @@ def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> Engi
 
 
 def _in_float32(config: EngineConfig, reason: str) -> EngineConfig:
-    message = "no native kernels (%s): float32 on transformers, in twice the memory and several times slower"
+    message = "no native kernels (%s): float32 through torch, in twice the memory and several times slower"
     log.warning(message, reason)
     return replace(config, dtype="float32")
 
