@@ -40,9 +40,7 @@ class Times:
 
 @click.command("kernels")
 @click.option("--model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
-@click.option(
-    "--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped for the model."
-)
+@click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped for the model.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME", help="Default: every one that this CPU can run.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Turns of each short measure.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=1000, show_default=True)
