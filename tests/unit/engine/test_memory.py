@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, memory
-from outrider.engine.memory import DoesNotFit, Need, count_parameters, kv_blocks
+from outrider.engine.memory import DoesNotFit, Need, count_parameters, held_bytes, kv_blocks
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 GB = 10**9
@@ -57,3 +59,9 @@ def test_a_full_machine_refuses_at_start(tiny: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(DoesNotFit, match=r"this device has 0\.0 MB free"):
         Engine.load(tiny, EngineConfig(dtype="float32"))
     assert memory.available_bytes("cpu") > 10**8
+
+
+def test_what_a_model_holds_is_its_own_tensors_and_not_those_of_a_library_it_uses() -> None:
+    model = nn.Linear(4, 3)
+    model.functions = torch.distributed
+    assert held_bytes(model) == (4 * 3 + 3) * 4
