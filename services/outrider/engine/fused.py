@@ -59,6 +59,8 @@ def can_fuse(model: nn.Module) -> bool:
         return False
     if model.dtype == torch.float16 or not torch._C._has_mkldnn:
         return False
+    if model.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     config = model.config
     rope = (config.rope_parameters or {}).get("rope_type", "default")
     return (

@@ -122,7 +122,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
     draft = tmp_path / "draft"
     save_draft_model(draft, model, token_map, base=str(target), fingerprint="", recipe={})
     prompt = tokens(40)
-    engine, plain = load(draft), load(draft, "fused")
+    engine, plain = load(draft), load(draft, "transformers")
     got, want = (e.forward([Row(e.open([]), prompt, 40)]).clone() for e in (engine, plain))
     assert got.shape == (40, len(token_map))
     assert error(got, want) < 0.03

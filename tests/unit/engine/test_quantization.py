@@ -52,6 +52,8 @@ def test_logits_are_near_those_of_the_plain_model_and_not_the_same(
 def test_a_step_over_several_positions_gives_the_bits_of_single_steps(
     tiny: Path, quantization: str, dtype: str
 ) -> None:
+    if dtype == "float32" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
     engine = Engine.load(tiny, config(quantization, dtype))
     single = logits(engine, [1] * 13)
     assert torch.equal(single, logits(engine, [4, 5, 4]))
