@@ -48,7 +48,7 @@ def worker(worker_id: str) -> worker_pb2.WorkerInfo:
 async def listed(store: MetadataStore, wanted: set[str]) -> None:
     """Returns once the store is there and lists exactly these."""
     end_s = time.monotonic() + LIMIT_S
-    while not (store.available and {one.info.worker_id for one in await store.workers(timeout_s=1.0)} == wanted):
+    while not (store.available and {one.info.worker_id for one in await store.workers()} == wanted):
         assert time.monotonic() < end_s, f"{wanted} are not listed"
         await asyncio.sleep(0.05)
 
