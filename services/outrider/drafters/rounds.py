@@ -45,8 +45,13 @@ class Chain:
     min_confidence: float = 0.0
     """Nothing is added to what is likelier to be wrong than this, however it came to stand."""
     stop_token_ids: frozenset[int] = frozenset()
+    _num_told: int = field(init=False)
+    """Tokens that stood before it grew."""
     _others: list[tuple[float, Beside]] = field(default_factory=list)
     """What may come in the place of tokens that were added, and the chance that it comes to this."""
+
+    def __post_init__(self) -> None:
+        self._num_told = len(self)
 
     def __len__(self) -> int:
         return len(self.drafted.token_ids)
@@ -62,6 +67,9 @@ class Chain:
         tokens = self.drafted.token_ids
         if len(tokens) >= self.wanted:
             return True
+        if self.drafted.q and len(tokens) > self._num_told:
+            # Its length was settled before the first of them was drawn.
+            return False
         return bool(tokens) and (tokens[-1] in self.stop_token_ids or self.joint < self.min_confidence)
 
     def add(self, proposal: Proposal) -> None:
@@ -70,12 +78,25 @@ class Chain:
         Nor may it be withheld in ratio mode: what the verifier is shown would no longer be drawn from q.
         """
         index, before = len(self), self.joint
+        if proposal.q is not None and index == self._num_told:
+            self.wanted = min(self.wanted, index + self._num_worth_drawing(before, _peak(proposal.q)))
         found = [(before * chance, Beside(index, token_id, chance)) for token_id, chance in proposal.others]
         self._others += [pair for pair in found if pair[0] >= _LEAST_CHANCE]
         self.drafted.token_ids.append(proposal.token_id)
         self.drafted.confidence.append(proposal.confidence)
         if proposal.q is not None:
             self.drafted.q.append(proposal.q)
+
+    def _num_worth_drawing(self, joint: float, peak: float) -> int:
+        """Ratio mode: how many tokens to draw, by the distribution of the first and before it is drawn, as if all the
+        others were as certain.
+
+        What was drawn must not decide it. All of them are told together, so a token that much follows would be told
+        later than one that ends the guess, miss its turn more often, and be said less often than the target says it.
+        """
+        if peak == 1 or joint * peak**self.wanted >= self.min_confidence:
+            return self.wanted
+        return 1 + int(math.log(self.min_confidence / joint) / math.log(peak))
 
     def take_siblings(self, most: int) -> None:
         """Names the likeliest of what may come in the place of its tokens."""

@@ -175,11 +175,21 @@ class DraftBuffer:
         else:
             self._append(draft, committed, capacity)
 
-    def continued_by(self, draft: OfferedDraft, committed_len: int) -> bool:
-        """Whether it says what follows on what is held, and takes nothing back."""
-        if not draft.token_ids or draft.parents or draft.base_len != committed_len + len(self.token_ids):
+    def continued_by(self, draft: OfferedDraft, committed: Sequence[int]) -> bool:
+        """Whether it says what follows on what is held, and takes nothing back. It may begin before that."""
+        if draft.parents or (self.token_ids and draft.epoch != self.epoch):
             return False
-        return draft.epoch == self.epoch or not self.token_ids
+        num_known = self._num_known(draft, committed)
+        return num_known is not None and num_known < len(draft.token_ids)
+
+    def _num_known(self, draft: OfferedDraft, committed: Sequence[int]) -> int | None:
+        """How many of its tokens are committed or held already. None where it does not continue those."""
+        ahead = max(0, draft.base_len - len(committed))
+        known = [*committed[draft.base_len :], *self.token_ids[ahead:]]
+        overlap = len(committed) + len(self.token_ids) - draft.base_len
+        if overlap < 0 or list(draft.token_ids[:overlap]) != known[: len(draft.token_ids)]:
+            return None
+        return overlap
 
     def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         guess, num_dropped = replace(tree, token_ids=tuple(tree.descend()), parents=()), self.num_dropped
@@ -227,15 +237,13 @@ class DraftBuffer:
             self.num_taken += 1
 
     def _append(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        ahead = max(0, draft.base_len - len(committed))
-        known = [*committed[draft.base_len :], *self.token_ids[ahead:]]
-        overlap = len(committed) + len(self.token_ids) - draft.base_len
-        if overlap < 0 or list(draft.token_ids[:overlap]) != known[: len(draft.token_ids)]:
+        num_known = self._num_known(draft, committed)
+        if num_known is None:
             self.num_dropped += len(draft.token_ids)
             return
         self.epoch = draft.epoch
-        self.token_ids.extend(draft.token_ids[overlap:])
-        self.q.extend(draft.q[overlap:])
+        self.token_ids.extend(draft.token_ids[num_known:])
+        self.q.extend(draft.q[num_known:])
         self.arrivals.extend([draft.arrival] * (len(self.token_ids) - len(self.arrivals)))
         self.cut(capacity)
 

@@ -152,7 +152,7 @@ class TargetWorker:
             if not isinstance(event, events.Offered) or event.key not in keys:
                 return False
             sequence = self._sequences[event.key]
-            return sequence.drafts.continued_by(event.draft, sequence.committed_len)
+            return sequence.drafts.continued_by(event.draft, sequence.tokens)
 
         for event in self.take_late(wanted) if keys else ():
             self.apply(event)

@@ -68,11 +68,38 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_what_is_shown_nor_what_fol
     assert grown.drafted.token_ids == [drawn] * 4
 
 
-def test_in_ratio_mode_a_flat_distribution_ends_the_chain() -> None:
-    grown = chain()
-    grown.add(Proposal(0, 0.9, DraftDistribution((0, 1), (60000, 5536))))
-    grown.add(Proposal(3, 0.25, DraftDistribution((0, 1, 2, 3), (16384,) * 4)))
-    assert (grown.drafted.token_ids, grown.ended) == ([0, 3], True)
+FLAT = DraftDistribution((0, 1, 2, 3), (16384,) * 4)
+SURE = DraftDistribution((0, 1), (60000, 5536))
+
+
+def test_in_ratio_mode_the_first_distribution_decides_how_much_is_drawn() -> None:
+    lengths = []
+    for first in (FLAT, DraftDistribution((0, 1), (50000, 15536)), SURE):
+        grown = chain(wanted=6)
+        while not grown.ended:
+            grown.add(Proposal(0, 0.5, first if not len(grown) else SURE))
+        lengths.append(len(grown))
+    # 0.25; 0.76, 0.58, 0.44; 0.92 to the sixth is 0.59.
+    assert lengths == [1, 3, 6]
+
+
+@pytest.mark.parametrize("then", [FLAT, SURE], ids=["flat", "sure"])
+@pytest.mark.parametrize("token", [0, 7])
+def test_in_ratio_mode_what_was_drawn_does_not_decide_how_much_is_drawn_with_it(
+    then: DraftDistribution, token: int
+) -> None:
+    grown = chain(stop_token_ids=frozenset({7}))
+    grown.add(Proposal(0, 0.9, SURE))
+    while not grown.ended:
+        grown.add(Proposal(token, 0.25, then))
+    assert len(grown) == 4
+
+
+@pytest.mark.parametrize(("q", "stops"), [([FLAT], set()), ([SURE], {7})], ids=["flat", "stop"])
+def test_in_ratio_mode_nothing_follows_what_was_told_and_is_unlikely_or_the_end(
+    q: list[DraftDistribution], stops: set[int]
+) -> None:
+    assert chain(drafted=Drafted("model", [7], [0.5], q), stop_token_ids=frozenset(stops)).ended
 
 
 def test_a_first_token_is_told_however_doubtful_it_is() -> None:

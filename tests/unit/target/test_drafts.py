@@ -110,6 +110,26 @@ def test_another_draft_that_takes_over_may_count_epochs_anew() -> None:
     assert buffer.token_ids == [21]
 
 
+@pytest.mark.parametrize(
+    ("draft", "continues"),
+    [
+        (offered(6, 22), True),
+        (offered(4, 20, 21, 22), True),
+        (offered(2, 12, 13, 20, 21, 22), True),
+        (offered(4, 20, 21), False),
+        (offered(2, 12, 13), False),
+        (offered(4, 20, 9, 22), False),
+        (offered(2, 12, 9, 20, 21, 22), False),
+        (offered(7, 22), False),
+        (offered(6, 22, epoch=1), False),
+        (offered(6), False),
+    ],
+    ids=str,
+)
+def test_a_draft_continues_what_is_held_wherever_it_begins(draft: OfferedDraft, continues: bool) -> None:
+    assert held(offered(4, 20, 21)).continued_by(draft, TRUTH) is continues
+
+
 def test_beyond_its_capacity_nothing_is_kept_and_all_is_counted() -> None:
     buffer = held(offered(4, *range(20, 30)), capacity=3)
     assert buffer.token_ids == [20, 21, 22]
