@@ -19,16 +19,30 @@ if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
 
 _LATE = "ratio, late drafts"
-# What is run: verification mode, whether it speculates, planted fault (a name of support.distribution.Fault).
+# What is run: verification mode, or the conditions of two workers (a name of support.pair_distribution.Conditions);
+# whether it speculates; planted fault (a name of support.distribution.Fault).
 _RUNS = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
     (_LATE, True, "NONE"),
     ("coupled", True, "NONE"),
+    ("ANY", True, "NONE"),
+    ("CROSSING", True, "NONE"),
+    ("BORDERLINE", True, "NONE"),
     ("ratio", True, "NOISE_REUSED"),
     ("ratio", True, "Q_TRUNCATED"),
     ("ratio", True, "RECOVERY_FROM_P"),
+    ("CROSSING", True, "MATCH_TAKES_OVER"),
+    ("BORDERLINE", True, "LENGTH_FOLLOWS_THE_DRAW"),
+    ("BORDERLINE", True, "REPEATED_IN_TIME"),
 )
+_PAIRS = {
+    "ANY": "ratio, two workers",
+    "CROSSING": "ratio, a match that changes",
+    "BORDERLINE": "ratio, barely in time",
+}
+# A draw of two workers takes ten times as long as one of the two functions alone.
+_PAIR_DRAWS_SHARE = 0.1
 
 
 @click.command("distribution")
@@ -38,7 +52,8 @@ def distribution(draws: int, json_file: Path | None) -> int:
     """Does sampling with speculation follow the target's distribution?
 
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
-    over every context. Then plants three faults that published engines have had; the comparison must find each.
+    over every context: of the functions that draft and verify, and of a draft worker and a target worker that talk to
+    each other. Then plants six faults that engines have had; the comparison must find each.
     """
     try:
         import benchmarks.support.distribution  # noqa: F401
@@ -75,6 +90,12 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
     from benchmarks.support.distribution import Fault, run_experiment
 
     torch.set_num_threads(1)
+    if mode in _PAIRS:
+        from benchmarks.support.pair_distribution import Conditions, run_pair_experiment
+
+        return run_pair_experiment(
+            draws=round(draws * _PAIR_DRAWS_SHARE), conditions=Conditions[mode], fault=Fault[fault]
+        )
     kind = VerificationMode("ratio" if mode == _LATE else mode)
     return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
 
@@ -84,7 +105,7 @@ def _table(results: list[DistributionResult]) -> str:
     for (mode, speculates, fault), result in zip(_RUNS, results, strict=True):
         rows.append(
             [
-                mode if speculates else "plain sampling",
+                _PAIRS.get(mode, mode) if speculates else "plain sampling",
                 "-" if fault == "NONE" else result.fault,
                 result.draws,
                 f"{result.accepted:.2f}" if speculates else "-",

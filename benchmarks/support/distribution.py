@@ -43,6 +43,9 @@ class Fault(enum.StrEnum):
     NOISE_REUSED = "recovery re-uses the draft's noise"
     Q_TRUNCATED = "draft samples full q, verifier sees top-8"
     RECOVERY_FROM_P = "recovery samples p, not the residual"
+    MATCH_TAKES_OVER = "a match takes over a drawn guess that it begins with"
+    LENGTH_FOLLOWS_THE_DRAW = "what is drawn decides how much is drawn with it"
+    REPEATED_IN_TIME = "what came during a step counts only if it is repeated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def run_experiment(
 
     `late`: in ratio mode every other round judges a draft for its last position, as where one came during the step.
     """
-    model = _Models.make()
+    model = Models.make()
     counts = np.zeros((VOCAB, VOCAB))
     verified = accepted = 0
     text = _Text(model, mode, fault, speculate, late)
@@ -97,18 +100,18 @@ def run_experiment(
             verified += verdict.num_verified
             accepted += verdict.num_accepted
             progress(min(done, draws), draws)
-    return _judge(counts, model.expected(), mode, fault, accepted / max(verified, 1))
+    return judge_counts(counts, model.expected(), mode, fault, accepted / max(verified, 1))
 
 
 @dataclass(slots=True)
-class _Models:
+class Models:
     """Logits of target and draft after each token, [VOCAB, VOCAB]."""
 
     target: torch.Tensor
     draft: torch.Tensor
 
     @classmethod
-    def make(cls) -> _Models:
+    def make(cls) -> Models:
         generator = torch.Generator().manual_seed(4)
         target = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
         # Near enough that about half is accepted, far enough that a biased recovery shows.
@@ -130,7 +133,7 @@ class _Models:
 class _Text:
     """The text as it grows, round by round."""
 
-    model: _Models
+    model: Models
     mode: VerificationMode
     fault: Fault
     speculate: bool
@@ -200,7 +203,7 @@ def _recover_from_p(p: Support, q: DraftDistribution, u: float) -> int:
     return p.draw(u)
 
 
-def _judge(
+def judge_counts(
     counts: np.ndarray[Any, np.dtype[np.float64]],
     expected: np.ndarray[Any, np.dtype[np.float64]],
     mode: VerificationMode,
@@ -215,16 +218,27 @@ def _judge(
     mean_distance = 0.5 * np.sqrt(2 / np.pi * wanted * (1 - expected)).sum() / draws
     chi_square, freedom, impossible = 0.0, 0, 0.0
     for seen, want in zip(counts, wanted, strict=True):
-        big = want >= 5
         impossible += seen[want == 0].sum()
-        rest_seen, rest_want = seen[~big].sum(), want[~big].sum()
-        chi_square += float((((seen - want) ** 2)[big] / want[big]).sum())
-        freedom += int(big.sum()) - 1
-        if rest_want >= 5:
-            chi_square += float((rest_seen - rest_want) ** 2 / rest_want)
-            freedom += 1
+        cells = _cells(seen, want)
+        chi_square += float(sum((observed - mean) ** 2 / mean for observed, mean in cells))
+        freedom += max(0, len(cells) - 1)
     p_value = 0.0 if impossible else float(stats.chi2.sf(chi_square, freedom))
     bound = float(mean_distance + np.sqrt(np.log(1e6) / (2 * draws)))
     return DistributionResult(
         mode.value, fault.value, draws, accepted, float(distance), bound, chi_square, freedom, p_value
     )
+
+
+def _cells(seen: np.ndarray[Any, np.dtype[np.float64]], want: np.ndarray[Any, np.dtype[np.float64]]) -> list[Any]:
+    """(observed, expected) of one context, the rare tokens together: each is expected 5 times at least."""
+    order = np.argsort(-want)
+    cells: list[Any] = []
+    for token in order[want[order] > 0]:
+        if cells and cells[-1][1] < 5:
+            cells[-1] += (seen[token], want[token])
+        else:
+            cells.append(np.array([seen[token], want[token]]))
+    if len(cells) > 1 and cells[-1][1] < 5:
+        last = cells.pop()
+        cells[-1] += last
+    return cells if cells and cells[-1][1] >= 5 else []

@@ -1,0 +1,246 @@
+"""As `distribution`, with all that ships between a draw and its verdict in the loop, and with faults of that.
+
+The same two chains run on the engine, under the combined drafter, the draft worker and the target worker, which talk
+in reckoned time. What comes too late, in part, or is overtaken by a match is thus counted too. Many texts, each under
+conditions of its own: how far it drafts, runs ahead and waits, how long forwards and ways take.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafted,
+    DraftSequence,
+    ModelConfig,
+    ModelDrafter,
+    NgramConfig,
+    NgramDrafter,
+    combined,
+)
+from outrider.drafters.model import SOURCE as MODEL
+from outrider.drafters.rounds import Chain
+from outrider.rpc.convert import sampling_to_proto
+from outrider.rpc.v1 import sequence_pb2
+from outrider.speculation import VerificationMode
+from outrider.target.drafts import DraftBuffer, OfferedDraft
+from torch import Tensor
+
+from benchmarks.support.chain_model import ChainEngine
+from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, judge_counts
+from benchmarks.support.timed_pair import TimedPair, Timing
+
+# A way that is certain, and at its end a choice. One branch begins the way again, one enters it anywhere, so that what
+# an earlier pass says of the choice depends on how much of the way is compared; and one ends the text.
+_WAY = 8
+_CHOICE, _AGAIN, _ANYWHERE, _STOP = _WAY - 1, _WAY, _WAY + 1, _WAY + 2
+VOCAB = _WAY + 3
+_TARGET = {token: {token + 1: 1.0} for token in range(_CHOICE)} | {
+    _CHOICE: {_AGAIN: 0.4, _ANYWHERE: 0.55, _STOP: 0.05},
+    _AGAIN: {0: 1.0},
+    _ANYWHERE: dict.fromkeys(range(_CHOICE), 1 / _CHOICE),
+    _STOP: {0: 1.0},
+}
+_DRAFT = _TARGET | {_CHOICE: {_AGAIN: 0.5, _ANYWHERE: 0.4, _STOP: 0.1}}
+_NOTHING = VOCAB
+_OPEN = (_CHOICE, _ANYWHERE)
+"""What comes after others needs no counting."""
+_TEXT_TOKENS = 12
+_LONG_MATCH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """Of one text."""
+
+    prompt: list[int]
+    max_draft_tokens: int
+    run_ahead_tokens: int = 0
+    max_wait_s: float = 0.0
+    min_confidence: float = 0.0
+    steps: tuple[float, ...] = (1.0,)
+    """Durations, one by chance each time."""
+    forward: float = 0.02
+    way: float = 0.05
+    """At most; half of it on average."""
+    first_only: bool = False
+    """Whether the first choice alone is counted: those after it come under other conditions."""
+
+
+def _any(chance: random.Random) -> _Conditions:
+    return _Conditions(
+        chance.choice((_history(chance), [_CHOICE - 1], [0])),
+        max_draft_tokens=chance.choice((1, 2, 4)),
+        run_ahead_tokens=chance.choice((0, 2, 6)),
+        max_wait_s=chance.choice((0.0, 0.5, 1.0, 2.0)),
+        min_confidence=chance.choice((0.0, 0.3)),
+        steps=(0.3, 1.0, 2.0),
+        forward=chance.choice((0.02, 0.25)),
+        way=chance.choice((0.1, 1.0, 3.0)),
+    )
+
+
+def _crossing(chance: random.Random) -> _Conditions:
+    """A choice is guessed some steps before its turn, and what a match says of it changes meanwhile."""
+    return _Conditions(_history(chance), max_draft_tokens=1, run_ahead_tokens=6, steps=(0.3, 1.0, 2.0))
+
+
+def _borderline(chance: random.Random) -> _Conditions:
+    """A guess of a choice would come in time if little followed it, and too late if much did."""
+    forward = chance.choice((0.29, 0.4))
+    return _Conditions([_CHOICE - 1], max_draft_tokens=6, min_confidence=0.3, forward=forward, first_only=True)
+
+
+class Conditions(enum.Enum):
+    """Under which texts are written."""
+
+    ANY = enum.member(_any)
+    CROSSING = enum.member(_crossing)
+    BORDERLINE = enum.member(_borderline)
+
+
+@contextmanager
+def _planted(fault: Fault) -> Iterator[None]:
+    """Puts the fault into the shipped code for as long as the experiment runs."""
+    planted: dict[Fault, list[tuple[Any, str, Any]]] = {
+        Fault.MATCH_TAKES_OVER: [(combined, "_may_follow", _follows_where_it_begins_the_same)],
+        Fault.LENGTH_FOLLOWS_THE_DRAW: [
+            (Chain, "_num_worth_drawing", lambda chain, joint, peak: chain.wanted),
+            (Chain, "ended", property(_ended_by_what_was_drawn)),
+        ],
+        Fault.REPEATED_IN_TIME: [(DraftBuffer, "continued_by", _continued_from_its_end)],
+    }
+    shipped = [(owner, name, owner.__dict__[name]) for owner, name, _ in planted.get(fault, [])]
+    for owner, name, faulty in planted.get(fault, []):
+        setattr(owner, name, faulty)
+    try:
+        yield
+    finally:
+        for owner, name, code in shipped:
+            setattr(owner, name, code)
+
+
+def _follows_where_it_begins_the_same(sequence: DraftSequence, found: Drafted) -> bool:
+    return sequence.guess.source != MODEL or found.begins_with(sequence.guess)
+
+
+def _ended_by_what_was_drawn(chain: Chain) -> bool:
+    tokens = chain.drafted.token_ids
+    unlikely = bool(tokens) and (tokens[-1] in chain.stop_token_ids or chain.joint < chain.min_confidence)
+    return unlikely or len(tokens) >= chain.wanted
+
+
+def _continued_from_its_end(buffer: DraftBuffer, draft: OfferedDraft, committed: Sequence[int]) -> bool:
+    if not draft.token_ids or draft.base_len != len(committed) + len(buffer.token_ids):
+        return False
+    return draft.epoch == buffer.epoch or not buffer.token_ids
+
+
+def run_pair_experiment(
+    *,
+    draws: int = 20_000,
+    conditions: Conditions = Conditions.ANY,
+    fault: Fault = Fault.NONE,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> DistributionResult:
+    """Emits at least `draws` tokens in ratio mode and compares them with what the target alone would emit."""
+    models, texts = Models(_logits(_TARGET), _logits(_DRAFT)), _Texts()
+    with _planted(fault):
+        while texts.num_tokens < draws:
+            texts.write(models, conditions)
+            progress(min(texts.num_tokens, draws), draws)
+    expected = np.repeat(models.expected(), VOCAB + 1, axis=0)
+    return judge_counts(texts.counts.reshape(-1, VOCAB), expected, VerificationMode.RATIO, fault, texts.accepted)
+
+
+@dataclass(slots=True)
+class _Texts:
+    counts: np.ndarray[Any, np.dtype[np.float64]] = field(default_factory=lambda: np.zeros((VOCAB, VOCAB + 1, VOCAB)))
+    """[last token, what followed the last few before, next token]: the second is what a match says, or said."""
+    num_texts: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def accepted(self) -> float:
+        return self.num_accepted / max(1, self.num_verified)
+
+    def write(self, models: Models, conditions: Conditions) -> None:
+        self.num_texts += 1
+        chance = random.Random(self.num_texts)
+        given: _Conditions = conditions.value(chance)
+        pair, opening = _pair(models, given, chance), _opening(self.num_texts, given)
+        text = [*given.prompt, *(token_id for token_ids in pair.answer(opening) for token_id in token_ids)]
+        self._count(text, len(given.prompt), given.first_only)
+        self.num_verified += pair.tally.num_verified_tokens
+        self.num_accepted += pair.tally.num_accepted_tokens
+
+    def _count(self, text: list[int], start: int, first_only: bool) -> None:
+        followed: dict[tuple[int, ...], int] = {}
+        for position in range(1, len(text)):
+            last, longer = text[position - 1], tuple(text[max(0, position - _LONG_MATCH) : position])
+            if position >= start and last in _OPEN:
+                self.counts[last, followed.get(longer, _NOTHING), text[position]] += 1
+                if first_only:
+                    return
+            followed[longer] = text[position]
+
+
+def _logits(chances: dict[int, dict[int, float]]) -> Tensor:
+    table = torch.full((VOCAB, VOCAB), -torch.inf)
+    for token, followers in chances.items():
+        for follower, chance in followers.items():
+            table[token, follower] = SAMPLING.temperature * math.log(chance)
+    return table
+
+
+def _pair(models: Models, given: _Conditions, chance: random.Random) -> TimedPair:
+    target, draft = _engine(models.target), _engine(models.draft)
+    ngram = NgramDrafter(VOCAB, draft.info.max_context_len, NgramConfig(min_match=2, max_match=2))
+    drafter = CombinedDrafter(ngram, ModelDrafter(draft, ModelConfig(min_confidence=given.min_confidence)))
+    timing = Timing(
+        step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
+    )
+    return TimedPair(target, drafter, lambda: draft.num_forwards, timing)
+
+
+def _engine(table: Tensor) -> ChainEngine:
+    return ChainEngine(table, num_blocks=_TEXT_TOKENS // 16 + 8, max_context_len=_TEXT_TOKENS + 64)
+
+
+def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
+    # Noise is keyed by seed and position: every text needs noise of its own.
+    sampling = sampling_to_proto(replace(SAMPLING, seed=number, top_p=1.0))
+    return sequence_pb2.OpenSequence(
+        sequence_id=number,
+        prompt_token_ids=given.prompt,
+        sampling=sampling,
+        mode=sequence_pb2.VERIFICATION_MODE_RATIO,
+        stopping=sequence_pb2.Stopping(max_new_tokens=_TEXT_TOKENS, stop_token_ids=[_STOP]),
+        speculation=sequence_pb2.Speculation(
+            max_draft_tokens=given.max_draft_tokens,
+            run_ahead_tokens=given.run_ahead_tokens,
+            # Of steps that take seconds.
+            max_wait_us=round(1e6 * given.max_wait_s),
+        ),
+    )
+
+
+def _history(chance: random.Random) -> list[int]:
+    """Two passes and the beginning of another. On the way, a match says the first choice, and then the second."""
+    choices = [_AGAIN, _ANYWHERE]
+    chance.shuffle(choices)
+    return [*range(2, _WAY), choices[0], *range(chance.randrange(3, 5), _WAY), choices[1], 0]

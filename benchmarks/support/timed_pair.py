@@ -1,0 +1,177 @@
+"""A target worker and a draft worker that talk to each other, in reckoned time: one thread, no network.
+
+Workers, drafter, engines and messages are those that ship. Only the clock and the wires are made here, so what is late
+is late again in the next run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.draft import wire as draft_wire
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import Drafter
+from outrider.engine import Engine
+from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
+from outrider.target import wire as target_wire
+from outrider.target.commit import Finish
+from outrider.target.events import Event
+from outrider.target.opening import Limits
+from outrider.target.report import Committed, Report, Tally
+from outrider.target.scheduler import Batching
+from outrider.target.worker import TargetWorker
+
+_STREAM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Asked each time: how long it takes, in whatever unit the target's waiting is told in seconds."""
+
+    step: Callable[[], float]
+    """Of the target."""
+    forward: Callable[[], float]
+    """Of the draft's model."""
+    way: Callable[[], float]
+    """From one worker to the other. Nothing overtakes what was said before it."""
+
+
+@dataclass(slots=True)
+class TimedPair:
+    """Answers one sequence after another. `num_forwards` counts those of the draft's model since its start."""
+
+    target: Engine
+    drafter: Drafter
+    num_forwards: Callable[[], int]
+    timing: Timing
+    max_draft_tokens: int = 8
+    _now: float = 0.0
+    _step_ends: float = 0.0
+    _draft_free_at: float = 0.0
+    _to_draft: deque[tuple[float, draft_pb2.DraftRequest]] = field(default_factory=deque)
+    """With the time of arrival."""
+    _to_target: deque[tuple[float, Event]] = field(default_factory=deque)
+    _limits: Limits = field(init=False)
+    _draft_limits: draft_wire.Limits = field(init=False)
+    _target_worker: TargetWorker = field(init=False)
+    _draft_worker: DraftWorker = field(init=False)
+
+    def __post_init__(self) -> None:
+        info, most = self.target.info, self.max_draft_tokens
+        self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
+        self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
+        clock = lambda: self._now  # noqa: E731
+        self._target_worker = TargetWorker(self.target, self._limits, Batching(info.block_size), clock)
+        self._target_worker.take_late = self._take_late
+        self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
+
+    @property
+    def tally(self) -> Tally:
+        """What the target counted."""
+        return self._target_worker.tally
+
+    def answer(self, opening: sequence_pb2.OpenSequence) -> Iterator[list[int]]:
+        """What each step commits, until the sequence ends. Raises what a worker failed with."""
+        for event in target_wire.events_of(target_pb2.VerifyRequest(opens=[opening]), _STREAM, self._limits, self._now):
+            self._target_worker.apply(event)
+        self._tell_draft(draft_pb2.DraftRequest(opens=[opening]))
+        finished = False
+        while not finished:
+            for committed in self._turn():
+                outcome = committed.outcome
+                finished = outcome.finish is not Finish.NONE
+                self._follow(committed, finished)
+                yield outcome.token_ids
+        self._advance(self._to_draft[-1][0])
+
+    def _follow(self, committed: Committed, finished: bool) -> None:
+        number, outcome = committed.key.sequence_id, committed.outcome
+        if finished:
+            close = sequence_pb2.CloseSequence(sequence_id=number, reason=sequence_pb2.CLOSE_REASON_FINISHED)
+            self._tell_draft(draft_pb2.DraftRequest(closes=[close]))
+            return
+        commit = sequence_pb2.Commit(sequence_id=number, base_len=committed.base_len, token_ids=outcome.token_ids)
+        self._tell_draft(draft_pb2.DraftRequest(commits=[commit]))
+
+    def _tell_draft(self, request: draft_pb2.DraftRequest) -> None:
+        self._to_draft.append((self._arrival(self._now, self._to_draft), request))
+
+    def _arrival(self, said: float, before: deque[tuple[float, Any]]) -> float:
+        return max(said + self.timing.way(), before[-1][0] if before else 0.0)
+
+    # -- the target
+
+    def _turn(self) -> list[Committed]:
+        """One step of the target, or the wait for what it waits for."""
+        for event in self._arrived():
+            self._target_worker.apply(event)
+        self._step_ends = self._now + self.timing.step()
+        wake_at = self._target_worker.step()
+        until = (
+            self._step_ends if wake_at == 0.0 else min(math.inf if wake_at is None else wake_at, self._next_arrival())
+        )
+        if math.isinf(until):
+            raise RuntimeError("the target waits for nothing")
+        self._advance(until)
+        return _checked(self._target_worker.take_report()).commits
+
+    def _take_late(self, wanted: Callable[[Event], bool]) -> Iterable[Event]:
+        """The model has been run: what came meanwhile is there."""
+        self._advance(self._step_ends)
+        arrived = self._arrived()
+        # What is not wanted keeps its turn.
+        self._to_target.extendleft((self._now, event) for event in reversed(arrived) if not wanted(event))
+        return [event for event in arrived if wanted(event)]
+
+    def _arrived(self) -> list[Event]:
+        found = []
+        while self._to_target and self._to_target[0][0] <= self._now:
+            found.append(self._to_target.popleft()[1])
+        return found
+
+    def _next_arrival(self) -> float:
+        """Of something at the target, or at the draft, whose answer is not known yet."""
+        if self._to_target:
+            return self._to_target[0][0]
+        return self._next_round()
+
+    # -- the draft
+
+    def _advance(self, until: float) -> None:
+        """The draft works on while the target does, or waits."""
+        while (at := self._next_round()) <= until:
+            self._round(at)
+        self._now = max(self._now, until)
+
+    def _next_round(self) -> float:
+        """When the draft begins one; infinite while it has nothing to do."""
+        worker = self._draft_worker
+        if worker.has_due or worker.may_run_ahead:
+            return self._draft_free_at
+        return max(self._draft_free_at, self._to_draft[0][0]) if self._to_draft else math.inf
+
+    def _round(self, at: float) -> None:
+        while self._to_draft and self._to_draft[0][0] <= at:
+            for event in draft_wire.events_of(self._to_draft.popleft()[1], _STREAM, self._draft_limits, at):
+                self._draft_worker.apply(event)
+        before = self.num_forwards()
+        self._draft_worker.step()
+        self._draft_free_at = done = at + sum(self.timing.forward() for _ in range(self.num_forwards() - before))
+        for response in draft_wire.responses_of(self._draft_worker.take_report(), done).values():
+            if response.errors:
+                raise RuntimeError(f"the draft failed: {response.errors[0].reason}")
+            request = target_pb2.VerifyRequest(drafts=response.drafts)
+            arrival = self._arrival(done, self._to_target)
+            self._to_target.extend(
+                (arrival, event) for event in target_wire.events_of(request, _STREAM, self._limits, arrival)
+            )
+
+
+def _checked(report: Report) -> Report:
+    for failed in [*report.failures, *report.refused_drafts]:
+        raise failed.error
+    return report

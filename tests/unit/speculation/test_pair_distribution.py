@@ -1,0 +1,35 @@
+"""With drafter, draft worker and target worker in the loop, ratio mode follows the target's distribution too."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.support.distribution import Fault
+from benchmarks.support.pair_distribution import Conditions, run_pair_experiment
+
+# Seconds of processor time, on a machine where others may have the processor.
+pytestmark = pytest.mark.timeout(300)
+
+# Every planted fault shows in so few.
+QUICK = 1_000
+
+
+@pytest.mark.parametrize("draws", [QUICK // 2, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("conditions", Conditions)
+def test_what_two_workers_say_together_follows_the_target(conditions: Conditions, draws: int) -> None:
+    result = run_pair_experiment(draws=draws, conditions=conditions)
+    assert result.passed, result
+    assert 0.8 < result.accepted < 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "conditions"),
+    [
+        (Fault.MATCH_TAKES_OVER, Conditions.CROSSING),
+        (Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE),
+        (Fault.REPEATED_IN_TIME, Conditions.BORDERLINE),
+    ],
+)
+def test_a_planted_fault_is_found(fault: Fault, conditions: Conditions) -> None:
+    result = run_pair_experiment(draws=QUICK, conditions=conditions, fault=fault)
+    assert not result.passed, result
