@@ -86,11 +86,13 @@ async def _attack_once(channel: Any, rpc: Rpc, data: bytes, outcome: Outcome) ->
 
 async def _attack_stream(channel: Any, rpc: Rpc, batch: list[bytes], outcome: Outcome) -> None:
     """On as many streams as it takes: bytes that do not parse end theirs."""
-    for group in _until_unreadable(rpc, batch):
+    for group, readable in _until_unreadable(rpc, batch):
         assert rpc.barrier is not None
+        # Not after what ends the stream: grpc.aio makes INTERNAL of a write that comes too late.
+        last = [rpc.barrier.SerializeToString()] if readable else []
         call: Any = channel.stream_stream(rpc.path)()
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            for data in (*group, rpc.barrier.SerializeToString()):
+            for data in (*group, *last):
                 await call.write(data)
         try:
             await _until_barrier(call, rpc, outcome)
@@ -101,17 +103,18 @@ async def _attack_stream(channel: Any, rpc: Rpc, batch: list[bytes], outcome: Ou
             call.cancel()
 
 
-def _until_unreadable(rpc: Rpc, batch: list[bytes]) -> Iterator[list[bytes]]:
+def _until_unreadable(rpc: Rpc, batch: list[bytes]) -> Iterator[tuple[list[bytes], bool]]:
+    """In groups of which only the last message may be one that does not parse; and whether it parses."""
     group: list[bytes] = []
     for data in batch:
         group.append(data)
         try:
             type(rpc.seeds[0]).FromString(data)
         except DecodeError:
-            yield group
+            yield group, False
             group = []
     if group:
-        yield group
+        yield group, True
 
 
 async def _until_barrier(call: Any, rpc: Rpc, outcome: Outcome) -> None:

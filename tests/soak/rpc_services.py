@@ -113,6 +113,10 @@ class Rpc:
     streams_back: bool = False
 
     @property
+    def runs_model(self) -> bool:
+        return self.barrier is not None or self.streams_back
+
+    @property
     def path(self) -> str:
         return f"/outrider.rpc.v1.{self.service}/{self.method}"
 

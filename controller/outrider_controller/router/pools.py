@@ -129,7 +129,8 @@ class Pools:
         Raises Unavailable when the metadata store did not answer within `timeout_s`.
         """
         try:
-            await asyncio.wait_for(self._refreshed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._refreshed.wait()
         except TimeoutError:
             raise Unavailable("the metadata store has not answered yet", reason="NO_METADATA") from None
 

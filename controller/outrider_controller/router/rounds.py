@@ -274,8 +274,10 @@ class Rounds:
                 raise refusal
             if loop.time() >= give_up_s:
                 raise Unavailable(f"no target of {model!r} is up", reason="NO_TARGET")
+            # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), give_up_s - loop.time())
+                async with asyncio.timeout_at(give_up_s):
+                    await changed.wait()
 
     async def _replace_draft(self, course: Course) -> None:
         if course.target is None or course.draft_failures >= self._config.failover.max_draft_failures:

@@ -137,7 +137,8 @@ class RunningRouter:
         """Takes nothing new; returns when what runs has finished, or after `timeout_s`."""
         await self.life.drain()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.rounds.idle(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self.rounds.idle()
 
 
 def _send_spans(stack: AsyncExitStack, rounds: Rounds) -> None:

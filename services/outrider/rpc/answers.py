@@ -32,6 +32,9 @@ async def let_end(writer: asyncio.Task[None]) -> None:
     Never in the middle of it: gRPC takes one operation at a time, the call's own end is one too, and a client would
     wait for ever for a status that could not be sent.
     """
-    await asyncio.wait({writer}, timeout=_GRACE_S)
-    writer.cancel()
-    await asyncio.gather(writer, return_exceptions=True)
+    # A client that left fails the write under way, and may cancel the handler in here.
+    writer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        await asyncio.wait({writer}, timeout=_GRACE_S)
+    finally:
+        writer.cancel()

@@ -14,6 +14,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation
 from outrider_controller.router.config import FailoverConfig
+from outrider_controller.router.session import Request
 
 PROMPT = [5, 6, 7]
 SAMPLINGS = {
@@ -535,3 +536,30 @@ async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take
     rounds = await collect(fleet.call(fleet.request(PROMPT, 10)), 7, drain)
     assert tokens(rounds) == truth(10)
     assert len(target.opens) == 1
+
+
+@pytest.mark.parametrize("num_ticks", range(4))
+async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet, num_ticks):
+    """While it waits for a target, and is just being woken."""
+    rounds = (await fleet.start()).rounds
+    request = Request(
+        request_id="r",
+        tenant="t",
+        model="simulated",
+        prompt=(5, 6, 7),
+        resume=(),
+        sampling=sequence.Sampling(top_p=1),
+        stopping=sequence.Stopping(max_new_tokens=5),
+        seeded=False,
+        speculation=router.SPECULATION_MODE_AUTO,
+        max_draft_tokens=None,
+        cache_salt=b"salt",
+    )
+    asking = asyncio.create_task(rounds.run(request, router.RouteResponse))
+    await asyncio.sleep(0.02)
+    rounds.pools.notify()
+    for _ in range(num_ticks):
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking}, timeout=1)
+    assert asking.cancelled()
