@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+from outrider.engine.config import NATIVE_VARIANTS
 from outrider_controller.cli.client import Answer
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
@@ -53,8 +54,16 @@ class Comparison:
 @count_option(40)
 @max_tokens_option(64)
 @click.option("--concurrency", type=click.IntRange(1), default=4, show_default=True, help="Streams at once, float32.")
+@click.option("--native-variant", type=click.Choice(NATIVE_VARIANTS), default="auto", help="Of CPU kernels.")
 @json_file_option
-def exactness(prompts_file: Path, num_prompts: int, max_tokens: int, concurrency: int, json_file: Path | None) -> int:
+def exactness(
+    prompts_file: Path,
+    num_prompts: int,
+    max_tokens: int,
+    concurrency: int,
+    native_variant: str,
+    json_file: Path | None,
+) -> int:
     """Speculation on, off and with another draft: are the texts equal?
 
     In float32 the texts must be equal: greedy, and sampled with a seed (temperature 0.8, top-p 0.95). In bfloat16 a
@@ -62,12 +71,16 @@ def exactness(prompts_file: Path, num_prompts: int, max_tokens: int, concurrency
     difference is shown with the logits of the two tokens at the place where the texts part.
     """
     prompts = spread(read_prompts(prompts_file), num_prompts)
-    return run_async(_exactness(prompts, max_tokens, concurrency, json_file))
+    config = StackConfig(pin=True, native_variant=native_variant, require_native=native_variant != "auto")
+    return run_async(_exactness(config, prompts, max_tokens, concurrency, json_file))
 
 
-async def _exactness(prompts: list[Prompt], max_tokens: int, concurrency: int, json_file: Path | None) -> int:
-    found = await _float32(prompts, max_tokens, concurrency)
-    async with Stack(StackConfig(pin=True), note) as stack:
+async def _exactness(
+    config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int, json_file: Path | None
+) -> int:
+    # What computes a target in float32 is no kernel of ours; the drafts' is.
+    found = await _float32(replace(config, dtype="float32", require_native=False), prompts, max_tokens, concurrency)
+    async with Stack(config, note) as stack:
         target = stack.target_path
         plain = await _ask(stack, prompts, "bfloat16, greedy, off", "off", max_tokens, 1, _GREEDY)
         speculative = await _ask(stack, prompts, "bfloat16, greedy, on", "on", max_tokens, 1, _GREEDY)
@@ -77,11 +90,11 @@ async def _exactness(prompts: list[Prompt], max_tokens: int, concurrency: int, j
     gaps = await margins(target, ties)
     told = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
     show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", told)
-    return finish("exactness", _report(prompts, found, gaps, max_tokens), json_file)
+    return finish("exactness", _report(config, prompts, found, gaps, max_tokens), json_file)
 
 
-async def _float32(prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
-    async with Stack(StackConfig(dtype="float32", pin=True), note) as stack:
+async def _float32(config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
+    async with Stack(config, note) as stack:
 
         async def ask(label: str, speculation: str, options: dict[str, Any]) -> list[Answer]:
             return await _ask(stack, prompts, f"float32, {label}", speculation, max_tokens, concurrency, options)
@@ -150,8 +163,11 @@ def _verdict(comparison: Comparison) -> str:
     return "DIFFERENT" if comparison.required else "near-ties, below"
 
 
-def _report(prompts: list[Prompt], found: list[Comparison], gaps: list[Margin], max_tokens: int) -> dict[str, Any]:
+def _report(
+    config: StackConfig, prompts: list[Prompt], found: list[Comparison], gaps: list[Margin], max_tokens: int
+) -> dict[str, Any]:
     return {
+        "native_variant": config.native_variant,
         "holds": all(comparison.holds for comparison in found),
         "num_prompts": len(prompts),
         "max_tokens": max_tokens,
