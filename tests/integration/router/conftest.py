@@ -124,6 +124,13 @@ class Fleet:
         assert self.stub is not None
         return self.stub.Route(request, timeout=timeout)
 
+    async def ask_until_drafted(self, request: router.RouteRequest) -> Answer:
+        """On a busy machine a first answer may be over before its draft is connected: it is asked for again."""
+        async with asyncio.timeout(60):
+            while not (answer := await self.ask(request)).metrics.num_accepted_draft_tokens:
+                pass
+        return answer
+
     async def ask(self, request: router.RouteRequest, timeout: float | None = 20) -> Answer:
         answer = Answer()
         async for response in self.call(request, timeout):

@@ -101,7 +101,8 @@ async def test_parts_of_a_round_are_not_more_than_the_round(fleet: Fleet) -> Non
 
 async def test_real_workers_report_what_a_trace_needs(real_fleet: Fleet) -> None:
     prompt = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]
-    answer = await real_fleet.ask(real_fleet.request(prompt, 60, model="tiny", speculation=router.SPECULATION_MODE_ON))
+    request = real_fleet.request(prompt, 60, model="tiny", speculation=router.SPECULATION_MODE_ON)
+    answer = await real_fleet.ask_until_drafted(request)
     found = await ended_trace(real_fleet)
     check_adds_up(found, answer, len(prompt))
     drafted = [one for one in found.rounds if one.num_drafted]
