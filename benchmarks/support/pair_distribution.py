@@ -29,7 +29,7 @@ from outrider.drafters import (
 )
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.rounds import Chain
-from outrider.rpc.convert import sampling_to_proto
+from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.target.drafts import DraftBuffer, OfferedDraft

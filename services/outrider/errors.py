@@ -8,6 +8,9 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import ClassVar
 
+MAX_MESSAGE_CHARS = 1000
+"""Of an error that leaves the process; the rest is cut off."""
+
 
 class Code(IntEnum):
     """The canonical codes of google.rpc.Code, by their numbers on the wire."""

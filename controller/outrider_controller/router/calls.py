@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import grpc
 from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.protocol.errors import to_route_error
 from outrider.rpc.answers import let_end
 from outrider.rpc.interceptor import frames
-from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2 as router
 
 from outrider_controller.router.course import NewResponse

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.protocol.draft_log import DraftLog, SentDraft, clamp_us, drafted_us
 from outrider.protocol.rounds import Round
-from outrider.rpc.draft_log import DraftLog, SentDraft, clamp_us, drafted_us
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
+from outrider.protocol.outbox import M, Outbox
 from outrider.rpc.channel import create_channel
-from outrider.rpc.outbox import M, Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running, until_first_ends

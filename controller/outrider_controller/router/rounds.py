@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from outrider.errors import Cancelled, DeadlineExceeded, InternalError, OutriderError, Overloaded, Unavailable
+from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
-from outrider.rpc.status import from_sequence_error
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence

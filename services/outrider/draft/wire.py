@@ -15,21 +15,21 @@ from outrider.draft.report import Proposed, Report
 from outrider.draft.worker import error_of
 from outrider.drafters import Opening, merge
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.protocol.limits import (
-    MAX_DRAFT_ALTERNATIVES,
-    MAX_DRAFT_RUN_AHEAD_TOKENS,
-    MAX_SALT_BYTES,
-    MAX_STOP_TOKENS,
-)
-from outrider.rpc.convert import (
+from outrider.protocol.convert import (
     check_token_ids,
     distribution_to_proto,
     mode_from_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.rpc.draft_log import clamp_us
-from outrider.rpc.status import to_sequence_error
+from outrider.protocol.draft_log import clamp_us
+from outrider.protocol.errors import to_sequence_error
+from outrider.protocol.limits import (
+    MAX_DRAFT_ALTERNATIVES,
+    MAX_DRAFT_RUN_AHEAD_TOKENS,
+    MAX_SALT_BYTES,
+    MAX_STOP_TOKENS,
+)
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import InvalidField, VerificationMode
 

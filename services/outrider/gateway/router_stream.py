@@ -13,7 +13,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
-from outrider.rpc.status import from_route_error, from_rpc_error
+from outrider.protocol.errors import from_route_error
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
 from outrider.supervision import until_first_ends
 

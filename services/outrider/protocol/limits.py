@@ -24,3 +24,6 @@ MAX_DURATION_US = 3_600_000_000
 """Of any duration in a message. One of an hour says all there is to say, and sums of them fit a message."""
 MAX_DROPPED_TOKENS = 1 << 14
 """In one round: of some sixty drafts. As many in every round of the longest request make a sum that fits a message."""
+
+MAX_ERROR_NAME_CHARS = 100
+"""Of an error's reason or field, which may have come from a peer. Of its message: errors.MAX_MESSAGE_CHARS."""

@@ -14,15 +14,11 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from outrider.errors import Code, OutriderError, make_error
-from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.errors import MAX_MESSAGE_CHARS, Code, OutriderError, make_error
 
 DOMAIN = "outrider"
 DETAILS_KEY = "grpc-status-details-bin"
 
-_MAX_MESSAGE_CHARS = 1000
-# Of a reason or a field, which may have come from a peer.
-_MAX_NAME_CHARS = 100
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 M = TypeVar("M", bound=Message)
@@ -30,13 +26,13 @@ M = TypeVar("M", bound=Message)
 
 def to_status(error: OutriderError) -> status_pb2.Status:
     """The error as google.rpc.Status with ErrorInfo, and BadRequest and RetryInfo where they apply."""
-    status = status_pb2.Status(code=error.code, message=str(error)[:_MAX_MESSAGE_CHARS])
+    status = status_pb2.Status(code=error.code, message=str(error)[:MAX_MESSAGE_CHARS])
     details: list[Any] = [
         error_details_pb2.ErrorInfo(reason=error.reason or error.default_reason, domain=DOMAIN),
     ]
     if error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.message[:_MAX_MESSAGE_CHARS]
+            field=error.field, description=error.message[:MAX_MESSAGE_CHARS]
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after_s is not None:
@@ -80,51 +76,6 @@ def from_status(status: status_pb2.Status) -> OutriderError:
         reason=(info.reason or None) if info is not None else None,
         field=violation.field if violation is not None else None,
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry is not None else None,
-    )
-
-
-def to_sequence_error(sequence_id: int, error: OutriderError) -> sequence_pb2.SequenceError:
-    """The error as one sequence's own end on a worker's stream."""
-    return sequence_pb2.SequenceError(
-        sequence_id=sequence_id,
-        code=error.code,
-        reason=error.reason or error.default_reason,
-        field=error.field or "",
-        message=error.message[:_MAX_MESSAGE_CHARS],
-    )
-
-
-def from_sequence_error(message: sequence_pb2.SequenceError) -> OutriderError:
-    """What a worker said about one sequence. An unknown code reads as UNKNOWN."""
-    return make_error(
-        Code(message.code),
-        message.message[:_MAX_MESSAGE_CHARS],
-        reason=message.reason[:_MAX_NAME_CHARS] or None,
-        field=message.field[:_MAX_NAME_CHARS] or None,
-    )
-
-
-def to_route_error(call_id: int, error: OutriderError) -> router_pb2.RouteError:
-    """The error as one call's own end on a gateway's stream."""
-    retry_after_s = error.retry_after_s
-    return router_pb2.RouteError(
-        call_id=call_id,
-        code=error.code,
-        reason=error.reason or error.default_reason,
-        field=error.field or "",
-        message=error.message[:_MAX_MESSAGE_CHARS],
-        retry_after_us=None if retry_after_s is None else math.ceil(retry_after_s * 1e6),
-    )
-
-
-def from_route_error(message: router_pb2.RouteError) -> OutriderError:
-    """What a router said about one call. An unknown code reads as UNKNOWN."""
-    return make_error(
-        Code(message.code),
-        message.message[:_MAX_MESSAGE_CHARS],
-        reason=message.reason[:_MAX_NAME_CHARS] or None,
-        field=message.field[:_MAX_NAME_CHARS] or None,
-        retry_after_s=message.retry_after_us / 1e6 if message.HasField("retry_after_us") else None,
     )
 
 

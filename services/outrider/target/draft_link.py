@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.rpc.outbox import Outbox
+from outrider.protocol.outbox import Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.target.sequence import SequenceKey
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
+from outrider.protocol.draft_log import DraftLog, clamp_us, drafted_us
+from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.validate import DraftRules
 from outrider.rpc.channel import create_channel
-from outrider.rpc.draft_log import DraftLog, clamp_us, drafted_us
-from outrider.rpc.status import from_sequence_error, to_sequence_error
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.commit import Finish

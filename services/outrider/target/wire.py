@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.protocol import convert
+from outrider.protocol.draft_log import clamp_us
+from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.validate import check_draft
-from outrider.rpc import convert
-from outrider.rpc.draft_log import clamp_us
-from outrider.rpc.status import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation import InvalidField
 from outrider.target.drafts import OfferedDraft

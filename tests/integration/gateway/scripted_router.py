@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 from outrider.errors import Code, OutriderError
+from outrider.protocol.errors import to_route_error
 from outrider.rpc.server import create_server, serving
-from outrider.rpc.status import to_route_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.telemetry.context import TraceContext
 

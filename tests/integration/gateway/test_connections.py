@@ -63,8 +63,8 @@ async def trickle(writer: asyncio.StreamWriter, opening: bytes, more: bytes) -> 
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
-    """What comes up to the end of the connection, which has to come. A byte on its way to a server that closes makes that
-    end a reset: what came before it counts."""
+    """What comes up to the end of the connection, which has to come. A byte on its way to a server that closes makes
+    that end a reset: what came before it counts."""
     came = bytearray()
     async with asyncio.timeout(AT_ONCE_S):
         with suppress(ConnectionError):

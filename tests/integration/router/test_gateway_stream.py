@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from outrider.errors import Code
-from outrider.rpc.status import from_route_error
+from outrider.protocol.errors import from_route_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.testing.workers import SimulatedTarget, continuation

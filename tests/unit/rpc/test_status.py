@@ -19,17 +19,9 @@ from outrider.errors import (
     UnknownModel,
     make_error,
 )
+from outrider.protocol.errors import from_route_error, from_sequence_error, to_route_error, to_sequence_error
 from outrider.rpc.channel import create_channel
-from outrider.rpc.status import (
-    DETAILS_KEY,
-    from_route_error,
-    from_rpc_error,
-    from_sequence_error,
-    from_status,
-    to_route_error,
-    to_sequence_error,
-    to_status,
-)
+from outrider.rpc.status import DETAILS_KEY, from_rpc_error, from_status, to_status
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, sequence_pb2
 
 ERRORS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from outrider.rpc.outbox import Outbox
+from outrider.protocol.outbox import Outbox
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 

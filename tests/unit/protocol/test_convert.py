@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.errors import InvalidRequest
-from outrider.rpc.convert import (
+from outrider.protocol.convert import (
     check_token_ids,
     distribution_to_proto,
     distributions_from_proto,

@@ -1,0 +1,54 @@
+"""Domain errors on a stream that goes on: of one sequence, of one call. Those that end a call are `rpc/status.py`'s."""
+
+from __future__ import annotations
+
+import math
+
+from outrider.errors import MAX_MESSAGE_CHARS, Code, OutriderError, make_error
+from outrider.protocol.limits import MAX_ERROR_NAME_CHARS
+from outrider.rpc.v1 import router_pb2, sequence_pb2
+
+
+def to_sequence_error(sequence_id: int, error: OutriderError) -> sequence_pb2.SequenceError:
+    """The error as one sequence's own end on a worker's stream."""
+    return sequence_pb2.SequenceError(
+        sequence_id=sequence_id,
+        code=error.code,
+        reason=error.reason or error.default_reason,
+        field=error.field or "",
+        message=error.message[:MAX_MESSAGE_CHARS],
+    )
+
+
+def from_sequence_error(message: sequence_pb2.SequenceError) -> OutriderError:
+    """What a worker said about one sequence. An unknown code reads as UNKNOWN."""
+    return make_error(
+        Code(message.code),
+        message.message[:MAX_MESSAGE_CHARS],
+        reason=message.reason[:MAX_ERROR_NAME_CHARS] or None,
+        field=message.field[:MAX_ERROR_NAME_CHARS] or None,
+    )
+
+
+def to_route_error(call_id: int, error: OutriderError) -> router_pb2.RouteError:
+    """The error as one call's own end on a gateway's stream."""
+    retry_after_s = error.retry_after_s
+    return router_pb2.RouteError(
+        call_id=call_id,
+        code=error.code,
+        reason=error.reason or error.default_reason,
+        field=error.field or "",
+        message=error.message[:MAX_MESSAGE_CHARS],
+        retry_after_us=None if retry_after_s is None else math.ceil(retry_after_s * 1e6),
+    )
+
+
+def from_route_error(message: router_pb2.RouteError) -> OutriderError:
+    """What a router said about one call. An unknown code reads as UNKNOWN."""
+    return make_error(
+        Code(message.code),
+        message.message[:MAX_MESSAGE_CHARS],
+        reason=message.reason[:MAX_ERROR_NAME_CHARS] or None,
+        field=message.field[:MAX_ERROR_NAME_CHARS] or None,
+        retry_after_s=message.retry_after_us / 1e6 if message.HasField("retry_after_us") else None,
+    )
