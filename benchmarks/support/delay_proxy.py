@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import selectors
 import socket
 import sys
 from dataclasses import dataclass, field
 
-from outrider.realtime import go_first
+from outrider_controller.cli.priorities import go_first
 
 _HOST = "127.0.0.1"
 # Above all that an Outrider process asks for.
@@ -121,7 +122,7 @@ async def set_round_trip(control_port: int, added_ms: float) -> None:
 
 def main() -> None:
     # A network waits for nobody's turn on a core.
-    go_first(_PRIORITY)
+    go_first(os.getpid(), _PRIORITY)
     listens = {int(port): to for port, _, to in (argument.partition("=") for argument in sys.argv[2:])}
     # epoll waits in whole milliseconds, select in microseconds.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())

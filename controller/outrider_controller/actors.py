@@ -22,7 +22,6 @@ import psutil
 import ray
 import ray.exceptions
 from outrider.metadata import MetadataStore
-from outrider.realtime import go_first
 from outrider.rpc.server import ServerLife
 from outrider.telemetry.logging import configure_logging
 
@@ -68,7 +67,6 @@ class Router:
 
     async def __init__(self, config: RouterConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
         configure_logging("router", log_format)
-        go_first(config.realtime_priority)
         self._config = config
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())

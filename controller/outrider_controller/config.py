@@ -82,7 +82,6 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
             advertise=advertise,
             cache_salt_key=key,
             drain_timeout_s=options.drain_timeout,
-            realtime_priority=options.realtime_priority,
             pair_workers=options.pair_workers,
             policy=policy,
         )
@@ -149,13 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
-    add(
-        "--realtime-priority",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of routers, 1 to 99: before others on their cores, where the system permits",
-    )
     add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
     add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
     return parser

@@ -47,12 +47,14 @@ class ManagedProcess:
         self.log_path = log_path
         self.stopping = False
         """Whether its end is wanted."""
+        self.serving = False
+        """Whether it was ready since its last start."""
         self._process: asyncio.subprocess.Process | None = None
         self._log_start = 0
 
     async def start(self) -> None:
         """Raises ProcessFailed when it cannot even be executed."""
-        self.stopping = False
+        self.stopping = self.serving = False
         with open_log(self.log_path) as log:
             self._log_start = log.tell()
             try:
@@ -97,6 +99,7 @@ class ManagedProcess:
             if not healthy.done():
                 raise ProcessFailed(f"{self.spec.name} is not ready after {timeout_s:g} s; {self._log_end()}")
             healthy.result()
+            self.serving = True
         finally:
             for task in (exited, healthy):
                 task.cancel()

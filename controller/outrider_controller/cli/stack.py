@@ -24,6 +24,7 @@ from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import cache_directory, fetched
 from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.priorities import keep_first
 from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.stack_config import Plan, Planner, StackConfig
 from outrider_controller.private import make_private
@@ -88,6 +89,9 @@ class Stack:
         await exits.enter_async_context(self._running([redis, *plan.tiers]))
         await self._all_ready(started_s)
         await self.assembled()
+        if self.config.realtime:
+            first = asyncio.create_task(keep_first(self.processes))
+            exits.callback(first.cancel)
 
     def _redis(self, exits: AsyncExitStack) -> ProcessSpec:
         try:

@@ -18,8 +18,6 @@ DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
 _HOST = "127.0.0.1"
-# By whether what is waited for goes through the router, a short way, or from a draft to the target.
-_DRAFT_PRIORITY, _ROUTER_PRIORITY, _FORWARDING_PRIORITY = 2, 1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +161,6 @@ class Planner:
         name = ("--model", path, "--model-name", served_name(config.draft), "--kind", config.draft_kind)
         worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
         flags = (*name, *worker)
-        if config.realtime:
-            flags += ("--realtime-priority", str(_DRAFT_PRIORITY))
         return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])
 
     def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
@@ -186,9 +182,6 @@ class Planner:
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
         if not self._config.pair_workers:
             flags.append("--no-pair-workers")
-        if self._config.realtime:
-            priority = _ROUTER_PRIORITY if self._config.pair_workers else _FORWARDING_PRIORITY
-            flags += ["--realtime-priority", str(priority)]
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

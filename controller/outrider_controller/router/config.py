@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.address import check_advertised
-from outrider.realtime import MAX_PRIORITY
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -147,8 +146,6 @@ class RouterConfig:
     """Secret from which tenants' cache salts are derived. Routers that share workers must share it."""
     refresh_s: float = 0.5
     """How often the leases are read."""
-    realtime_priority: int = 0
-    """Before others on its cores, where the system permits; 0 is like all others."""
     pair_workers: bool = True
     """Targets talk to drafts themselves, where they can reach them; otherwise every message goes through the router."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -159,6 +156,4 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_advertised("router.advertise", self.advertise, self.listen)
-        if not 0 <= self.realtime_priority <= MAX_PRIORITY:
-            raise ValueError(f"router.realtime_priority: must be in 0..{MAX_PRIORITY}")
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)

@@ -12,7 +12,6 @@ from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
 from outrider.drafters.loading import LONG_MATCH
 from outrider.engine import EngineConfig
 from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
-from outrider.realtime import MAX_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,6 @@ class DraftConfig:
     """Threads of one forward on CPU; 0 leaves it to torch."""
     cpu_cores: tuple[int, ...] = ()
     """Cores the process may run on; empty means all."""
-    realtime_priority: int = 0
-    """Before others on these cores, where the system permits; 0 is like all others."""
     metrics_listen: str = ""
     """HOST:PORT of the Prometheus endpoint; empty means none."""
     drain_timeout_s: float = 30.0
@@ -57,8 +54,6 @@ class DraftConfig:
                 raise ValueError(f"{name}: must be at least 1")
         if self.threads < 0:
             raise ValueError("threads: must not be negative")
-        if not 0 <= self.realtime_priority <= MAX_PRIORITY:
-            raise ValueError(f"realtime_priority: must be in 0..{MAX_PRIORITY}")
         if not self.drain_timeout_s >= 0:
             raise ValueError("drain_timeout_s: must not be negative")
 
@@ -125,7 +120,6 @@ def _config_of(options: argparse.Namespace) -> DraftConfig:
         max_draft_tokens=options.max_draft_tokens,
         threads=options.threads,
         cpu_cores=parse_cores(options.cpu_cores),
-        realtime_priority=options.realtime_priority,
         metrics_listen=options.metrics_listen,
         drain_timeout_s=options.drain_timeout,
         log_format=options.log_format,
@@ -192,13 +186,6 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     add("--no-cuda-graphs", action="store_true", help="launch every kernel of a step on a GPU")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one forward; 0 leaves it to torch")
     add("--cpu-cores", default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
-    add(
-        "--realtime-priority",
-        type=int,
-        default=0,
-        metavar="N",
-        help="1 to 99: before others on these cores, where the system permits",
-    )
 
 
 def _add_process(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,6 @@ from outrider.draft.wire import Limits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
-from outrider.realtime import go_first
 from outrider.rpc.server import STOP_SIGNALS, ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from outrider.telemetry.metrics import start_metrics_server
@@ -47,8 +46,6 @@ async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] 
     path = resolve(config.model, lambda line: log.info("%s", line))
     drafter = load(config, path)
     info = describe(config, path, drafter)
-    # The threads that serve are started by this one, and later. Loading is not short.
-    go_first(config.realtime_priority)
     async with serve(config, drafter, info, signals=STOP_SIGNALS) as (life, servicer):
         log.info("%s serves %s (%s) at %s", info.worker_id, info.model, info.draft_kind, life.address)
         await life.draining.wait()

@@ -64,7 +64,6 @@ def test_the_salt_key_is_read_from_a_file(tmp_path):
         ([*URL, "--routers", "2", "--router-listen", "127.0.0.1:1"], "routers"),
         ([*URL, "--max-draft-tokens", "99"], "max_draft_tokens"),
         ([*URL, "--drain-timeout", "0"], "drain_timeout"),
-        ([*URL, "--realtime-priority", "-1"], "realtime_priority"),
         ([*URL, "--ray-temp-dir", "/" + "x" * 60], "ray_temp_dir"),
         ([*URL, "--cache-salt-key-file", "/nonexistent"], "/nonexistent"),
         ([*URL, "--frobnicate"], "--frobnicate"),

@@ -37,7 +37,6 @@ def test_cores_are_read_as_taskset_reads_them() -> None:
         (["--min-confidence", "2"], "min_confidence"),
         (["--min-match", "20"], "min_match"),
         (["--cpu-cores", "a"], "cpu_cores"),
-        (["--realtime-priority", "100"], "realtime_priority"),
         (["--kind", "oracle"], "--kind"),
         (["--max-draft", "4"], "--max-draft"),
     ],

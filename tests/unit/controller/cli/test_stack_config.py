@@ -48,20 +48,6 @@ def test_the_processes_of_one_target_borrow_nothing():
     assert flag(spec, "--prefill-threads") is None
 
 
-@pytest.mark.parametrize("pair_workers", [True, False])
-def test_a_router_goes_before_a_draft_where_it_passes_drafts_on_and_both_before_all_else(pair_workers):
-    config = StackConfig(pin=True, realtime=True, pair_workers=pair_workers)
-    planned = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
-    router, draft = (int(flag(spec, "--realtime-priority")) for spec in (planned.controller, *planned.drafts))
-    assert (draft > router > 0) if pair_workers else (router > draft > 0)
-    assert [flag(spec, "--realtime-priority") for spec in (*planned.targets, planned.gateway)] == [None, None]
-
-
-def test_nobody_goes_first_unasked():
-    planned = Planner(StackConfig(pin=True), Path("/m"), "redis://x", [0, 1]).plan(Ports())
-    assert all(flag(spec, "--realtime-priority") is None for tier in planned.tiers for spec in tier)
-
-
 def test_every_worker_is_told_which_kernels_to_run():
     config = StackConfig(native_variant="avx2", require_native=True)
     plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
