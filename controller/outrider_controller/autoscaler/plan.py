@@ -1,0 +1,364 @@
+"""The plan: for every tenant and target whether it speculates, with which drafts, and why. Pure.
+
+`plan` is the only place where that is decided. The control plane runs it on the evidence of all routers; a router that
+is alone runs it on its own. Everything else in the path of a request may only be more careful.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider_controller.autoscaler.belief import Z_80, Beliefs, Column, Estimate
+from outrider_controller.autoscaler.evidence import Cell
+
+# A mode is left when the saving is likely enough (an 80 % interval) on the other side. The gap between the two bounds
+# and the time in a mode keep a tenant near the crossing where it is.
+TRY_BELOW, ON_ABOVE = 0.0, 0.05
+DWELL_S, DWELL_ROUNDS = 5.0, 100.0
+# Who changes often is near the crossing, where both modes are about as good: each change of late widens the gap.
+_WIDER, _LATELY_S = 0.2, 600.0
+# What trials may cost a tenant, as a share of its time, and most requests that try.
+_LOSS, _MOST_TRIALS = 0.01, 0.1
+_LEAST_TRIALS = 0.005
+# Another version of a draft takes over when it is better by this and by its own uncertainty.
+_BETTER = 0.05
+# A target whose rows cost more than any guess is worth, for so long, speculates for nobody; at half of it, again.
+LOAD_S, _WAKE_SHARE = 1.0, 0.5
+
+
+class Mode(enum.IntEnum):
+    OFF = 0
+    """Nobody drafts."""
+    TRY = 1
+    """Decoding is plain but for a share of requests, by which it is seen when drafts pay again."""
+    ON = 2
+
+
+class Reason(enum.StrEnum):
+    """Why a tenant is in its mode."""
+
+    UNKNOWN = "unknown"
+    """Too few rounds to tell; what is usual at the target decides."""
+    SAVES = "saves"
+    COSTS = "costs"
+    BETWEEN = "between"
+    """It neither saves nor costs beyond doubt, so the mode stays."""
+    DWELL = "dwell"
+    """It has been in its mode for too short a time to leave it."""
+    OPERATOR_ON = "operator_on"
+    OPERATOR_OFF = "operator_off"
+    LOAD = "load"
+    """The target is so full that no drafted row is worth its time."""
+    NO_DRAFT = "no_draft"
+    """No live draft can serve this target."""
+
+
+_REASONS = tuple(Reason)
+_CODE = {reason: code for code, reason in enumerate(_REASONS)}
+
+
+class Setting(enum.StrEnum):
+    """What operators set for a tenant."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """What operators have said about one tenant."""
+
+    speculation: Setting = Setting.AUTO
+    until_s: float = math.inf
+    """When `speculation` is auto again."""
+    max_draft_tokens: int | None = None
+    max_wait_us: int | None = None
+    weight: float = 1.0
+    """What a saved token is worth to it: 2 for latency, 0.5 for batch work."""
+
+    def setting(self, now_s: float) -> Setting:
+        return self.speculation if now_s < self.until_s else Setting.AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """One target model of the fleet, as its workers say."""
+
+    drafts: frozenset[str] = frozenset()
+    """Versions that live workers could draft with."""
+    price: float = 0.0
+    """Of a drafted row: the least chance that is worth it, over all workers of the model."""
+    best_chance: float = 1.0
+    """The likeliest first token that any draft proposes here."""
+
+
+Fleet = Mapping[str, TargetState]
+"""By target model."""
+Tenants = Mapping[str, TenantPolicy]
+"""Who is missing has TenantPolicy()."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What holds for one tenant at one target."""
+
+    mode: Mode
+    reason: Reason
+    draft_shares: tuple[tuple[str, float], ...] = ()
+    """Shares of requests that each draft version gets. What is left of 1 decodes plainly."""
+    max_draft_tokens: int | None = None
+    max_wait_us: int | None = None
+    weight: float = 1.0
+    saving: float = 0.0
+    """Believed saving of a round with the best draft, in plain rounds: what a new request starts from."""
+    lower: float = 0.0
+    upper: float = 0.0
+    """Of it, an 80 % interval."""
+    rounds: float = 0.0
+    """Of evidence, ever."""
+    price: float = 0.0
+    until_s: float = math.inf
+    """Before then the mode does not change by itself."""
+
+    @property
+    def trial_share(self) -> float:
+        """Of requests that a draft is tried on, where decoding is plain."""
+        return sum(share for _, share in self.draft_shares) if self.mode is Mode.TRY else 0.0
+
+    def draft_for(self, request_id: str) -> str | None:
+        """The draft version of one request, or None for plain decoding. The same on every router."""
+        point = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) / 2**64
+        for draft, share in self.draft_shares:
+            if point < share:
+                return draft
+            point -= share
+        return None
+
+
+@dataclass(slots=True)
+class Plan:
+    """Decisions of one moment, as columns: one entry per cell, and per pairing where that is said."""
+
+    now_s: float = -math.inf
+    cells: list[Cell] = field(default_factory=list)
+    index: dict[Cell, int] = field(default_factory=dict)
+    mode: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    reason: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    since_s: Column = field(default_factory=lambda: np.zeros(0))
+    """When the mode was entered."""
+    seen_then: Column = field(default_factory=lambda: np.zeros(0))
+    """Rounds of evidence at that time."""
+    changes: Column = field(default_factory=lambda: np.zeros(0))
+    """Changes of mode, halved every ten minutes."""
+    best: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The pairing of the draft that most requests get."""
+    share: Column = field(default_factory=lambda: np.zeros(0))
+    """Per pairing: of its tenant's requests."""
+    load: dict[str, float] = field(default_factory=dict)
+    """Targets whose price is too high, and since when."""
+    _policies: list[TenantPolicy] = field(default_factory=list)
+    _fleet: Fleet = field(default_factory=dict)
+    _drafts: list[str] = field(default_factory=list)
+    _rows: list[list[int]] | None = None
+    _cell_of: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _estimate: Estimate | None = None
+    _seen: Column = field(default_factory=lambda: np.zeros(0))
+
+    def decision(self, cell: Cell) -> Decision | None:
+        """None for a cell that was not planned for."""
+        number = self.index.get(cell)
+        return None if number is None else self._decision(number)
+
+    def changed(self, last: Plan) -> Iterator[tuple[Cell, Decision]]:
+        """Decisions that those who follow `last` have to hear of. `last` is the plan before this one."""
+        known = len(last.cells)
+        changed = np.ones(len(self.cells), dtype=bool)
+        if last.cells == self.cells[:known]:
+            changed[:known] = (self.mode[:known] != last.mode) | (self.best[:known] != last.best)
+            pairs = zip(self._policies, last._policies, strict=False)
+            changed[:known] |= np.array([a is not b and a != b for a, b in pairs], dtype=bool)
+            moved = np.ones(len(self.share), dtype=bool)
+            old = len(last.share)
+            moved[:old] = ~_alike(self.share[:old], last.share)
+            changed[self._cell_of[moved]] = True
+        for number in np.flatnonzero(changed):
+            yield self.cells[number], self._decision(int(number))
+
+    def _decision(self, number: int) -> Decision:
+        if self._rows is None:
+            self._rows = [[] for _ in self.cells]
+            for row, cell in enumerate(self._cell_of.tolist()):
+                self._rows[cell].append(row)
+        policy, best = self._policies[number], int(self.best[number])
+        assert self._estimate is not None
+        saving, error = float(self._estimate.saving[best]), Z_80 * float(self._estimate.error[best])
+        state = self._fleet.get(self.cells[number].target)
+        forced = policy.setting(self.now_s) is not Setting.AUTO
+        return Decision(
+            mode=Mode(int(self.mode[number])),
+            reason=_REASONS[int(self.reason[number])],
+            draft_shares=tuple((self._drafts[r], float(s)) for r in self._rows[number] if (s := self.share[r]) > 0),
+            max_draft_tokens=policy.max_draft_tokens,
+            max_wait_us=policy.max_wait_us,
+            weight=policy.weight,
+            saving=saving,
+            lower=saving - error,
+            upper=saving + error,
+            rounds=float(self._seen[best]),
+            price=state.price if state is not None else 0.0,
+            until_s=policy.until_s if forced else float(self.since_s[number]) + DWELL_S,
+        )
+
+
+def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: float) -> Plan:
+    """The next plan. `last` is the one in force: it says which mode is left only for good reason."""
+    estimate = beliefs.estimate()
+    cells = beliefs.cells
+    live = _live(beliefs, fleet)
+    was = _Before(beliefs, last)
+    best = _best(beliefs, estimate, live, was)
+    seen = np.bincount(beliefs.cell_of, weights=beliefs.column("seen"), minlength=len(cells))
+    load = _too_dear(fleet, last, now_s)
+    changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
+    mode, reason = _modes(estimate, best, was, seen, _WIDER * changes, now_s)
+    policies = [tenants.get(cell.tenant, _DEFAULT) for cell in cells]
+    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= LOAD_S}, now_s)
+    entered = mode != was.mode
+    return Plan(
+        now_s=now_s,
+        cells=list(cells),
+        index=last.index if len(last.cells) == len(cells) and was.aligned else {c: i for i, c in enumerate(cells)},
+        mode=mode,
+        reason=reason,
+        since_s=np.where(entered, now_s, was.since_s),
+        seen_then=np.where(entered, seen, was.seen_then),
+        changes=changes + (entered & (was.mode != _NEVER)),
+        best=best,
+        share=_shares(beliefs, estimate, live, best, mode),
+        load=load,
+        _policies=policies,
+        _fleet=fleet,
+        _drafts=[pairing.draft for pairing in beliefs.pairings],
+        _cell_of=beliefs.cell_of.copy(),
+        _estimate=estimate,
+        _seen=beliefs.column("seen").copy(),
+    )
+
+
+_DEFAULT = TenantPolicy()
+_NEVER = -1
+
+
+class _Before:
+    """The last plan's columns in the order of these beliefs. A cell that it did not know has mode _NEVER."""
+
+    def __init__(self, beliefs: Beliefs, last: Plan) -> None:
+        cells, known = beliefs.cells, len(last.cells)
+        self.aligned = last.cells == cells[:known]
+        numbers = np.arange(known) if self.aligned else np.array([last.index.get(c, _NEVER) for c in cells], dtype=int)
+        here = np.arange(known) if self.aligned else np.flatnonzero(numbers >= 0)
+        there = numbers[here] if not self.aligned else here
+        self.mode = np.full(len(cells), _NEVER, dtype=np.int8)
+        self.since_s = np.zeros(len(cells))
+        self.seen_then = np.zeros(len(cells))
+        self.changes = np.zeros(len(cells))
+        self.best = np.full(len(cells), _NEVER, dtype=np.int64)
+        self.mode[here], self.since_s[here] = last.mode[there], last.since_s[there]
+        self.seen_then[here], self.changes[here] = last.seen_then[there], last.changes[there]
+        if self.aligned:
+            self.best[here] = last.best
+
+
+def _live(beliefs: Beliefs, fleet: Fleet) -> Column:
+    """Per pairing: whether its draft could be had now."""
+    groups = [target in fleet and draft in fleet[target].drafts for target, draft in beliefs.groups]
+    return np.array(groups, dtype=bool)[beliefs.group_of]
+
+
+def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before) -> Column:
+    """Per cell: the pairing with the greatest saving of those that are live. The one there was has an advantage."""
+    score = np.where(live, estimate.saving, estimate.saving - 1e6)
+    kept = was.best[was.best >= 0]
+    score[kept] += _BETTER + estimate.error[kept]
+    order = np.lexsort((score, beliefs.cell_of))
+    ends = np.cumsum(np.bincount(beliefs.cell_of, minlength=len(beliefs.cells))) - 1
+    return np.asarray(order[ends])
+
+
+def _modes(
+    estimate: Estimate, best: Column, was: _Before, seen: Column, margin: Column, now_s: float
+) -> tuple[Column, Column]:
+    """What the evidence says, before operators and load."""
+    saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
+    settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_then >= DWELL_ROUNDS)
+    fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF)
+    wants = np.where(upper < TRY_BELOW, Mode.TRY, np.where(lower > ON_ABOVE, Mode.ON, was.mode))
+    mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
+    reason = np.select(
+        [seen < DWELL_ROUNDS, (mode != wants) & ~fresh, lower > ON_ABOVE, upper < TRY_BELOW],
+        [_CODE[Reason.UNKNOWN], _CODE[Reason.DWELL], _CODE[Reason.SAVES], _CODE[Reason.COSTS]],
+        _CODE[Reason.BETWEEN],
+    )
+    return mode, reason.astype(np.int8)
+
+
+def _overrule(
+    mode: Column,
+    reason: Column,
+    cells: list[Cell],
+    policies: list[TenantPolicy],
+    has_draft: Column,
+    full: set[str],
+    now_s: float,
+) -> None:
+    """Load rests a target, operators overrule load, and without a draft there is nothing to decide."""
+    if full:
+        resting = [cell.target in full for cell in cells]
+        mode[resting], reason[resting] = Mode.OFF, _CODE[Reason.LOAD]
+    for number, policy in enumerate(policies):
+        if policy is _DEFAULT or (setting := policy.setting(now_s)) is Setting.AUTO:
+            continue
+        mode[number] = Mode.ON if setting is Setting.ON else Mode.OFF
+        reason[number] = _CODE[Reason.OPERATOR_ON if setting is Setting.ON else Reason.OPERATOR_OFF]
+    mode[~has_draft], reason[~has_draft] = Mode.OFF, _CODE[Reason.NO_DRAFT]
+
+
+def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mode: Column) -> Column:
+    """Per pairing: of its tenant's requests. One draw serves trials, exploring and canaries."""
+    cell_of = beliefs.cell_of
+    others = live.copy()
+    others[best] = False
+    count = np.bincount(cell_of, weights=others, minlength=len(mode))
+    gap = np.maximum(estimate.saving[best][cell_of] - estimate.saving, 0.05)
+    explored = np.minimum(_LOSS * estimate.tokens / gap, _MOST_TRIALS) / np.maximum(count[cell_of], 1.0)
+    share = np.where(others, explored, 0.0)
+    share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
+    loss = np.maximum(-estimate.saving[best], 0.05)
+    trial = np.clip(_LOSS * estimate.tokens[best] / loss, _LEAST_TRIALS, _MOST_TRIALS)
+    wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)
+    return np.asarray(share * wanted[cell_of])
+
+
+def _too_dear(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
+    """Targets at which no guess is worth a row, and since when."""
+    load = {}
+    for target, state in fleet.items():
+        since_s = last.load.get(target)
+        rests = since_s is not None and last.now_s - since_s >= LOAD_S
+        if state.price > state.best_chance * (_WAKE_SHARE if rests else 1.0):
+            load[target] = now_s if since_s is None else since_s
+    return load
+
+
+def _alike(one: Column, other: Column) -> Column:
+    """Whether they differ by less than a quarter, neither being 0."""
+    return np.asarray(
+        (one == other) | ((np.minimum(one, other) > 0) & (3 * np.maximum(one, other) <= 4 * np.minimum(one, other)))
+    )

@@ -1,0 +1,74 @@
+"""What is believed of a pairing: its own evidence, as far as there is any."""
+
+from __future__ import annotations
+
+import pytest
+from outrider_controller.autoscaler.belief import HALF_LIFE_ROUNDS, Beliefs
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceLog, Pairing
+
+ACME = Pairing("acme", "target", "draft@1")
+
+
+def evidence(rounds: float, saving: float) -> Evidence:
+    return Evidence(rounds, 2 * rounds, saving * rounds, (saving**2 + 1) * rounds)
+
+
+def believed(beliefs: Beliefs, pairing: Pairing) -> tuple[float, float]:
+    estimate, row = beliefs.estimate(), beliefs.pairings.index(pairing)
+    return float(estimate.saving[row]), float(estimate.error[row])
+
+
+def test_much_evidence_is_believed_and_little_is_drawn_towards_what_is_usual_at_the_target() -> None:
+    beliefs = Beliefs()
+    beliefs.learn({ACME: evidence(1000, -0.5), Pairing("new", "target", "draft@1"): evidence(5, 0.5)})
+    saving, error = believed(beliefs, ACME)
+    assert saving == pytest.approx(-0.5, abs=0.05)
+    assert error < 0.1
+    new, uncertain = believed(beliefs, Pairing("new", "target", "draft@1"))
+    assert -0.5 < new < 0
+    assert uncertain > 2 * error
+
+
+def test_evidence_fades_with_rounds_and_not_with_time() -> None:
+    beliefs = Beliefs()
+    beliefs.learn({ACME: evidence(5000, 1.0)})
+    # Others work meanwhile, for however long.
+    for _ in range(100):
+        beliefs.learn({Pairing("busy", "target", "draft@1"): evidence(1000, -1.0)})
+    assert believed(beliefs, ACME)[0] > 0.8
+    beliefs.learn({ACME: evidence(HALF_LIFE_ROUNDS, -1.0)})
+    # Half of what was known of it and, summed up at once, a half-life of what is new.
+    assert believed(beliefs, ACME)[0] < 0.9
+
+
+def test_what_one_process_knows_another_can_take_over() -> None:
+    beliefs, other = Beliefs(), Beliefs()
+    beliefs.learn({ACME: evidence(200, -0.2), Pairing("b", "other", "draft@1"): evidence(50, 0.4)})
+    other.restore(beliefs.state())
+    assert other.pairings == beliefs.pairings
+    assert other.estimate().saving.tolist() == beliefs.estimate().saving.tolist()
+
+
+def test_more_pairings_than_there_was_room_for() -> None:
+    beliefs = Beliefs()
+    beliefs.expect(Pairing(f"tenant {n}", "target", "draft@1") for n in range(1000))
+    beliefs.learn({Pairing("tenant 900", "target", "draft@1"): evidence(300, 1.0)})
+    assert beliefs.column("seen")[900] == 300
+    assert beliefs.rows_of(Cell("tenant 900", "target")) == [900]
+    assert beliefs.rows_of(Cell("nobody", "target")) == []
+
+
+def test_a_log_is_taken_once_and_evidence_adds_up() -> None:
+    log = EvidenceLog()
+    log.of(ACME).add_rounds(rounds=4, tokens=8, saved=2.0, late=1)
+    log.of(ACME).add_verdict(3, 2)
+    log.of(Pairing("idle", "target", "draft@1"))
+    taken = log.take()
+    assert list(taken) == [ACME]
+    assert log.take() == {}
+    both = Evidence()
+    both.merge(taken[ACME])
+    both.merge(taken[ACME])
+    assert (both.rounds, both.tokens, both.saved, both.saved_squared, both.late) == (8, 16, 4.0, 2.0, 2)
+    assert both.verified[:4] == [2, 2, 2, 0]
+    assert both.accepted[:4] == [2, 2, 0, 0]
