@@ -65,8 +65,8 @@ class OutriderError(Exception):
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
-class InvalidRequest(OutriderError):
-    """A field holds what it must not hold."""
+class InvalidRequest(OutriderError, ValueError):
+    """A field holds what it must not hold. Of a message, or of a caller's own arguments."""
 
     code = Code.INVALID_ARGUMENT
     default_reason = "INVALID_FIELD"

@@ -97,7 +97,7 @@ class Speculator:
         """One completion per prompt, in their order; greedy unless `sampling` is given.
 
         A string is asked as a user's turn in the model's chat template, if it has one; token ids are taken as they are.
-        The tokens are those of `speculate=False`. Raises InvalidField for a prompt that does not fit.
+        The tokens are those of `speculate=False`. Raises InvalidRequest for a prompt that does not fit.
         """
         token_ids = [self._encoded(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         answers = self._pair.answer(token_ids, max_new_tokens, speculate=speculate, params=sampling)
@@ -155,8 +155,8 @@ class Pair:
     ) -> list[Answered]:
         """One answer per prompt, in their order; greedy unless `params` are given, which are then judged coupled.
 
-        Sequences share cached prefixes only under equal salts. Raises InvalidField for a prompt that does not fit, and
-        what a worker failed with.
+        Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
+        and what a worker failed with.
         """
         speculation = Speculation(self._max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import Engine, EngineConfig
+from outrider.errors import InvalidRequest
 from outrider.local import Pair, Speculator
-from outrider.speculation import InvalidField, SamplingParams
+from outrider.speculation import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", num_blocks=256)
 PROMPTS = [[40 + i, 41, 42, 43 + i % 3, 40 + i, 41] for i in range(9)]
@@ -46,7 +47,7 @@ def test_every_block_is_given_back(tiny: Path) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused_by_name(pair: Pair) -> None:
-    with pytest.raises(InvalidField, match="prompt_token_ids"):
+    with pytest.raises(InvalidRequest, match="prompt_token_ids"):
         pair.answer([[5] * 600], 4, speculate=True)
 
 

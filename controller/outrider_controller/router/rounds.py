@@ -12,14 +12,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from outrider.errors import Cancelled, DeadlineExceeded, InternalError, OutriderError, Overloaded, Unavailable
+from outrider.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    OutriderError,
+    Overloaded,
+    Unavailable,
+)
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.speculation import InvalidField
 
 from outrider_controller.router import clock
 from outrider_controller.router.config import RouterConfig
@@ -413,7 +420,7 @@ class Rounds:
         assert opening is not None
         try:
             num_tokens = opening.rules.check(draft)
-        except InvalidField as error:
+        except InvalidRequest as error:
             self._lose_draft(course, f"malformed reply: draft.{error}", Loss.MALFORMED)
             return
         base_len = draft.base_len

@@ -31,7 +31,7 @@ from outrider.protocol.limits import (
     MAX_STOP_TOKENS,
 )
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
-from outrider.speculation import InvalidField, VerificationMode
+from outrider.speculation import VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,6 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
     try:
         return translate()
-    except InvalidField as error:
-        return events.Refused(key, InvalidRequest(error.field, error.message))
     except OutriderError as error:
         return events.Refused(key, error)
 
@@ -88,7 +86,7 @@ def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, n
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
-    """Raises InvalidRequest or InvalidField."""
+    """Raises InvalidRequest."""
     _check_tokens(message, limits)
     params, mode = sampling_from_proto(message.sampling), mode_from_proto(message.mode)
     if params.greedy != (mode is VerificationMode.GREEDY):

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 
 class CommitMismatch(Exception):
@@ -39,13 +40,13 @@ class Opening:
 
     def __post_init__(self) -> None:
         if not self.prompt:
-            raise InvalidField("prompt_token_ids", "must have at least one token")
+            raise InvalidRequest("prompt_token_ids", "must have at least one token")
         if self.max_draft_tokens < 0:
-            raise InvalidField("speculation.max_draft_tokens", "must not be negative")
+            raise InvalidRequest("speculation.max_draft_tokens", "must not be negative")
         if self.run_ahead_tokens < 0:
-            raise InvalidField("speculation.run_ahead_tokens", "must not be negative")
+            raise InvalidRequest("speculation.run_ahead_tokens", "must not be negative")
         if self.num_alternatives < 0:
-            raise InvalidField("speculation.num_alternatives", "must not be negative")
+            raise InvalidRequest("speculation.num_alternatives", "must not be negative")
 
 
 class Beside(NamedTuple):

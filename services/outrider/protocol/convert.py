@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 _MODES = {
     sequence_pb2.VERIFICATION_MODE_GREEDY: VerificationMode.GREEDY,
@@ -29,7 +29,7 @@ def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "samplin
             min_p=message.min_p,
             seed=message.seed,
         )
-    except InvalidField as error:
+    except InvalidRequest as error:
         raise InvalidRequest(f"{field}.{error.field}", error.message) from None
 
 
@@ -60,7 +60,7 @@ def distribution_from_proto(message: sequence_pb2.DraftDistribution, *, field: s
     """Raises InvalidRequest naming the field, such as `q[2].counts`."""
     try:
         return DraftDistribution(tuple(message.token_ids), tuple(message.counts))
-    except InvalidField as error:
+    except InvalidRequest as error:
         raise InvalidRequest(f"{field}.{error.field}", error.message) from None
 
 

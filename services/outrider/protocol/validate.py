@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES, MAX_TREE_TOKENS
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import Q_TOTAL, Q_WIDTH, InvalidField
+from outrider.speculation import Q_TOTAL, Q_WIDTH
 
 
 @dataclass(slots=True)
@@ -32,12 +33,12 @@ class DraftRules:
         self.max_draft_tokens = max(self.max_draft_tokens, max_draft_tokens)
 
     def check(self, draft: sequence_pb2.Draft) -> int:
-        """How many positions it speaks of. Raises InvalidField when no correct draft would have sent it."""
+        """How many positions it speaks of. Raises InvalidRequest when no correct draft would have sent it."""
         if draft.epoch < self.epoch:
-            raise InvalidField("epoch", f"went back from {self.epoch} to {draft.epoch}")
+            raise InvalidRequest("epoch", f"went back from {self.epoch} to {draft.epoch}")
         num_positions = check_draft(draft, self.vocab_size, self.max_context_len, self.max_draft_tokens)
         if draft.base_len < self.prompt_len:
-            raise InvalidField("base_len", f"{draft.base_len} is inside the prompt")
+            raise InvalidRequest("base_len", f"{draft.base_len} is inside the prompt")
         self._check_mode(draft)
         self.epoch = draft.epoch
         return num_positions
@@ -45,31 +46,31 @@ class DraftRules:
     def _check_mode(self, draft: sequence_pb2.Draft) -> None:
         if self.mode != sequence_pb2.VERIFICATION_MODE_RATIO:
             if draft.q:
-                raise InvalidField("q", "given outside ratio mode")
+                raise InvalidRequest("q", "given outside ratio mode")
             return
         if draft.parents:
-            raise InvalidField("parents", "trees are not verified in ratio mode")
+            raise InvalidRequest("parents", "trees are not verified in ratio mode")
         if len(draft.q) != len(draft.token_ids):
-            raise InvalidField("q", f"must be one per token, got {len(draft.q)} for {len(draft.token_ids)}")
+            raise InvalidRequest("q", f"must be one per token, got {len(draft.q)} for {len(draft.token_ids)}")
         if draft.token_ids and draft.sampling != self.sampling:
-            raise InvalidField("sampling", "q was computed under a sampling that is not the sequence's")
+            raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
 
 def check_draft(draft: sequence_pb2.Draft, vocab_size: int, max_context_len: int, max_positions: int) -> int:
     """What can be said of a draft without its sequence. As DraftRules.check."""
     if len(draft.source.encode()) > MAX_SOURCE_BYTES:
-        raise InvalidField("source", f"must be at most {MAX_SOURCE_BYTES} bytes")
+        raise InvalidRequest("source", f"must be at most {MAX_SOURCE_BYTES} bytes")
     if draft.ByteSize() > MAX_DRAFT_BYTES:
-        raise InvalidField("draft", f"{draft.ByteSize()} bytes, must be at most {MAX_DRAFT_BYTES}")
+        raise InvalidRequest("draft", f"{draft.ByteSize()} bytes, must be at most {MAX_DRAFT_BYTES}")
     token_ids = draft.token_ids[:]
     num_positions = len(token_ids)
     if parents := draft.parents[:]:
         num_positions = _depth(parents, num_positions)
     if num_positions > max_positions:
-        raise InvalidField("token_ids", f"{num_positions} where {max_positions} were allowed")
+        raise InvalidRequest("token_ids", f"{num_positions} where {max_positions} were allowed")
     _check_vocabulary("token_ids", token_ids, vocab_size)
     if draft.base_len > max_context_len:
-        raise InvalidField("base_len", f"must be at most {max_context_len}, got {draft.base_len}")
+        raise InvalidRequest("base_len", f"must be at most {max_context_len}, got {draft.base_len}")
     if confidence := draft.confidence[:]:
         _check_confidence(confidence, len(token_ids))
     if draft.q:
@@ -79,11 +80,11 @@ def check_draft(draft: sequence_pb2.Draft, vocab_size: int, max_context_len: int
 
 def _depth(parents: Sequence[int], num_tokens: int) -> int:
     if len(parents) != num_tokens:
-        raise InvalidField("parents", f"must be one per token, got {len(parents)} for {num_tokens}")
+        raise InvalidRequest("parents", f"must be one per token, got {len(parents)} for {num_tokens}")
     if any(not -1 <= parent < child for child, parent in enumerate(parents)):
-        raise InvalidField("parents", "a parent must come before its child")
+        raise InvalidRequest("parents", "a parent must come before its child")
     if num_tokens > MAX_TREE_TOKENS:
-        raise InvalidField("token_ids", f"{num_tokens} in a tree, must be at most {MAX_TREE_TOKENS}")
+        raise InvalidRequest("token_ids", f"{num_tokens} in a tree, must be at most {MAX_TREE_TOKENS}")
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -93,28 +94,28 @@ def _depth(parents: Sequence[int], num_tokens: int) -> int:
 def _check_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
     # The offending id is not repeated.
     if token_ids and max(token_ids) >= vocab_size:
-        raise InvalidField(field, f"an id is outside the vocabulary of {vocab_size}")
+        raise InvalidRequest(field, f"an id is outside the vocabulary of {vocab_size}")
 
 
 def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
     if len(confidence) != num_tokens:
-        raise InvalidField("confidence", f"must be one per token, got {len(confidence)} for {num_tokens}")
+        raise InvalidRequest("confidence", f"must be one per token, got {len(confidence)} for {num_tokens}")
     # The sum, because NaN would slip past the others.
     if not (min(confidence) >= 0 and max(confidence) <= 1.0001 and sum(confidence) >= 0):
-        raise InvalidField("confidence", "not a probability")
+        raise InvalidRequest("confidence", "not a probability")
 
 
 def _check_q(draft: sequence_pb2.Draft, token_ids: Sequence[int], vocab_size: int) -> None:
     if draft.parents:
-        raise InvalidField("parents", "a tree is not judged by q")
+        raise InvalidRequest("parents", "a tree is not judged by q")
     if len(draft.q) != len(token_ids):
-        raise InvalidField("q", f"must be one per token, got {len(draft.q)} for {len(token_ids)}")
+        raise InvalidRequest("q", f"must be one per token, got {len(draft.q)} for {len(token_ids)}")
     for q, token_id in zip(draft.q, token_ids, strict=True):
         ids, counts = q.token_ids[:], q.counts[:]
         if not 0 < len(set(ids)) == len(ids) == len(counts) <= Q_WIDTH:
-            raise InvalidField("q", "ids repeat, or ids and counts do not match")
+            raise InvalidRequest("q", "ids repeat, or ids and counts do not match")
         if sum(counts) != Q_TOTAL or min(counts) < 1:
-            raise InvalidField("q", f"counts must be at least 1 and sum to {Q_TOTAL}")
+            raise InvalidRequest("q", f"counts must be at least 1 and sum to {Q_TOTAL}")
         if token_id not in ids:
-            raise InvalidField("q", "a drafted token could not have been drawn from it")
+            raise InvalidRequest("q", "a drafted token could not have been drawn from it")
         _check_vocabulary("q", ids, vocab_size)

@@ -9,7 +9,6 @@ from outrider.speculation.params import (
     Q_TOTAL,
     Q_WIDTH,
     DraftDistribution,
-    InvalidField,
     SamplingParams,
     VerificationMode,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "Q_WIDTH",
     "Candidate",
     "DraftDistribution",
-    "InvalidField",
     "NotFinite",
     "Proposal",
     "SamplingParams",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.speculation.params import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation.params import DraftDistribution, SamplingParams, VerificationMode
 
 
 @dataclass(slots=True)
@@ -28,19 +29,19 @@ class Candidate:
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
             if self.parents:
-                raise InvalidField("parents", "trees are judged in greedy and coupled mode only")
+                raise InvalidRequest("parents", "trees are judged in greedy and coupled mode only")
             if len(self.q) != len(self.draft):
-                raise InvalidField("q", f"{len(self.q)} distributions for {len(self.draft)} drafted tokens")
+                raise InvalidRequest("q", f"{len(self.q)} distributions for {len(self.draft)} drafted tokens")
             for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):
                 if not q.count_of(token_id):
-                    raise InvalidField(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
+                    raise InvalidRequest(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
         if not self.bonus and (self.mode is not VerificationMode.RATIO or not self.draft):
-            raise InvalidField("bonus", "done without in ratio mode only, with a draft")
+            raise InvalidRequest("bonus", "done without in ratio mode only, with a draft")
         if self.parents and len(self.parents) != len(self.draft):
-            raise InvalidField("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
+            raise InvalidRequest("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
-                raise InvalidField("parents", f"token {node} has parent {parent}: a parent comes before its child")
+                raise InvalidRequest("parents", f"token {node} has parent {parent}: a parent comes before its child")
 
     @property
     def num_rows(self) -> int:

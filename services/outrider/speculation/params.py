@@ -6,19 +6,12 @@ import enum
 import math
 from dataclasses import dataclass
 
+from outrider.errors import InvalidRequest
+
 Q_WIDTH = 64
 """Most tokens of a draft's distribution."""
 Q_TOTAL = 1 << 16
 """What its counts sum to."""
-
-
-class InvalidField(ValueError):
-    """A value that cannot be. Names the field."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self.message = message
 
 
 class VerificationMode(enum.Enum):
@@ -49,15 +42,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidField("temperature", f"{self.temperature} is not a finite number of at least 0")
+            raise InvalidRequest("temperature", f"{self.temperature} is not a finite number of at least 0")
         if self.top_k < 0:
-            raise InvalidField("top_k", f"{self.top_k} is negative")
+            raise InvalidRequest("top_k", f"{self.top_k} is negative")
         if not 0 < self.top_p <= 1:
-            raise InvalidField("top_p", f"{self.top_p} is not in (0, 1]")
+            raise InvalidRequest("top_p", f"{self.top_p} is not in (0, 1]")
         if not 0 <= self.min_p <= 1:
-            raise InvalidField("min_p", f"{self.min_p} is not in [0, 1]")
+            raise InvalidRequest("min_p", f"{self.min_p} is not in [0, 1]")
         if not 0 <= self.seed < 1 << 64:
-            raise InvalidField("seed", f"{self.seed} is not an unsigned 64-bit number")
+            raise InvalidRequest("seed", f"{self.seed} is not an unsigned 64-bit number")
 
     @property
     def greedy(self) -> bool:
@@ -73,15 +66,15 @@ class DraftDistribution:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.token_ids) <= Q_WIDTH:
-            raise InvalidField("token_ids", f"{len(self.token_ids)} tokens, must be 1 to {Q_WIDTH}")
+            raise InvalidRequest("token_ids", f"{len(self.token_ids)} tokens, must be 1 to {Q_WIDTH}")
         if len(set(self.token_ids)) != len(self.token_ids):
-            raise InvalidField("token_ids", "a token occurs twice")
+            raise InvalidRequest("token_ids", "a token occurs twice")
         if min(self.token_ids) < 0:
-            raise InvalidField("token_ids", "negative")
+            raise InvalidRequest("token_ids", "negative")
         if len(self.counts) != len(self.token_ids):
-            raise InvalidField("counts", f"{len(self.counts)} counts for {len(self.token_ids)} tokens")
+            raise InvalidRequest("counts", f"{len(self.counts)} counts for {len(self.token_ids)} tokens")
         if min(self.counts) < 1 or sum(self.counts) != Q_TOTAL:
-            raise InvalidField("counts", f"must each be at least 1 and sum to {Q_TOTAL}")
+            raise InvalidRequest("counts", f"must each be at least 1 and sum to {Q_TOTAL}")
 
     def count_of(self, token_id: int) -> int:
         """0 when the draft could not have drawn it."""

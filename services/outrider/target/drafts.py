@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 # A proposal, what was prepared meanwhile, and one for each token that was said ahead.
 _MOST_TREES = 12
@@ -72,13 +73,13 @@ class OfferedDraft:
         return max(depths)
 
     def check(self, params: SamplingParams, mode: VerificationMode) -> None:
-        """Raises InvalidField when ratio verification could not be exact with this draft."""
+        """Raises InvalidRequest when ratio verification could not be exact with this draft."""
         if mode is not VerificationMode.RATIO or not self.token_ids:
             return
         if len(self.q) != len(self.token_ids):
-            raise InvalidField("q", f"ratio mode needs one per token, got {len(self.q)} for {len(self.token_ids)}")
+            raise InvalidRequest("q", f"ratio mode needs one per token, got {len(self.q)} for {len(self.token_ids)}")
         if self.params != params:
-            raise InvalidField("sampling", "q was computed under a sampling that is not the sequence's")
+            raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
     def descend(self, node: int = -1) -> list[int]:
         """The tokens of first children from `node` on; of a chain, all of it."""

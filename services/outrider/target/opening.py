@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_SALT_BYTES, MAX_STOP_TOKENS
-from outrider.speculation import InvalidField, SamplingParams, VerificationMode
+from outrider.speculation import SamplingParams, VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Speculation:
         return self.max_draft_tokens + self.run_ahead_tokens if self.max_draft_tokens else 0
 
     def check(self, limits: Limits) -> None:
-        """Raises InvalidField."""
+        """Raises InvalidRequest."""
         bounds = {
             "max_draft_tokens": limits.max_draft_tokens,
             "max_wait_us": limits.max_wait_us,
@@ -57,7 +58,7 @@ class Speculation:
         for name, bound in bounds.items():
             value = getattr(self, name)
             if not 0 <= value <= bound:
-                raise InvalidField(f"speculation.{name}", f"must be at most {bound}, got {value}")
+                raise InvalidRequest(f"speculation.{name}", f"must be at most {bound}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ class Opening:
     salt: bytes = b""
 
     def check(self, limits: Limits) -> None:
-        """Raises InvalidField when this worker could never serve it to the end."""
+        """Raises InvalidRequest when this worker could never serve it to the end."""
         if not self.prompt:
-            raise InvalidField("prompt_token_ids", "must have at least one token")
+            raise InvalidRequest("prompt_token_ids", "must have at least one token")
         check_tokens("prompt_token_ids", self.prompt, limits.vocab_size)
         check_tokens("committed_token_ids", self.committed, limits.vocab_size)
         self._check_stopping(limits)
@@ -93,35 +94,35 @@ class Opening:
         self._check_mode()
         self.speculation.check(limits)
         if len(self.salt) > MAX_SALT_BYTES:
-            raise InvalidField("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(self.salt)}")
+            raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(self.salt)}")
 
     def _check_stopping(self, limits: Limits) -> None:
         stops = self.stopping.stop_token_ids
         if self.stopping.max_new_tokens < 1:
-            raise InvalidField("stopping.max_new_tokens", "must be at least 1")
+            raise InvalidRequest("stopping.max_new_tokens", "must be at least 1")
         if len(stops) > MAX_STOP_TOKENS:
-            raise InvalidField("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {len(stops)}")
+            raise InvalidRequest("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {len(stops)}")
         check_tokens("stopping.stop_token_ids", sorted(stops), limits.vocab_size)
         if len(self.committed) >= self.stopping.max_new_tokens:
-            raise InvalidField("committed_token_ids", "already as many as stopping.max_new_tokens")
+            raise InvalidRequest("committed_token_ids", "already as many as stopping.max_new_tokens")
 
     def _check_room(self, limits: Limits) -> None:
         length, context = len(self.prompt) + len(self.committed), limits.max_context_len
         if length >= context:
             name = "committed_token_ids" if len(self.prompt) < context else "prompt_token_ids"
-            raise InvalidField(name, f"{length} tokens leave no room in a context of {context}")
+            raise InvalidRequest(name, f"{length} tokens leave no room in a context of {context}")
         longest = min(len(self.prompt) + self.stopping.max_new_tokens, context)
         capacity = limits.block_size * limits.num_blocks
         if longest > capacity:
             message = f"{longest} tokens with the prompt; the KV cache of this worker holds {capacity}"
-            raise InvalidField("stopping.max_new_tokens", message)
+            raise InvalidRequest("stopping.max_new_tokens", message)
 
     def _check_mode(self) -> None:
         if self.params.greedy != (self.mode is VerificationMode.GREEDY):
-            raise InvalidField("mode", f"{self.mode.name} does not go with temperature {self.params.temperature:g}")
+            raise InvalidRequest("mode", f"{self.mode.name} does not go with temperature {self.params.temperature:g}")
 
 
 def check_tokens(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidField unless every id is in the vocabulary. The offending id is not repeated."""
+    """Raises InvalidRequest unless every id is in the vocabulary. The offending id is not repeated."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        raise InvalidField(field, f"an id is outside the vocabulary of {vocab_size}")
+        raise InvalidRequest(field, f"an id is outside the vocabulary of {vocab_size}")

@@ -17,7 +17,6 @@ from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.validate import DraftRules
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
-from outrider.speculation import InvalidField
 from outrider.target.commit import Finish
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
@@ -299,7 +298,7 @@ class Pairs:
             try:
                 num_positions = pairing.rules.check(draft)
                 checked = checked_draft(draft, now_s)
-            except (InvalidField, OutriderError) as error:
+            except OutriderError as error:
                 self._lose(key, error)
                 continue
             pairing.hear(draft, num_positions, round(now_s * 1e6))
@@ -315,14 +314,12 @@ class Pairs:
         for key in list(link.keys.values()):
             self._lose(key, error)
 
-    def _lose(self, key: SequenceKey, problem: InvalidField | OutriderError) -> None:
+    def _lose(self, key: SequenceKey, problem: OutriderError) -> None:
         """The sequence goes on without its draft, and the router hears why."""
         found = self._open[key]
         assert found.pairing is not None
         sequence_id = found.pairing.sequence_id
         self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
-        if isinstance(problem, InvalidField):
-            problem = InvalidRequest(problem.field, problem.message)
         error = to_sequence_error(sequence_id, problem)
         self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 

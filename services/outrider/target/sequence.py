@@ -91,7 +91,7 @@ class TargetSequence:
         return until if until > now_s else None
 
     def offer(self, draft: OfferedDraft) -> None:
-        """Buffers what is useful of a draft. Raises InvalidField when it could not be judged."""
+        """Buffers what is useful of a draft. Raises InvalidRequest when it could not be judged."""
         draft.check(self.opening.params, self.mode)
         # What comes after drafts were disallowed was said before the draft knew.
         self.heard |= self.speculation.max_draft_tokens > 0

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.errors import InternalError, OutriderError
 from outrider.protocol import convert
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.validate import check_draft
 from outrider.rpc.v1 import sequence_pb2, target_pb2
-from outrider.speculation import InvalidField
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offered, Opened, Refused
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
@@ -37,26 +36,26 @@ def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, no
 def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Event:
     try:
         return Opened(key, opening_of(message, limits), now_s)
-    except (InvalidField, OutriderError) as error:
+    except OutriderError as error:
         return Refused(key, error)
 
 
 def _offered(key: SequenceKey, message: sequence_pb2.Draft, limits: Limits, now_s: float) -> Event:
     try:
         return Offered(key, draft_of(message, limits, now_s))
-    except (InvalidField, OutriderError) as error:
+    except OutriderError as error:
         return DraftRefused(key, error)
 
 
 def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Event:
     try:
         return Adjusted(key, speculation_of(message.speculation, limits))
-    except (InvalidField, OutriderError) as error:
+    except OutriderError as error:
         return Refused(key, error)
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
-    """Raises InvalidField or InvalidRequest."""
+    """Raises InvalidRequest."""
     opening = Opening(
         prompt=tuple(message.prompt_token_ids),
         params=convert.sampling_from_proto(message.sampling),
@@ -71,7 +70,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
 
 
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
-    """Raises InvalidField."""
+    """Raises InvalidRequest."""
     # How many alternatives a draft prepares is its own affair: what comes is held, whatever it is.
     speculation = Speculation(message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens)
     speculation.check(limits)
@@ -79,7 +78,7 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
 
 
 def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) -> OfferedDraft:
-    """Raises InvalidField or InvalidRequest. The message may come from any draft: nothing in it is believed."""
+    """Raises InvalidRequest. The message may come from any draft: nothing in it is believed."""
     check_draft(message, limits.vocab_size, limits.max_context_len, limits.max_draft_message)
     return checked_draft(message, now_s)
 
@@ -155,8 +154,6 @@ def _us(seconds: float) -> int:
 
 def _error(failed: Failed) -> sequence_pb2.SequenceError:
     error = failed.error
-    if isinstance(error, InvalidField):
-        error = InvalidRequest(error.field, error.message)
     if not isinstance(error, OutriderError):
         # The message of an unforeseen error could carry anything; its kind is all that leaves the worker.
         error = InternalError(f"{type(error).__name__} in the engine step")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import assert_never
 
 from outrider.engine import Engine, OutOfBlocks
-from outrider.errors import Overloaded, Unavailable
-from outrider.speculation import InvalidField, Verdict, VerificationMode
+from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.speculation import Verdict, VerificationMode
 from outrider.target import events
 from outrider.target.commit import Finish, conclude
 from outrider.target.events import Event
@@ -234,7 +234,7 @@ class TargetWorker:
         key = event.key
         if key in self._sequences:
             # Which of the two a later message means could not be told: neither may go on.
-            self._fail(key, InvalidField("sequence_id", "already open"))
+            self._fail(key, InvalidRequest("sequence_id", "already open"))
         elif self.draining:
             self._fail(key, Unavailable("the worker is draining"))
         elif len(self._sequences) >= self._limits.max_sequences:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from outrider.drafters import CommitMismatch, Drafted, DraftSequence, Opening
-from outrider.speculation import InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation import SamplingParams, VerificationMode
 
 Greedy = Callable[..., Opening]
 
@@ -76,7 +77,7 @@ def test_room_leaves_one_of_the_remaining_tokens_to_the_target(greedy: Greedy) -
 
 
 def test_an_empty_prompt_is_refused_by_name(greedy: Greedy) -> None:
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         greedy([])
     assert caught.value.field == "prompt_token_ids"
 

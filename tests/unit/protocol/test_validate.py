@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
 from outrider.protocol.validate import DraftRules, check_draft
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.speculation import InvalidField
 
 SAMPLING = sequence.Sampling(temperature=0.5, top_p=0.9, seed=3)
 
@@ -87,7 +87,7 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
     ids=str,
 )
 def test_a_draft_no_correct_worker_would_send_is_refused_by_field(field, draft, to):
-    with pytest.raises(InvalidField, match=rf"^{field}\b"):
+    with pytest.raises(InvalidRequest, match=rf"^{field}\b"):
         rules(to).check(draft)
 
 
@@ -96,7 +96,7 @@ def test_what_this_version_does_not_know_counts_as_bytes_too():
     unknown = b"\xfa\xff\x01" + b"\x80\x80\x08" + bytes(131_072)
     assert len(unknown) > MAX_DRAFT_BYTES
     draft = sequence.Draft.FromString(drafted().SerializeToString() + unknown)
-    with pytest.raises(InvalidField, match=r"^draft\b"):
+    with pytest.raises(InvalidRequest, match=r"^draft\b"):
         check_draft(draft, 100, 60, 3)
 
 
@@ -110,6 +110,6 @@ def test_a_draft_may_still_use_the_limit_it_had_before():
 
 def test_a_refused_draft_does_not_raise_the_epoch():
     now = rules(GREEDY)
-    with pytest.raises(InvalidField):
+    with pytest.raises(InvalidRequest):
         now.check(drafted(epoch=5, token_ids=[100]))
     assert now.check(drafted(epoch=2)) == 2

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
     DraftDistribution,
-    InvalidField,
     SamplingParams,
     VerificationMode,
     propose,
@@ -157,7 +157,7 @@ def test_a_token_the_target_cannot_say_is_never_accepted() -> None:
     ],
 )
 def test_a_bad_sampling_value_is_named(field: str, value: float) -> None:
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
 
@@ -167,7 +167,7 @@ def test_a_bad_sampling_value_is_named(field: str, value: float) -> None:
     [((), ()), ((1, 1), (1, 65535)), ((1,), (65535,)), ((1, 2), (65536, 0)), ((1,), (1, 65535)), ((-1,), (65536,))],
 )
 def test_a_malformed_draft_distribution_is_refused(ids: tuple[int, ...], counts: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidField):
+    with pytest.raises(InvalidRequest):
         DraftDistribution(ids, counts)
 
 
@@ -180,13 +180,13 @@ def test_a_malformed_draft_distribution_is_refused(ids: tuple[int, ...], counts:
     ],
 )
 def test_a_ratio_candidate_without_its_own_q_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(InvalidField):
+    with pytest.raises(InvalidRequest):
         Candidate(SAMPLED, VerificationMode.RATIO, 0, [3], **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1]])
 def test_a_tree_whose_parents_come_after_their_children_is_refused(parents: list[int]) -> None:
-    with pytest.raises(InvalidField, match="parents"):
+    with pytest.raises(InvalidRequest, match="parents"):
         Candidate(GREEDY, VerificationMode.GREEDY, 0, [3] * len(parents), parents=parents)
 
 

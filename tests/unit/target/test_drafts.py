@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 
 TRUTH = [10, 11, 12, 13]
@@ -207,7 +208,7 @@ def test_ratio_mode_takes_a_draft_with_q_under_its_own_sampling() -> None:
     ],
 )
 def test_ratio_mode_refuses_what_it_could_not_judge_exactly(draft: OfferedDraft, field: str) -> None:
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         draft.check(PARAMS, VerificationMode.RATIO)
     assert caught.value.field == field
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from outrider.speculation import InvalidField, VerificationMode
+from outrider.errors import InvalidRequest
+from outrider.speculation import VerificationMode
 from outrider.target.opening import Limits, Opening, Speculation
 
 from tests.unit.target.harness import SAMPLED, opening
@@ -36,14 +37,14 @@ def test_a_sound_opening_passes() -> None:
     ],
 )
 def test_each_bad_field_is_named(what: Opening, field: str) -> None:
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         what.check(LIMITS)
     assert caught.value.field == field
 
 
 def test_what_could_never_fit_the_kv_cache_is_refused() -> None:
     opening([1] * 100, max_new_tokens=28).check(LIMITS)
-    with pytest.raises(InvalidField) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         opening([1] * 100, max_new_tokens=29).check(LIMITS)
     assert caught.value.field == "stopping.max_new_tokens"
 

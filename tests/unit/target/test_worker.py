@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from outrider.engine import Engine, Row
-from outrider.errors import Overloaded, Unavailable
-from outrider.speculation import DraftDistribution, InvalidField, SamplingParams, VerificationMode
+from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import DraftRefused, DrainExpired, DrainStarted, Event, Offered, Opened
@@ -311,7 +311,7 @@ def test_an_id_opened_twice_ends_that_sequence_only(tiny: Path) -> None:
     bench.open(1, opening(PROMPTS[1]))
     bench.apply(Opened(key(0), opening(PROMPTS[0]), bench.now_s))
     bench.run()
-    assert [type(e) for e in bench.told[key(0)].errors] == [InvalidField]
+    assert [type(e) for e in bench.told[key(0)].errors] == [InvalidRequest]
     assert len(bench.told[key(1)].text) == 24
 
 
@@ -328,9 +328,9 @@ def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> Non
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], params=SAMPLED, mode=VerificationMode.RATIO))
     bench.apply(Offered(key(0), OfferedDraft(0, len(PROMPTS[0]), (5,))))
-    bench.apply(DraftRefused(key(0), InvalidField("token_ids", "an id is outside the vocabulary")))
+    bench.apply(DraftRefused(key(0), InvalidRequest("token_ids", "an id is outside the vocabulary")))
     bench.run()
-    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidField)] == ["q", "token_ids"]
+    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidRequest)] == ["q", "token_ids"]
     assert len(bench.told[key(0)].text) == 24
     assert not bench.told[key(0)].errors
 
