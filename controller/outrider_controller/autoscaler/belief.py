@@ -22,7 +22,7 @@ _USUAL_ROUNDS = 20.0
 # Before a target has shown anything at all.
 _FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
 # Rounds of one request are alike, so evidence is worth less than as many independent rounds.
-_LEAST_VARIANCE = 0.5
+_LEAST_VARIANCE = 1.5
 _ALIKE_ROUNDS = 4.0
 # News so many standard errors away from what was believed make half of that forgotten at once.
 _SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.5
