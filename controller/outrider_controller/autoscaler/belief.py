@@ -17,6 +17,8 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 Column = np.ndarray[Any, np.dtype[Any]]
 
 HALF_LIFE_ROUNDS = 300.0
+# Of a tenant with many requests that is a second. What is told at once makes at most so much forgotten.
+_LEAST_KEPT = 0.93
 # What is usual at a target counts as much as so many rounds of a tenant's own.
 _USUAL_ROUNDS = 20.0
 # Before a target has shown anything at all.
@@ -24,8 +26,8 @@ _FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
 # Rounds of one request are alike, so evidence is worth less than as many independent rounds.
 _LEAST_VARIANCE = 1.5
 _ALIKE_ROUNDS = 4.0
-# News so many standard errors away from what was believed make half of that forgotten at once.
-_SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.5
+# News so many standard errors away from what was believed make three quarters of that forgotten at once.
+_SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.25
 _FIRST_TOKENS = 2.0
 Z_80 = 1.2816
 """Of a normal distribution: 80 % lies between minus and plus so many standard errors."""
@@ -106,7 +108,7 @@ class Beliefs:
             if news.rounds <= 0:
                 continue
             row = self._row(pairing)
-            kept = 0.5 ** (news.rounds / HALF_LIFE_ROUNDS)
+            kept = max(_LEAST_KEPT, 0.5 ** (news.rounds / HALF_LIFE_ROUNDS))
             if self._surprises(row, news):
                 kept = min(kept, _KEPT_AFTER_A_SURPRISE)
             for name in _SUMS:

@@ -22,7 +22,7 @@ from outrider_controller.autoscaler.evidence import Cell
 TRY_BELOW, ON_ABOVE = 0.0, 0.05
 DWELL_S, DWELL_ROUNDS = 5.0, 100.0
 # Who changes often is near the crossing, where both modes are about as good: each change of late widens the gap.
-_WIDER, _LATELY_S = 0.25, 600.0
+_WIDER, _LATELY_S = 0.2, 600.0
 # What trials may cost a tenant, as a share of its time, and most requests that try.
 _LOSS, _MOST_TRIALS = 0.01, 0.1
 _LEAST_TRIALS = 0.005
