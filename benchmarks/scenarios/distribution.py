@@ -35,12 +35,20 @@ _RUNS = (
     ("CROSSING", True, "MATCH_TAKES_OVER"),
     ("BORDERLINE", True, "LENGTH_FOLLOWS_THE_DRAW"),
     ("BORDERLINE", True, "REPEATED_IN_TIME"),
+    *((f"{mode}, {asked}", True, "NONE") for mode in ("ratio", "coupled") for asked in ("penalties", "masks")),
+    ("ratio, penalties", True, "STATE_BY_STEPS"),
+    ("ratio, penalties", True, "REJECTED_COUNTED"),
+    ("ratio, penalties", True, "MASK_OF_ANOTHER_POSITION"),
+    ("ratio, masks", True, "STATE_BY_STEPS"),
+    ("ratio, masks", True, "MASK_OF_ANOTHER_POSITION"),
 )
 _PAIRS = {
     "ANY": "ratio, two workers",
     "CROSSING": "ratio, a match that changes",
     "BORDERLINE": "ratio, barely in time",
 }
+# A draw under options takes some four times as long.
+_OPTIONS_DRAWS_SHARE = 0.25
 # A draw of two workers takes ten times as long as one of the two functions alone.
 _PAIR_DRAWS_SHARE = 0.1
 
@@ -53,7 +61,8 @@ def distribution(draws: int, json_file: Path | None) -> int:
 
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
     over every context: of the functions that draft and verify, and of a draft worker and a target worker that talk to
-    each other. Then plants six faults that engines have had; the comparison must find each.
+    each other. Then with penalties and masks. Then plants
+    nine faults that engines have had; the comparison must find each.
     """
     try:
         import benchmarks.support.distribution  # noqa: F401
@@ -95,6 +104,16 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
 
         return run_pair_experiment(
             draws=round(draws * _PAIR_DRAWS_SHARE), conditions=Conditions[mode], fault=Fault[fault]
+        )
+    base, _, asked = mode.partition(", ")
+    if asked in ("penalties", "masks"):
+        from benchmarks.support.options_distribution import Asked, run_options_experiment
+
+        return run_options_experiment(
+            Asked[asked.upper()],
+            VerificationMode(base),
+            draws=round(draws * _OPTIONS_DRAWS_SHARE),
+            fault=Fault[fault],
         )
     kind = VerificationMode("ratio" if mode == _LATE else mode)
     return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)

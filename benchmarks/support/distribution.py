@@ -46,6 +46,9 @@ class Fault(enum.StrEnum):
     MATCH_TAKES_OVER = "a match takes over a drawn guess that it begins with"
     LENGTH_FOLLOWS_THE_DRAW = "what is drawn decides how much is drawn with it"
     REPEATED_IN_TIME = "what came during a step counts only if it is repeated"
+    STATE_BY_STEPS = "penalties and masks follow one token a step"
+    MASK_OF_ANOTHER_POSITION = "a drafted token's mask is that of the position before"
+    REJECTED_COUNTED = "penalties count rejected tokens"
 
 
 @dataclass(frozen=True, slots=True)

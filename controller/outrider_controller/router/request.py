@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
+from outrider.protocol import logits_options
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -68,7 +69,15 @@ def check_request(
         cache_salt=cache_salt(salt_key, message.tenant),
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
+        logits=_logits(message, info.vocab_size),
     )
+
+
+def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:
+    if not message.HasField("logits"):
+        return None
+    logits_options.from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
+    return message.logits
 
 
 def _check_label(field: str, value: str) -> None:

@@ -46,6 +46,7 @@ class Request:
     resume_revision: str = ""
     """What `resume` came from; empty where nobody knows."""
     trace_context: TraceContext = NO_CONTEXT
+    logits: sequence.LogitsOptions | None = None
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:
@@ -108,6 +109,7 @@ class Session:
             mode=self.mode,
             speculation=speculation,
             cache_salt=self.request.cache_salt,
+            logits=self.request.logits,
         )
 
     def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> Round:

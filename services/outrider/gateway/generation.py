@@ -18,6 +18,7 @@ from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidReques
 from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
+from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.metering import Meter, Metered
 from outrider.gateway.output import FinishReason, Output, Piece
 from outrider.gateway.persistence import Persistence
@@ -82,6 +83,8 @@ class _Job:
     deadline_s: float
     """On the monotonic clock."""
     span: RequestSpan
+    logits: sequence_pb2.LogitsOptions | None = None
+    """What is asked of them, in this model's tokens."""
     revision: str = ""
     """Of the target that said what is there of the answer, as a router told."""
 
@@ -114,6 +117,7 @@ class _Job:
             max_draft_tokens=options.max_draft_tokens,
             traceparent=self.span.context.traceparent,
             tracestate=self.span.context.tracestate,
+            logits=self.logits,
         )
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
@@ -206,8 +210,14 @@ class Generator:
             stop=options.stop,
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
+            min_tokens=options.logits.min_tokens,
         )
-        return _Job(uuid.uuid4().hex, generation, model, prompt, output, RunningStats(started_s), deadline_s, span)
+        logits = await self._logits(model, options.logits) if options.logits else None
+        stats = RunningStats(started_s)
+        return _Job(uuid.uuid4().hex, generation, model, prompt, output, stats, deadline_s, span, logits)
+
+    async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
+        return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))
 
     async def _run(self, job: _Job, metered: Metered) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)

@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import grpc
 
 from outrider.errors import DeadlineExceeded, InvalidRequest
+from outrider.gateway import logits
 from outrider.gateway.generation import Answer, Chunk, Generator
+from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
@@ -34,7 +36,7 @@ DEFAULT_MAX_TOKENS = 256
 MAX_DETOKENIZED = 65_536
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_OPTIONS = frozenset(option.name for option in dataclasses.fields(Options))
+_OPTIONS = frozenset({*(option.name for option in dataclasses.fields(Options)), *logits.FIELDS})
 _SPECULATION = {
     router_pb2.SPECULATION_MODE_UNSPECIFIED: SpeculationChoice.AUTO,
     router_pb2.SPECULATION_MODE_AUTO: SpeculationChoice.AUTO,
@@ -184,4 +186,13 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
         max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
         include_metrics=options.include_metrics,
         ignore_eos=options.ignore_eos,
+        logits=LogitsChoice(
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+            logit_bias=options.logit_bias,
+            allowed_token_ids=options.allowed_token_ids,
+            bad_words=options.bad_words,
+            min_tokens=options.min_tokens,
+        ),
     )

@@ -29,6 +29,8 @@ class Output:
     stop: Sequence[str]
     stop_token_ids: frozenset[int]
     max_tokens: int
+    min_tokens: int = 0
+    """No stop string ends the answer before. The target sees to the stop tokens."""
     token_ids: list[int] = field(default_factory=list)
     """From the end of the prompt, those the client brought with it included."""
     finish_reason: FinishReason | None = None
@@ -69,7 +71,7 @@ class Output:
         if token_id in self.stop_token_ids:
             # The token is part of the answer's tokens; its text is not part of the text.
             return "", "stop"
-        text = self._stream.push(token_id)
+        text = self._stream.push(token_id, stops=len(self.token_ids) > self.min_tokens)
         if self._stream.stopped:
             return text, "stop"
         return text, "length" if len(self.token_ids) >= self.max_tokens else None

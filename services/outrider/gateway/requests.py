@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.logits import LogitsChoice
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -82,6 +83,7 @@ class Options:
     max_draft_tokens: int | None = None
     include_metrics: bool = False
     ignore_eos: bool = False
+    logits: LogitsChoice = field(default_factory=LogitsChoice)
 
     def __post_init__(self) -> None:
         # The wire carries 32-bit floats, so it is their values that have to be in range.
@@ -95,6 +97,8 @@ class Options:
             _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= _UINT32_MAX, "at least 1")
         if self.max_draft_tokens is not None:
             _require("max_draft_tokens", self.max_draft_tokens, 0 <= self.max_draft_tokens <= 64, "from 0 to 64")
+        if self.max_tokens is not None and self.logits.min_tokens > self.max_tokens:
+            raise InvalidRequest("min_tokens", f"{self.logits.min_tokens} is more than max_tokens, {self.max_tokens}")
         self._check_stops()
 
     def _check_stops(self) -> None:

@@ -5,6 +5,8 @@ Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
 """
 
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.logits import LogitsProcessor
+from outrider.speculation.logits_options import LogitsOptions
 from outrider.speculation.params import (
     Q_TOTAL,
     Q_WIDTH,
@@ -21,6 +23,8 @@ __all__ = [
     "Q_WIDTH",
     "Candidate",
     "DraftDistribution",
+    "LogitsOptions",
+    "LogitsProcessor",
     "NotFinite",
     "Proposal",
     "SamplingParams",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
+from outrider.speculation.logits import LogitsProcessor
 from outrider.speculation.params import DraftDistribution, SamplingParams, VerificationMode
 
 
@@ -25,6 +26,8 @@ class Candidate:
     bonus: bool = True
     """Whether a token of the target's own follows where all are accepted. Ratio mode may do without: then the last
     drafted token, which came too late to be run, is judged where that would have been sampled."""
+    processor: LogitsProcessor | None = None
+    """What the request asks of the logits before anything is chosen by them; None for nothing."""
 
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
@@ -47,6 +50,14 @@ class Candidate:
     def num_rows(self) -> int:
         """Of logits: one after the committed tokens and one after each drafted token that was run."""
         return len(self.draft) + self.bonus
+
+    def prefixes(self) -> list[list[int]]:
+        """For each row the drafted tokens that it follows."""
+        found: list[list[int]] = [[]]
+        for index in range(self.num_rows - 1):
+            parent = self.parents[index] if self.parents else index - 1
+            found.append([*found[parent + 1], self.draft[index]])
+        return found
 
     def children(self, node: int) -> list[int]:
         """Indices of the tokens drafted after `node`; -1 is the root."""

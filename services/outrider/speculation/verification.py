@@ -21,14 +21,27 @@ from outrider.speculation.sampling import Support, support
 def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """Judges every candidate. logits [sum of num_rows, vocab], candidates in order.
 
-    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. Raises NotFinite.
+    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. The rows of a candidate with
+    a processor are changed in place. Raises NotFinite.
 
     On a GPU all rows are judged at once, by `batched.py`: every look at a number would wait for the device. On a CPU
     one after another, as far as the judgement gets: a row after a rejection would be work for nothing.
     """
+    _process(logits, candidates)
     if logits.is_cuda:
         return verify_batched(logits, candidates)
     return verify_rows(logits, candidates)
+
+
+def _process(logits: Tensor, candidates: Sequence[Candidate]) -> None:
+    if all(candidate.processor is None for candidate in candidates):
+        return
+    start = 0
+    for candidate in candidates:
+        end = start + candidate.num_rows
+        if candidate.processor is not None:
+            candidate.processor.apply(logits[start:end], candidate.prefixes())
+        start = end
 
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

@@ -77,6 +77,7 @@ def _candidate(row: PlannedRow) -> Candidate:
         q=sequence.drafts.q[:count],
         parents=[*range(-1, count - 1), *(one.at - 1 for one in beside)] if beside else (),
         bonus=not row.late,
+        processor=sequence.processor,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_SALT_BYTES, MAX_STOP_TOKENS
-from outrider.speculation import SamplingParams, VerificationMode
+from outrider.speculation import LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,13 @@ class Opening:
     """Output tokens committed so far, here or elsewhere."""
     speculation: Speculation = Speculation()
     salt: bytes = b""
+    logits: LogitsOptions | None = None
+
+    def processor(self) -> LogitsProcessor | None:
+        """What the logits go through, as it is after the committed tokens."""
+        if self.logits is None:
+            return None
+        return LogitsProcessor(self.logits, self.prompt, self.committed, self.stopping.stop_token_ids)
 
     def check(self, limits: Limits) -> None:
         """Raises InvalidRequest when this worker could never serve it to the end."""
@@ -93,6 +100,8 @@ class Opening:
         self._check_room(limits)
         self._check_mode()
         self.speculation.check(limits)
+        if self.logits is not None:
+            self.logits.check_vocabulary(limits.vocab_size, "logits.")
         if len(self.salt) > MAX_SALT_BYTES:
             raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(self.salt)}")
 

@@ -239,6 +239,7 @@ class Pairs:
         opening = sequence_pb2.OpenSequence()
         opening.CopyFrom(found.opening)
         opening.sequence_id = sequence_id
+        opening.ClearField("logits")
         link.outbox.open(opening)
         self._asked(pairing, found.committed_len)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outrider.engine import EngineSequence
-from outrider.speculation import VerificationMode
+from outrider.speculation import LogitsProcessor, VerificationMode
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.target.times import Times
@@ -48,8 +48,12 @@ class TargetSequence:
     heard: bool = False
     """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 
+    processor: LogitsProcessor | None = field(init=False)
+    """None where the request asks nothing of the logits."""
+
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
+        self.processor = self.opening.processor()
         self.tokens = [*self.opening.prompt, *self.opening.committed]
 
     @property
@@ -126,5 +130,7 @@ class TargetSequence:
         """Extends the truth."""
         self.drafts.advance(token_ids, num_drafted)
         self.tokens.extend(token_ids)
+        if self.processor is not None:
+            self.processor.advance(token_ids)
         self.drafts.take_held(self.tokens, self.speculation.capacity)
         self.num_commits += 1

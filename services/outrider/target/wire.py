@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from outrider.errors import InternalError, OutriderError
-from outrider.protocol import convert
+from outrider.protocol import convert, logits_options
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.validate import check_draft
@@ -64,6 +64,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         committed=tuple(message.committed_token_ids),
         speculation=speculation_of(message.speculation, limits),
         salt=message.cache_salt,
+        logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
     )
     opening.check(limits)
     return opening

@@ -188,6 +188,11 @@ BAD: list[tuple[Request, str]] = [
     (Request(model=MODEL, text="a", options=Options(max_draft_tokens=65)), "options.max_draft_tokens"),
     (Request(model=MODEL, text="a", options=Options(speculation=9)), "options.speculation"),  # type: ignore[arg-type]
     (Request(model=MODEL, text="a", options=Options(stop=[""])), "options.stop[0]"),
+    (Request(model=MODEL, text="a", options=Options(presence_penalty=-2.5)), "options.presence_penalty"),
+    (Request(model=MODEL, text="a", options=Options(repetition_penalty=0)), "options.repetition_penalty"),
+    (Request(model=MODEL, text="a", options=Options(logit_bias={5: NAN})), "options.logit_bias[5]"),
+    (Request(model=MODEL, text="a", options=Options(allowed_token_ids=[VOCAB])), "options.allowed_token_ids"),
+    (Request(model=MODEL, text="a", options=Options(bad_words=[""])), "options.bad_words[0]"),
     (Request(model=MODEL, text="a", options=Options(stop=["a", "b" * 257])), "options.stop[1]"),
     (Request(model=MODEL, text="a", options=Options(stop=["a"] * 17)), "options.stop"),
     (Request(model=MODEL, text="a", options=Options(stop_token_ids=[VOCAB])), "options.stop_token_ids[0]"),

@@ -101,6 +101,51 @@ async def test_what_was_asked_reaches_the_router(serve: Any, router: ScriptedRou
     assert asked.max_draft_tokens == 2
 
 
+async def test_what_is_asked_of_the_logits_reaches_the_router(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    async with serve() as (_, client):
+        await client.completions.create(
+            model=MODEL,
+            prompt="a",
+            presence_penalty=0.5,
+            frequency_penalty=-1,
+            logit_bias={"5": 100, "6": -100},
+            extra_body={
+                "repetition_penalty": 1.5,
+                "allowed_token_ids": [5, 6, 7],
+                "bad_words": [" no", "n"],
+                "min_tokens": 3,
+            },
+        )
+        await client.completions.create(model=MODEL, prompt="a", presence_penalty=0, logit_bias={})
+    asked, nothing = router.requests
+    [n, o, space] = [tokenizer.encode(letter)[0] for letter in "no "]
+    assert asked.logits == sequence_pb2.LogitsOptions(
+        presence_penalty=0.5,
+        frequency_penalty=-1,
+        repetition_penalty=1.5,
+        bias_token_ids=[5, 6],
+        biases=[100, -100],
+        allowed_token_ids=[5, 6, 7],
+        # Every byte is a token here, so a space before a word only makes it longer.
+        bad_words=[sequence_pb2.TokenRun(token_ids=[n, o]), sequence_pb2.TokenRun(token_ids=[n])],
+        min_tokens=3,
+    )
+    assert space not in [token for run in asked.logits.bad_words for token in run.token_ids]
+    assert not nothing.HasField("logits")
+
+
+async def test_no_stop_string_ends_an_answer_before_min_tokens(serve: Any) -> None:
+    async with serve() as (_, client):
+        early = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["e", "."])
+        late = await client.completions.create(
+            model=MODEL, prompt="a", max_tokens=100, stop=["e", "."], extra_body={"min_tokens": 3}
+        )
+    assert early.choices[0].text == "Th"
+    assert late.choices[0].text == TEXT[: TEXT.index(".")]
+
+
 async def test_defaults_are_those_of_the_api(serve: Any, router: ScriptedRouter) -> None:
     async with serve() as (_, client):
         await client.completions.create(model=MODEL, prompt="a")

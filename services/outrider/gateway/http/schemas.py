@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
+from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
     MAX_MESSAGES,
     MAX_STOP_TOKEN_IDS,
@@ -26,14 +27,11 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from outrider.speculation.logits_options import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 
 # Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "store": (False,),
     "service_tier": ("auto", "default"),
@@ -78,6 +76,9 @@ _MAX_ENTRIES = {
     "stop": MAX_STOPS,
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "stream_options": 16,
+    "logit_bias": MAX_BIASES,
+    "allowed_token_ids": MAX_ALLOWED_TOKENS,
+    "bad_words": MAX_BAD_WORDS,
 }
 # OpenAI's newer name for instructions that outrank the user's; templates know it by the older one.
 _ROLES = {"developer": "system"}
@@ -108,6 +109,13 @@ class _Request(BaseModel):
     stop: Any = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int | None = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
     include_metrics: bool | None = None
@@ -149,8 +157,22 @@ class _Request(BaseModel):
             max_draft_tokens=self.max_draft_tokens,
             include_metrics=bool(self.include_metrics),
             ignore_eos=bool(self.ignore_eos),
+            logits=self._logits(),
         )
         return Generation(self.model, self.to_prompt(), options)
+
+    def _logits(self) -> LogitsChoice:
+        if self.allowed_token_ids == []:
+            raise InvalidRequest("allowed_token_ids", "is empty: no token could be chosen")
+        return LogitsChoice(
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias={_token_id("logit_bias", name): bias for name, bias in (self.logit_bias or {}).items()},
+            allowed_token_ids=self.allowed_token_ids or (),
+            bad_words=self.bad_words or (),
+            min_tokens=self.min_tokens or 0,
+        )
 
     def to_prompt(self) -> Prompt:
         raise NotImplementedError
@@ -261,6 +283,13 @@ def _path(location: tuple[int | str, ...]) -> str:
     """("stop", 3) → stop[3]; ("stream_options", "x") → stream_options.x."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
     return path.removeprefix(".")
+
+
+def _token_id(where: str, name: str) -> int:
+    """JSON has no keys but strings."""
+    if not (name.isascii() and name.isdigit() and len(name) <= 10):
+        raise InvalidRequest(where, "its keys have to be token ids")
+    return int(name)
 
 
 def _stops(stop: Any) -> tuple[str, ...]:

@@ -68,6 +68,10 @@ class ModelTokenizer:
         """Token ids of a plain prompt, with the special tokens this model wants around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=True)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a piece of text, with nothing around it."""
+        return self._encode(text, None, add_special_tokens=False)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
         """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
         TooManyTokens.

@@ -189,8 +189,10 @@ class TextStream:
         """A stop string is complete; the text has ended before it."""
         return self._matcher.stopped
 
-    def push(self, token_id: int) -> str:
-        return self._matcher.push(self._detokeniser.push(token_id))
+    def push(self, token_id: int, *, stops: bool = True) -> str:
+        """Without `stops` no stop string ends in this token, nor begins."""
+        text = self._detokeniser.push(token_id)
+        return self._matcher.push(text) if stops else text
 
     def finish(self) -> str:
         """The rest of the text, when the tokens have ended without a stop string."""

@@ -1,0 +1,89 @@
+"""What a client asks of the logits, in its own words: validated at birth, turned into token ids for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+from outrider.errors import InvalidRequest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.protocol import logits_options
+from outrider.rpc.v1 import sequence_pb2
+from outrider.speculation import LogitsOptions
+from outrider.speculation.logits_options import MAX_BAD_WORDS
+
+MAX_BAD_WORD_CHARS = 256
+_UINT32_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsChoice:
+    """The default asks for nothing. As LogitsOptions, but for the words, which are text."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: Sequence[int] = ()
+    bad_words: Sequence[str] = ()
+    min_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        # Numbers go on the wire as single-precision floats and 32-bit integers.
+        for name in ("logit_bias", "allowed_token_ids"):
+            for token_id in getattr(self, name):
+                if not 0 <= token_id <= _UINT32_MAX:
+                    raise InvalidRequest(name, f"{token_id} is no token id")
+        if not 0 <= self.min_tokens <= _UINT32_MAX:
+            raise InvalidRequest("min_tokens", f"{self.min_tokens} is not allowed; it has to be at least 0")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidRequest("bad_words", f"{len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed")
+        for i, word in enumerate(self.bad_words):
+            if not 1 <= len(word.strip()) <= len(word) <= MAX_BAD_WORD_CHARS:
+                message = f"a word has 1 to {MAX_BAD_WORD_CHARS} characters, not blanks alone"
+                raise InvalidRequest(f"bad_words[{i}]", message)
+        self._options([])
+
+    @property
+    def num_chars(self) -> int:
+        """To be tokenised."""
+        return sum(map(len, self.bad_words))
+
+    def to_proto(self, tokenizer: ModelTokenizer, vocab_size: int) -> sequence_pb2.LogitsOptions | None:
+        """None when nothing is asked. Raises InvalidRequest for an id that the model does not have."""
+        if not self:
+            return None
+        options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
+        options.check_vocabulary(vocab_size)
+        return logits_options.to_proto(options)
+
+    def __bool__(self) -> bool:
+        return self != _NOTHING
+
+    def _options(self, bad_words: Sequence[tuple[int, ...]]) -> LogitsOptions:
+        return LogitsOptions(
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
+            allowed_token_ids=tuple(self.allowed_token_ids),
+            # A word may be spelled in two ways.
+            bad_words=tuple(dict.fromkeys(bad_words)),
+            min_tokens=self.min_tokens,
+        )
+
+
+_NOTHING = LogitsChoice()
+FIELDS = tuple(each.name for each in fields(LogitsChoice))
+
+
+def _spellings(tokenizer: ModelTokenizer, word: str) -> Iterator[tuple[int, ...]]:
+    """The word's tokens at the beginning of a text, and after a space where that makes its first token another one.
+
+    As vLLM does it: a space that is a token of its own, and then the same tokens, is no second spelling.
+    """
+    plain = tuple(tokenizer.encode_plain(word.lstrip()))
+    spaced = tuple(tokenizer.encode_plain(" " + word.lstrip()))
+    yield plain
+    if spaced[0] != plain[0] and len(spaced) == len(plain):
+        yield spaced

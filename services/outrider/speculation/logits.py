@@ -1,0 +1,122 @@
+"""Logits as a request asks for them: penalties, biases and masks, at each verified position. Pure.
+
+What is done at a position follows from the committed tokens and the drafted ones before it, as if those were committed.
+So a draft decides how many positions a step judges, never what is judged there; and a target that takes a sequence over
+has the same state again. The draft need not know: in ratio mode any q is exact, in the others only the target's choice
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.speculation.logits_options import LogitsOptions
+
+
+class LogitsProcessor:
+    """Of one sequence. Its state is what was committed, and `advance` alone changes it."""
+
+    def __init__(
+        self,
+        options: LogitsOptions,
+        prompt: Sequence[int],
+        output: Sequence[int] = (),
+        stop_token_ids: Collection[int] = (),
+    ) -> None:
+        self._options = options
+        self._prompt = prompt
+        self._stops = sorted(stop_token_ids)
+        self._output: list[int] = list(output)
+        # On the device of the logits, made with the first of them. [vocab]
+        self._counts: Tensor | None = None
+        """float32: how often the output has each token."""
+        self._in_prompt: Tensor | None = None
+        """bool"""
+        self._forbidden: Tensor | None = None
+        """bool: not among the allowed ones."""
+        self._bias: tuple[Tensor, Tensor] | None = None
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These tokens were committed."""
+        self._output.extend(token_ids)
+        if self._counts is not None:
+            self._counts = _counted(self._counts, token_ids)
+
+    def apply(self, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
+        """Changes logits [rows, vocab] in place. Row i follows the committed tokens and then `prefixes[i]`."""
+        for row, prefix in zip(logits, prefixes, strict=True):
+            self._apply(row, prefix)
+
+    def _apply(self, row: Tensor, prefix: Sequence[int]) -> None:
+        options = self._options
+        if options.logit_bias:
+            row.index_add_(0, *self._biases(row))
+        if options.penalises:
+            self._penalise(row, prefix)
+        if options.allowed_token_ids:
+            row.masked_fill_(self._forbidden_tokens(row), -torch.inf)
+        if banned := self._banned(prefix):
+            _ban(row, banned)
+
+    def _penalise(self, row: Tensor, prefix: Sequence[int]) -> None:
+        options = self._options
+        if self._counts is None:
+            self._counts = _counted(torch.zeros_like(row), self._output)
+        # Counted as one number, not subtracted twice: sums of floats depend on their order.
+        counts = _counted(self._counts, prefix) if prefix else self._counts
+        seen = counts > 0
+        if options.repetition_penalty != 1.0:
+            if self._in_prompt is None:
+                self._in_prompt = _counted(torch.zeros_like(row), self._prompt) > 0
+            penalty = options.repetition_penalty
+            repeated = torch.where(row > 0, row / penalty, row * penalty)
+            row.copy_(torch.where(seen | self._in_prompt, repeated, row))
+        if options.frequency_penalty or options.presence_penalty:
+            row -= counts * options.frequency_penalty + seen * options.presence_penalty
+
+    def _banned(self, prefix: Sequence[int]) -> list[int]:
+        """Tokens that may not come next, by what came before."""
+        options = self._options
+        banned = list(self._stops) if len(self._output) + len(prefix) < options.min_tokens else []
+        for *before, last in options.bad_words:
+            if _ends_with(self._output, prefix, before):
+                banned.append(last)
+        return banned
+
+    def _biases(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        if self._bias is None:
+            ids = torch.tensor([token_id for token_id, _ in self._options.logit_bias], device=row.device)
+            values = torch.tensor([bias for _, bias in self._options.logit_bias], dtype=row.dtype, device=row.device)
+            self._bias = ids, values
+        return self._bias
+
+    def _forbidden_tokens(self, row: Tensor) -> Tensor:
+        if self._forbidden is None:
+            forbidden = torch.ones(row.shape, dtype=torch.bool)
+            forbidden[list(self._options.allowed_token_ids)] = False
+            self._forbidden = forbidden.to(row.device)
+        return self._forbidden
+
+
+def _counted(counts: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """`counts` with these tokens added; the old one stays as it is."""
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=counts.device)
+    return counts.index_add(0, ids, torch.ones(len(token_ids), dtype=counts.dtype, device=counts.device))
+
+
+def _ban(row: Tensor, banned: Sequence[int]) -> None:
+    """Unless nothing were left: then what is allowed goes before what is banned, and the request has its answer."""
+    ids = torch.tensor(banned, dtype=torch.int64, device=row.device)
+    held = row[ids]
+    row[ids] = -torch.inf
+    if bool(row.max() == -torch.inf):
+        row[ids] = held
+
+
+def _ends_with(output: Sequence[int], prefix: Sequence[int], end: Sequence[int]) -> bool:
+    count = len(end)
+    tail = [*output[len(output) - max(0, count - len(prefix)) :], *prefix][-count:] if count else []
+    return tail == list(end)

@@ -1,0 +1,194 @@
+"""Penalties, biases and masks: as transformers computes them, and the same whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from outrider.errors import InvalidRequest
+from outrider.speculation import (
+    Candidate,
+    LogitsOptions,
+    LogitsProcessor,
+    SamplingParams,
+    VerificationMode,
+    verify,
+)
+from outrider.speculation.batched import verify_batched
+from torch import Tensor
+from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+VOCAB = 30
+PROMPT = [3, 4, 5]
+STOP = 2
+ASKED = [
+    LogitsOptions(presence_penalty=1.1, frequency_penalty=0.7, repetition_penalty=1.4),
+    LogitsOptions(frequency_penalty=-1.5),
+    LogitsOptions(logit_bias=((7, 3.0), (8, -4.0)), min_tokens=6),
+    LogitsOptions(allowed_token_ids=tuple(range(1, 20)), bad_words=((6, 7), (9,), (7, 8, 10)), repetition_penalty=0.8),
+]
+MODES = [
+    (VerificationMode.GREEDY, SamplingParams(temperature=0)),
+    (VerificationMode.COUPLED, SamplingParams(temperature=0.9, top_p=0.95, seed=3)),
+]
+
+
+def model(text: Sequence[int]) -> Tensor:
+    """Logits after a text: short-sighted, so that texts repeat themselves."""
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash(tuple(text[-1:])) & 0xFFFF)) * 2
+
+
+def processed(options: LogitsOptions, output: Sequence[int], row: Tensor, prefix: Sequence[int] = ()) -> Tensor:
+    row = row.clone()[None]
+    LogitsProcessor(options, PROMPT, output, (STOP,)).apply(row, [prefix])
+    return row[0]
+
+
+def decode(options: LogitsOptions, mode: VerificationMode, params: SamplingParams, drafts: object = None) -> list[int]:
+    """24 tokens. `drafts(output)` is asked before each step."""
+    processor, output = LogitsProcessor(options, PROMPT, (), (STOP,)), list[int]()
+    while len(output) < 24:
+        draft = list(drafts(output)) if callable(drafts) else []
+        text = [*PROMPT, *output]
+        rows = torch.stack([model([*text, *draft[:i]]) for i in range(len(draft) + 1)])
+        [verdict] = verify(rows, [Candidate(params, mode, len(text), draft, processor=processor)])
+        processor.advance(verdict.token_ids)
+        output += verdict.token_ids
+    return output[:24]
+
+
+@pytest.mark.parametrize("options", ASKED)
+@pytest.mark.parametrize(("mode", "params"), MODES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_no_draft_changes_the_text(
+    options: LogitsOptions, mode: VerificationMode, params: SamplingParams, data: st.DataObject
+) -> None:
+    plain = decode(options, mode, params)
+
+    def drafts(output: list[int]) -> list[int]:
+        kept = data.draw(st.integers(0, 4))
+        noise = data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=3))
+        return plain[len(output) :][:kept] + noise
+
+    assert decode(options, mode, params, drafts) == plain
+
+
+@pytest.mark.parametrize("options", ASKED)
+@settings(max_examples=20, deadline=None)
+@given(output=st.lists(st.integers(0, VOCAB - 1), max_size=12), cut=st.integers(0, 12))
+def test_a_drafted_prefix_counts_as_if_it_were_committed(options: LogitsOptions, output: list[int], cut: int) -> None:
+    row = model(output)
+    assert torch.equal(processed(options, output, row), processed(options, output[:cut], row, output[cut:]))
+    advanced = LogitsProcessor(options, PROMPT, output[:cut], (STOP,))
+    # What it keeps is made by the first use.
+    advanced.apply(row.clone()[None], [()])
+    advanced.advance(output[cut:])
+    again = row.clone()[None]
+    advanced.apply(again, [()])
+    assert torch.equal(again[0], processed(options, output, row))
+
+
+@pytest.mark.parametrize("options", ASKED)
+def test_in_a_tree_each_row_follows_its_own_path(options: LogitsOptions) -> None:
+    parents, draft = [-1, 0, -1, 2], [6, 7, 9, 6]
+    paths = [[], [6], [6, 7], [9], [9, 6]]
+    candidate = Candidate(SamplingParams(temperature=0), VerificationMode.GREEDY, 3, draft, parents=parents)
+    assert candidate.prefixes() == paths
+    row = model([1])
+    rows = row.repeat(5, 1)
+    LogitsProcessor(options, PROMPT, [6]).apply(rows, candidate.prefixes())
+    for found, path in zip(rows, paths, strict=True):
+        alone = row.clone()[None]
+        LogitsProcessor(options, PROMPT, [6, *path]).apply(alone, [()])
+        assert torch.equal(found, alone[0])
+
+
+def test_the_repetition_penalty_is_that_of_transformers() -> None:
+    row, output = model([9]), [6, 6, 11]
+    text = torch.tensor([[*PROMPT, *output]])
+    wanted = RepetitionPenaltyLogitsProcessor(1.4)(text, row.clone()[None])[0]
+    assert torch.equal(processed(LogitsOptions(repetition_penalty=1.4), output, row), wanted)
+
+
+def test_bad_words_are_those_of_transformers() -> None:
+    words, output = ((6, 7), (9,), (6, 6, 8)), [6, 6]
+    wanted = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=STOP)(
+        torch.tensor([output]), model(output)[None]
+    )[0]
+    assert torch.equal(processed(LogitsOptions(bad_words=words), output, model(output)), wanted)
+
+
+def test_frequency_and_presence_are_subtracted_as_openai_documents() -> None:
+    row, output = model([1]), [6, 6, 11]
+    found = processed(LogitsOptions(frequency_penalty=0.5, presence_penalty=0.25), output, row)
+    wanted = row.clone()
+    wanted[6] -= 2 * 0.5 + 0.25
+    wanted[11] -= 0.5 + 0.25
+    assert torch.allclose(found, wanted)
+    assert torch.equal(found[PROMPT], row[PROMPT]), "the prompt is not penalised"
+
+
+def test_no_stop_token_is_chosen_before_min_tokens() -> None:
+    row = torch.zeros(VOCAB)
+    row[STOP] = 9.0
+    options = LogitsOptions(min_tokens=2)
+    assert processed(options, [5], row)[STOP] == -torch.inf
+    assert processed(options, [], row, [5])[STOP] == -torch.inf
+    assert processed(options, [5, 5], row)[STOP] == 9.0
+    assert processed(options, [5], row, [5])[STOP] == 9.0
+
+
+def test_where_every_allowed_token_is_banned_what_is_allowed_counts() -> None:
+    options = LogitsOptions(allowed_token_ids=(STOP, 6), bad_words=((6,),), min_tokens=4)
+    found = processed(options, [], model([1]))
+    assert torch.isfinite(found).nonzero()[:, 0].tolist() == [STOP, 6]
+
+
+def test_a_gpu_s_way_of_judging_sees_the_same_logits() -> None:
+    params, draft = SamplingParams(temperature=0.9, seed=3), [6, 7]
+    rows = torch.stack([model([1]), model([6]), model([7])])
+    verdicts = []
+    for judge in (verify, verify_batched):
+        processor, changed = LogitsProcessor(ASKED[0], PROMPT, [6, 7]), rows.clone()
+        candidate = Candidate(params, VerificationMode.COUPLED, 5, draft, processor=processor)
+        if judge is verify_batched:
+            processor.apply(changed, candidate.prefixes())
+        verdicts.append(judge(changed, [candidate]))
+    assert verdicts[0] == verdicts[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("presence_penalty", {"presence_penalty": 2.1}),
+        ("frequency_penalty", {"frequency_penalty": float("nan")}),
+        ("repetition_penalty", {"repetition_penalty": 0.0}),
+        ("repetition_penalty", {"repetition_penalty": float("inf")}),
+        ("logit_bias[4]", {"logit_bias": ((4, 101.0),)}),
+        ("logit_bias", {"logit_bias": ((4, 1.0), (4, 2.0))}),
+        ("bad_words[1]", {"bad_words": ((1,), ())}),
+        ("min_tokens", {"min_tokens": -1}),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(field: str, asked: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        LogitsOptions(**asked)  # type: ignore[arg-type]
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LogitsOptions(logit_bias=((VOCAB, 1.0),)),
+        LogitsOptions(allowed_token_ids=(VOCAB,)),
+        LogitsOptions(bad_words=((1, VOCAB),)),
+    ],
+)
+def test_a_token_outside_the_vocabulary_is_refused(options: LogitsOptions) -> None:
+    options.check_vocabulary(VOCAB + 1)
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        options.check_vocabulary(VOCAB)

@@ -1,0 +1,34 @@
+"""Penalties and masks leave the distribution that they define, with drafts in every step; and faults of them show."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.speculation import VerificationMode
+
+from benchmarks.support.distribution import Fault
+from benchmarks.support.options_distribution import Asked, run_options_experiment
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("draws", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", [VerificationMode.RATIO, VerificationMode.COUPLED])
+@pytest.mark.parametrize("asked", Asked)
+def test_speculated_draws_follow_the_target(asked: Asked, mode: VerificationMode, draws: int) -> None:
+    result = run_options_experiment(asked, mode, draws=draws)
+    assert result.passed, result
+    assert 0.3 < result.accepted < 0.9
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        (Asked.PENALTIES, Fault.STATE_BY_STEPS),
+        (Asked.PENALTIES, Fault.REJECTED_COUNTED),
+        (Asked.PENALTIES, Fault.MASK_OF_ANOTHER_POSITION),
+        (Asked.MASKS, Fault.STATE_BY_STEPS),
+        (Asked.MASKS, Fault.MASK_OF_ANOTHER_POSITION),
+    ],
+)
+def test_a_planted_fault_is_found(asked: Asked, fault: Fault) -> None:
+    assert not run_options_experiment(asked, VerificationMode.RATIO, draws=3_000, fault=fault).passed
