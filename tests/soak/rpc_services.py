@@ -183,20 +183,20 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
         async with AsyncExitStack() as stack:
             common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
             target_config = TargetConfig(**common, model_name=MODEL, metadata_url=redis.url)
-            target, _ = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
+            target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
             draft_config = DraftConfig(**common, kind=DrafterKind.COMBINED, metadata_url=redis.url)
             drafter = load_drafter(
                 draft_config.kind, tiny, engine=_ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
             )
             info = describe(draft_config, tiny, drafter)
-            draft, _ = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
+            draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
             store = await stack.enter_async_context(MetadataStore.connect(redis.url))
             config = RouterConfig(failover=FailoverConfig(wait_for_target_s=1.0))
             router = await stack.enter_async_context(running_router(config, store))
             control = await stack.enter_async_context(running_control(ControlConfig(), store))
             yield {
-                "TargetService": target.address,
-                "DraftService": draft.address,
+                "TargetService": target.life.address,
+                "DraftService": draft.life.address,
                 "RouterService": router.address,
                 "TraceService": router.address,
                 "ControlService": control.address,

@@ -249,8 +249,8 @@ async def _target(
 
     config = TargetConfig(str(model), "127.0.0.1:0", engine_config, _MODEL, metadata_url=url)
     engine, info = load(config)
-    _, servicer = await stack.enter_async_context(serve(config, engine, info))
-    return engine, servicer
+    running = await stack.enter_async_context(serve(config, engine, info))
+    return engine, running.servicer
 
 
 async def _draft(stack: AsyncExitStack, model: Path, url: str, engine_config: EngineConfig) -> DraftServicer:
@@ -260,8 +260,8 @@ async def _draft(stack: AsyncExitStack, model: Path, url: str, engine_config: En
 
     config = DraftConfig(str(model), "127.0.0.1:0", engine=engine_config, metadata_url=url)
     drafter = load_drafter(config.kind, model, engine=engine_config, model=config.drafting, ngram=config.ngrams)
-    _, servicer = await stack.enter_async_context(serve(config, drafter, describe(config, model, drafter)))
-    return servicer
+    running = await stack.enter_async_context(serve(config, drafter, describe(config, model, drafter)))
+    return running.servicer
 
 
 def memory_growth(rss: Sequence[tuple[int, int]], warm_up: int) -> Line:

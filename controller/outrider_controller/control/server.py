@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,13 +10,13 @@ from typing import Any
 import grpc
 from outrider.errors import InvalidRequest
 from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.version import PROTOCOL_VERSION, package_version
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncI
     info = worker.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         role=worker.WORKER_ROLE_CONTROL,
-        worker_id=f"control-{secrets.token_hex(6)}",
+        worker_id=new_worker_id("control"),
         version=package_version(),
     )
     async with AsyncExitStack() as stack:

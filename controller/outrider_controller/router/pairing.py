@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.protocol.identity import PROTOCOL_VERSION
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-
-from outrider_controller.version import PROTOCOL_VERSION
 
 _MUST_AGREE = ("protocol_version", "tokenizer_fingerprint", "vocab_size")
 

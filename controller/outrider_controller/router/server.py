@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 
 from outrider.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
+from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
@@ -32,7 +33,6 @@ from outrider_controller.router.rounds import Rounds
 from outrider_controller.router.session import Request
 from outrider_controller.router.trace_service import SERVICE as TRACE_SERVICE
 from outrider_controller.router.trace_service import TraceServicer
-from outrider_controller.version import PROTOCOL_VERSION, package_version
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,7 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
     info = worker.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         role=worker.WORKER_ROLE_ROUTER,
-        worker_id=f"router-{secrets.token_hex(6)}",
+        worker_id=new_worker_id("router"),
         max_sequences=config.admission.max_sessions,
         version=package_version(),
     )

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import grpc
 
-from outrider.draft.events import Event, StreamEnded
+from outrider.draft.events import DrainExpired, DrainStarted, Event, StreamEnded
 from outrider.draft.loop import MakeSteps, StepLoop
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import Load, Report
@@ -50,6 +50,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self.num_unread_dropped = 0
         """Messages that a router left unread for so long that they were dropped."""
         self._limits = limits
+        self._draining = False
         self._metrics = metrics
         self._clock = clock
         self._prefix_listener = prefix_listener
@@ -75,8 +76,21 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             num_free_blocks=load.num_free_blocks,
-            draining=load.draining,
+            draining=self._draining,
         )
+
+    async def flushed(self) -> None:
+        """Returns when gRPC has taken every message made so far."""
+        await asyncio.gather(*(outbox.join() for outbox in self._outboxes.values()))
+
+    def start_drain(self) -> None:
+        """Nothing new is opened from now on; the load says so at once."""
+        self._draining = True
+        self.post(DrainStarted())
+
+    def expire_drain(self) -> None:
+        """What is still open is given back."""
+        self.post(DrainExpired())
 
     def post(self, *events: Event) -> None:
         self._steps.post(events)

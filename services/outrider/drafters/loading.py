@@ -12,10 +12,6 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.engine import CheckpointError, Engine, EngineConfig
 from outrider.engine.checkpoints import read_config
 
-# A match of one token is chance more often than quotation, and the model does better there. From two on n-grams win,
-# measured with the shipped draft on Spec-Bench: see docs/benchmarks.md.
-LONG_MATCH = 2
-
 
 def load_drafter(
     kind: DrafterKind,
@@ -40,7 +36,7 @@ def drafter_on(
         return drafter
     # The tokens an n-gram quotes are the target's own, so it needs nothing of the model but its limits.
     info = drafter.info
-    config = ngram or NgramConfig(min_match=LONG_MATCH)
+    config = ngram or NgramConfig()
     return CombinedDrafter(NgramDrafter(info.vocab_size, info.max_context_len, config), drafter)
 
 

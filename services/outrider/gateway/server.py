@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from signal import Signals
 from typing import Any
 
@@ -28,6 +26,7 @@ from outrider.gateway.http.connection import Bounds
 from outrider.gateway.metering import Meter
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
+from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
@@ -125,18 +124,11 @@ def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None) -
 
 def _info() -> worker_pb2.WorkerInfo:
     return worker_pb2.WorkerInfo(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         role=worker_pb2.WORKER_ROLE_GATEWAY,
-        worker_id=f"gateway-{uuid.uuid4().hex}",
-        version=_version(),
+        worker_id=new_worker_id("gateway"),
+        version=package_version(),
     )
-
-
-def _version() -> str:
-    try:
-        return version("outrider")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _load(admission: Admission) -> worker_pb2.WorkerLoad:

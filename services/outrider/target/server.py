@@ -16,7 +16,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
 from outrider.target.draft_link import Connect
-from outrider.target.events import DrainStarted, Event, StreamEnded
+from outrider.target.events import DrainExpired, DrainStarted, Event, StreamEnded
 from outrider.target.loop import MakeSteps, StepLoop
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
@@ -57,8 +57,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self.drained = asyncio.Event()
         """Set once nothing is open and nothing will be."""
         self.tally = worker.tally
-        self.on_drain: Callable[[], None] = lambda: None
-        """Called when the drain starts."""
         self._limits = limits
         self._draining = False
         self._prefix_listener = prefix_listener
@@ -102,7 +100,10 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """Nothing new is opened from now on; the load says so at once."""
         self._draining = True
         self.post(DrainStarted())
-        self.on_drain()
+
+    def expire_drain(self) -> None:
+        """What is still open is given back."""
+        self.post(DrainExpired())
 
     def post(self, *events: Event) -> None:
         self._steps.post(events)

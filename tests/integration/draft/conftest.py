@@ -36,11 +36,11 @@ def served(tiny: Path) -> Serve:
     async def start(kind: DrafterKind = DrafterKind.COMBINED, **config: object) -> AsyncIterator[Served]:
         engine = EngineConfig(dtype="float32", num_blocks=64)
         drafter = load_drafter(kind, tiny, engine=engine, model=ModelConfig(min_confidence=0.0))
-        settings = DraftConfig(str(tiny), "127.0.0.1:0", kind, **config)  # type: ignore[arg-type]
+        settings = DraftConfig(str(tiny), "127.0.0.1:0", kind=kind, **config)  # type: ignore[arg-type]
         async with (
-            serve(settings, drafter, describe(settings, tiny, drafter)) as (life, servicer),
-            create_channel(life.address) as channel,
+            serve(settings, drafter, describe(settings, tiny, drafter)) as running,
+            create_channel(running.life.address) as channel,
         ):
-            yield DraftServiceStub(channel), servicer
+            yield DraftServiceStub(channel), running.servicer
 
     return start

@@ -159,7 +159,8 @@ async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, m
     for _ in range(2):
         config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
         engine, info = load(config)
-        life, servicer = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+        running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+        life, servicer = running.life, running.servicer
         await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
         fleet.loads.append(servicer.load_message)
         # In the namespace of this test, which a configured URL does not name.
@@ -170,7 +171,8 @@ async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, m
         draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
     )
     info = describe(draft_config, tiny, drafter)
-    life, draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
+    running_draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
+    life, draft = running_draft.life, running_draft.servicer
     await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
     fleet.loads.append(draft.load_message)
     fleet.drafts.append(draft)

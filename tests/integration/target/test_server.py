@@ -25,10 +25,11 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.opening import Limits
-from outrider.target.process import drain, load, serve
+from outrider.target.process import load, serve
 from outrider.target.scheduler import Batching
 from outrider.target.server import TargetServicer
 from outrider.target.worker import TargetWorker
+from outrider.worker.process import RunningWorker
 
 NUM_BLOCKS = 160
 GREEDY = sp.Sampling(temperature=0, top_p=1)
@@ -81,9 +82,9 @@ class Router:
 
 
 @contextlib.asynccontextmanager
-async def target(
+async def running_target(
     checkpoint: Path, **changes: object
-) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
+) -> AsyncIterator[tuple[RunningWorker[TargetServicer], target_pb2_grpc.TargetServiceAsyncStub]]:
     config = TargetConfig(
         model=str(checkpoint),
         listen="127.0.0.1:0",
@@ -92,8 +93,16 @@ async def target(
         **changes,  # type: ignore[arg-type]
     )
     engine, info = load(config)
-    async with serve(config, engine, info) as (life, servicer), create_channel(life.address) as channel:
-        yield servicer, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
+    async with serve(config, engine, info) as running, create_channel(running.life.address) as channel:
+        yield running, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
+
+
+@contextlib.asynccontextmanager
+async def target(
+    checkpoint: Path, **changes: object
+) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
+    async with running_target(checkpoint, **changes) as (running, stub):
+        yield running.servicer, stub
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -331,13 +340,13 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
 
 
 async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -> None:
-    async with target(tiny) as (servicer, stub):
+    async with running_target(tiny) as (running, stub):
         router = Router(stub)
         await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
         await router.read()
-        servicer.start_drain()
+        drained = asyncio.create_task(running.drain(timeout_s=20))
+        await asyncio.sleep(0)
         await router.send(opens=[open_sequence(2, [5, 6])])
-        drained = asyncio.create_task(drain(servicer, timeout_s=20))
         await router.finished(1, 2)
         await drained
     assert len(router.text[1]) == 400
@@ -345,13 +354,12 @@ async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -
 
 
 async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
-    async with target(tiny) as (servicer, stub):
+    async with running_target(tiny) as (running, stub):
         router = Router(stub)
         held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
         await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)], drafts=[FIRST_WORD])
         await router.read()
-        servicer.start_drain()
-        await drain(servicer, timeout_s=0.05)
+        await running.drain(timeout_s=0.05)
         await router.finished(1)
     assert router.errors[1].code == Code.UNAVAILABLE
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 class PrefixPublisher:
     """Owned by one event loop. Without a store it forgets what it is told."""
 
-    def __init__(self, store: MetadataStore | None, worker_id: str) -> None:
+    def __init__(self, store: MetadataStore | None, info: worker_pb2.WorkerInfo) -> None:
         self._store = store
-        self._worker_id = worker_id
+        self._info = info
         self._changes: dict[bytes, bool] = {}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -32,6 +32,7 @@ class PrefixPublisher:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def note(self, added: list[bytes], removed: list[bytes]) -> None:
+        """Block hashes that came and went. Never waits."""
         if self._task is not None:
             self._changes.update(dict.fromkeys(added, True))
             self._changes.update(dict.fromkeys(removed, False))
@@ -44,4 +45,4 @@ class PrefixPublisher:
             changes, self._changes = self._changes, {}
             added = [block for block, present in changes.items() if present]
             removed = [block for block, present in changes.items() if not present]
-            await store.publish_prefix(worker_pb2.WORKER_ROLE_TARGET, self._worker_id, added, removed)
+            await store.publish_prefix(self._info.role, self._info.worker_id, added, removed)

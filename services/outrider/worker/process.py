@@ -1,0 +1,191 @@
+"""One worker process from start to end: load, serve, hold a lease, drain. Only wiring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import grpc
+import torch
+from prometheus_client import CollectorRegistry
+
+from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import worker_pb2
+from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
+from outrider.worker.config import WorkerConfig
+from outrider.worker.prefix_publisher import PrefixPublisher
+
+if TYPE_CHECKING:
+    from outrider.metadata.lease import Lease
+    from outrider.metadata.store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+_FLUSH_S = 2.0
+
+
+class Servicer(Protocol):
+    """A worker's service, as its process sees it."""
+
+    @property
+    def drained(self) -> asyncio.Event: ...
+
+    def load_message(self) -> worker_pb2.WorkerLoad: ...
+
+    def start_drain(self) -> None:
+        """Nothing new is opened from now on; the load says so at once."""
+        ...
+
+    def expire_drain(self) -> None:
+        """What is still open is given back."""
+        ...
+
+    async def flushed(self) -> None:
+        """Returns when gRPC has taken every message made so far."""
+        ...
+
+
+S = TypeVar("S", bound=Servicer)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker(Generic[S]):
+    """A worker that serves."""
+
+    servicer: S
+    life: ServerLife
+    lease: Lease | None
+    """None without a metadata store."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Opens nothing new from now on. Returns when all has finished, or once, after `timeout_s`, the rest has been
+        given back."""
+        self.servicer.start_drain()
+        if self.lease is not None:
+            self.lease.wake()
+        try:
+            await asyncio.wait_for(self.servicer.drained.wait(), timeout_s)
+        except TimeoutError:
+            log.warning("%d sequences did not finish in time", self.servicer.load_message().num_running)
+            self.servicer.expire_drain()
+            await self.servicer.drained.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.servicer.flushed(), _FLUSH_S)
+
+
+Make = Callable[[CollectorRegistry, PrefixPublisher, "MetadataStore | None"], AbstractAsyncContextManager[S]]
+"""What a worker's own package makes of what its process has, in the event loop that will serve."""
+
+
+@asynccontextmanager
+async def serve(
+    config: WorkerConfig,
+    info: worker_pb2.WorkerInfo,
+    service: str,
+    make: Make[S],
+    add: Callable[[Any, grpc.aio.Server], None],
+    *,
+    signals: Sequence[signal.Signals] = (),
+) -> AsyncIterator[RunningWorker[S]]:
+    """The worker as others see it: serving `service`, and with a lease if there is a metadata store.
+
+    `make`: the servicer; `add`: it to a server. Raises OSError when an address cannot be bound, ValueError for what is
+    no metadata URL; never because the store is away.
+    """
+    async with AsyncExitStack() as stack:
+        registry = CollectorRegistry()
+        store = await stack.enter_async_context(_connect(config, registry)) if config.metadata_url else None
+        publisher = await stack.enter_async_context(PrefixPublisher(store, info))
+        servicer = await stack.enter_async_context(make(registry, publisher, store))
+        if config.metrics_listen:
+            endpoint = start_metrics_server(config.metrics_listen, registry)
+            stack.callback(endpoint.stop)
+            log.info("metrics at http://%s/metrics", endpoint.address)
+        server = create_server()
+        add(servicer, server)
+        life = await stack.enter_async_context(serving(server, config.listen, services=[service], signals=signals))
+        await life.ready()
+        lease = None
+        if store is not None:
+            registration = store.register(info, config.advertise or life.address, servicer.load_message)
+            lease = await stack.enter_async_context(registration)
+        yield RunningWorker(servicer, life, lease)
+
+
+async def serve_until_stopped(
+    worker: AbstractAsyncContextManager[RunningWorker[S]],
+    info: worker_pb2.WorkerInfo,
+    drain_timeout_s: float,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serves until a stop signal, then drains."""
+    async with worker as running:
+        log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
+        on_ready()
+        await running.life.draining.wait()
+        await running.drain(drain_timeout_s)
+    log.info("drained")
+
+
+@asynccontextmanager
+async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIterator[MetadataStore]:
+    # Only here: a worker without a metadata store needs no Redis client installed.
+    from outrider.metadata.store import MetadataStore
+
+    async with MetadataStore.connect(config.metadata_url) as store:
+        MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
+        yield store
+
+
+class Model(Protocol):
+    """What both kinds of worker know of what they have loaded."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_context_len(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def describe(
+    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: Model, **more: Any
+) -> worker_pb2.WorkerInfo:
+    """Who this worker is, made anew at every start. `more`: fields of WorkerInfo that only its kind of worker knows."""
+    name = worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
+    return worker_pb2.WorkerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        role=role,
+        worker_id=new_worker_id(name),
+        model=config.served_name,
+        vocab_size=model.vocab_size,
+        max_context_len=model.max_context_len,
+        max_sequences=config.max_sequences,
+        block_size=model.block_size,
+        num_blocks=model.num_blocks,
+        device=model.device,
+        dtype=model.dtype,
+        version=package_version(),
+        **more,
+    )
+
+
+def limit_cpu(config: WorkerConfig) -> None:
+    """Pins the process and bounds torch's threads. Before the model is loaded: threads started later inherit it."""
+    if config.cpu_cores:
+        os.sched_setaffinity(0, config.cpu_cores)
+    if config.threads:
+        torch.set_num_threads(config.threads)
