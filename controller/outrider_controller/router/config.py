@@ -5,6 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.address import check_advertised
+from outrider.protocol.limits import (
+    MAX_ALTERNATIVES,
+    MAX_DRAFT_TOKENS,
+    MAX_RUN_AHEAD_TOKENS,
+    MAX_STREAM_BYTES,
+    MAX_WAIT_US,
+)
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -31,11 +38,15 @@ class PolicyConfig:
     """Times that a target may wait for a draft in vain before it stops waiting for it."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_draft_tokens <= 64:
-            raise ValueError(f"policy.max_draft_tokens: must be in 0..64, got {self.max_draft_tokens}")
-        for name in ("max_wait_us", "run_ahead_tokens", "num_alternatives"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"policy.{name}: must not be negative")
+        bounds = {
+            "max_draft_tokens": MAX_DRAFT_TOKENS,
+            "max_wait_us": MAX_WAIT_US,
+            "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
+            "num_alternatives": MAX_ALTERNATIVES,
+        }
+        for name, bound in bounds.items():
+            if not 0 <= getattr(self, name) <= bound:
+                raise ValueError(f"policy.{name}: must be in 0..{bound}, got {getattr(self, name)}")
         _positive("policy", silent_commits=self.silent_commits, rounds_per_turn=self.rounds_per_turn)
 
 
@@ -84,8 +95,7 @@ class LinkConfig:
     connect_timeout_s: float = 5.0
     first_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
-    max_message_bytes: int = 1 << 20
-    """A message is closed and the next begun beyond this size; workers accept 4 MiB."""
+    max_message_bytes: int = MAX_STREAM_BYTES
 
     def __post_init__(self) -> None:
         _positive(
@@ -105,7 +115,6 @@ class AdmissionConfig:
     """Requests one router carries at a time."""
     retry_after_s: float = 1.0
     """Sent with a rejection for overload."""
-    max_stop_token_ids: int = 64
 
     def __post_init__(self) -> None:
         _positive("admission", max_sessions=self.max_sessions, retry_after_s=self.retry_after_s)

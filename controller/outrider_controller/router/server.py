@@ -96,7 +96,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         info = self._rounds.pools.model_info(model)
         if info is None:
             raise self._unknown(model)
-        return check_request(message, info, self._admission, self._salt_key)
+        return check_request(message, info, self._salt_key)
 
     def _unknown(self, model: str) -> OutriderError:
         """A router that has yet to see its first target cannot say that there is none of this name."""

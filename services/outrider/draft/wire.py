@@ -14,9 +14,8 @@ from outrider.draft.events import Event, SequenceKey
 from outrider.draft.report import Proposed, Report
 from outrider.draft.worker import error_of
 from outrider.drafters import Opening, merge
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import OutriderError
 from outrider.protocol.convert import (
-    check_token_ids,
     distribution_to_proto,
     mode_from_proto,
     sampling_from_proto,
@@ -24,12 +23,8 @@ from outrider.protocol.convert import (
 )
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import (
-    MAX_DRAFT_ALTERNATIVES,
-    MAX_DRAFT_RUN_AHEAD_TOKENS,
-    MAX_SALT_BYTES,
-    MAX_STOP_TOKENS,
-)
+from outrider.protocol.limits import MAX_ALTERNATIVES, MAX_RUN_AHEAD_TOKENS
+from outrider.protocol.validate import check_opening, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 
@@ -64,8 +59,8 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     if not count:
         return 0, 0, 0
-    ahead = min(speculation.run_ahead_tokens, MAX_DRAFT_RUN_AHEAD_TOKENS)
-    return count, ahead, min(speculation.num_alternatives, MAX_DRAFT_ALTERNATIVES)
+    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
+    return count, ahead, min(speculation.num_alternatives, MAX_ALTERNATIVES)
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
@@ -80,44 +75,38 @@ def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits
 
 
 def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, now_s: float) -> events.Committed:
-    check_token_ids(message.token_ids, limits.vocab_size, field="token_ids")
+    check_token_ids("token_ids", message.token_ids, limits.vocab_size)
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s)
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
     """Raises InvalidRequest."""
-    _check_tokens(message, limits)
-    params, mode = sampling_from_proto(message.sampling), mode_from_proto(message.mode)
-    if params.greedy != (mode is VerificationMode.GREEDY):
-        raise InvalidRequest("mode", f"{mode.name} does not go with temperature {params.temperature:g}")
-    if len(message.cache_salt) > MAX_SALT_BYTES:
-        raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes")
     count, ahead, alternatives = _allowed(message.speculation, limits)
-    return Opening(
+    opening = Opening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
-        params=params,
-        mode=mode,
+        params=sampling_from_proto(message.sampling),
+        mode=mode_from_proto(message.mode),
         max_draft_tokens=count,
         run_ahead_tokens=ahead,
         num_alternatives=alternatives,
-        max_new_tokens=message.stopping.max_new_tokens or None,
+        max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
     )
-
-
-def _check_tokens(message: sequence_pb2.OpenSequence, limits: Limits) -> None:
-    check_token_ids(message.prompt_token_ids, limits.vocab_size, field="prompt_token_ids")
-    check_token_ids(message.committed_token_ids, limits.vocab_size, field="committed_token_ids")
-    stops = message.stopping.stop_token_ids
-    if len(stops) > MAX_STOP_TOKENS:
-        raise InvalidRequest("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {len(stops)}")
-    length = len(message.prompt_token_ids) + len(message.committed_token_ids)
-    if length > limits.max_context_len:
-        name = "committed_token_ids" if len(message.prompt_token_ids) <= limits.max_context_len else "prompt_token_ids"
-        raise InvalidRequest(name, f"{length} tokens in a context of {limits.max_context_len}")
+    check_opening(
+        prompt=opening.prompt,
+        committed=opening.committed,
+        max_new_tokens=message.stopping.max_new_tokens,
+        stop_token_ids=message.stopping.stop_token_ids,
+        params=opening.params,
+        mode=opening.mode,
+        salt=opening.salt,
+        vocab_size=limits.vocab_size,
+        max_context_len=limits.max_context_len,
+    )
+    return opening
 
 
 def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftResponse]:

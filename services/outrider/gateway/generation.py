@@ -28,13 +28,13 @@ from outrider.gateway.requests import (
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
-    check_token_ids,
 )
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import TemplateError, TooManyTokens
 from outrider.gateway.tokenizer.threads import TokenizerThreads
+from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing

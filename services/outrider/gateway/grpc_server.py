@@ -24,9 +24,9 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
     check_num_messages,
-    check_token_ids,
 )
 from outrider.gateway.stats import Finish, Summary
+from outrider.protocol.validate import check_token_ids
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 from outrider.telemetry.context import TraceContext

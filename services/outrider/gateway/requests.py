@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
+from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 64
 MAX_MESSAGES = 1024
 _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
@@ -96,7 +96,8 @@ class Options:
         if self.max_tokens is not None:
             _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= _UINT32_MAX, "at least 1")
         if self.max_draft_tokens is not None:
-            _require("max_draft_tokens", self.max_draft_tokens, 0 <= self.max_draft_tokens <= 64, "from 0 to 64")
+            allowed = 0 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS
+            _require("max_draft_tokens", self.max_draft_tokens, allowed, f"from 0 to {MAX_DRAFT_TOKENS}")
         if self.max_tokens is not None and self.logits.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"{self.logits.min_tokens} is more than max_tokens, {self.max_tokens}")
         self._check_stops()
@@ -109,8 +110,8 @@ class Options:
                 message = f"{len(stop)} characters; a stop string has 1 to {MAX_STOP_CHARS}"
                 raise InvalidRequest(f"stop[{i}]", message)
             _check_text(f"stop[{i}]", stop)
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            message = f"{len(self.stop_token_ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
+        if len(self.stop_token_ids) > MAX_CLIENT_STOP_TOKENS:
+            message = f"{len(self.stop_token_ids)} ids; at most {MAX_CLIENT_STOP_TOKENS} are allowed"
             raise InvalidRequest("stop_token_ids", message)
 
 
@@ -129,15 +130,6 @@ def check_num_messages(where: str, num_messages: int) -> None:
     """Before they are looked at: a body may hold millions."""
     if not 1 <= num_messages <= MAX_MESSAGES:
         raise InvalidRequest(where, f"{num_messages} messages; 1 to {MAX_MESSAGES} are allowed")
-
-
-def check_token_ids(where: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Refuses ids the model has no row for, before they can index anything."""
-    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        return
-    for i, token_id in enumerate(token_ids):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"{where}[{i}]", f"token id {token_id} is outside the vocabulary of {vocab_size}")
 
 
 def _float32(value: float) -> float:

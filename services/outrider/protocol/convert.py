@@ -16,7 +16,6 @@ _MODES = {
     sequence_pb2.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
     sequence_pb2.VERIFICATION_MODE_RATIO: VerificationMode.RATIO,
 }
-_MODES_ON_WIRE = {mode: value for value, mode in _MODES.items()}
 
 
 def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "sampling") -> SamplingParams:
@@ -52,31 +51,16 @@ def mode_from_proto(value: sequence_pb2.VerificationMode.ValueType, *, field: st
     return mode
 
 
-def mode_to_proto(mode: VerificationMode) -> sequence_pb2.VerificationMode.ValueType:
-    return _MODES_ON_WIRE[mode]
-
-
-def distribution_from_proto(message: sequence_pb2.DraftDistribution, *, field: str = "q") -> DraftDistribution:
+def distributions_from_proto(messages: Sequence[sequence_pb2.DraftDistribution]) -> list[DraftDistribution]:
     """Raises InvalidRequest naming the field, such as `q[2].counts`."""
-    try:
-        return DraftDistribution(tuple(message.token_ids), tuple(message.counts))
-    except InvalidRequest as error:
-        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
-
-
-def distributions_from_proto(
-    messages: Sequence[sequence_pb2.DraftDistribution], *, field: str = "q"
-) -> list[DraftDistribution]:
-    return [distribution_from_proto(message, field=f"{field}[{i}]") for i, message in enumerate(messages)]
+    found = []
+    for index, message in enumerate(messages):
+        try:
+            found.append(DraftDistribution(tuple(message.token_ids), tuple(message.counts)))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"q[{index}].{error.field}", error.message) from None
+    return found
 
 
 def distribution_to_proto(distribution: DraftDistribution) -> sequence_pb2.DraftDistribution:
     return sequence_pb2.DraftDistribution(token_ids=distribution.token_ids, counts=distribution.counts)
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
-    """Raises InvalidRequest naming the first token outside the vocabulary."""
-    if token_ids and max(token_ids) >= vocab_size:
-        index = next(i for i, token_id in enumerate(token_ids) if token_id >= vocab_size)
-        message = f"token id {token_ids[index]} is outside the vocabulary of {vocab_size}"
-        raise InvalidRequest(f"{field}[{index}]", message)

@@ -1,12 +1,27 @@
-"""How much one message may hold, whoever sends it. What depends on a model or a setting is checked beside these."""
+"""Every bound of a message that depends on no model and no setting, once, whoever sends it and wherever it lands."""
 
 from __future__ import annotations
 
+MAX_MODEL_CHARS = 256
+MAX_REVISION_CHARS = 256
+MAX_LABEL_CHARS = 128
+"""Of a request's id and its tenant."""
+MAX_ERROR_NAME_CHARS = 100
+"""Of an error's reason or field, which may have come from a peer. Of its message: errors.MAX_MESSAGE_CHARS."""
+
 MAX_SALT_BYTES = 64
+MAX_CLIENT_STOP_TOKENS = 64
 MAX_STOP_TOKENS = 256
+"""Those of a client, and those with which the model ends a text."""
 
 MAX_DRAFT_TOKENS = 64
 """That a client may ask for in one proposal."""
+MAX_RUN_AHEAD_TOKENS = 32
+"""A draft goes no further beyond its proposal, and a target keeps no more."""
+MAX_ALTERNATIVES = 16
+"""Other outcomes of a step that a draft prepares for."""
+MAX_WAIT_US = 10_000_000
+"""A target holds a sequence back for a draft no longer."""
 MAX_TREE_TOKENS = 256
 """A draft's longest guess, 64 tokens and 32 beyond them, 16 paths of four tokens that leave it, and five tokens beside
 each, make 245."""
@@ -16,14 +31,10 @@ together with those of other sequences."""
 MAX_SOURCE_BYTES = 32
 """Of a drafter's name for a part of itself, which goes with every commit."""
 
-MAX_DRAFT_RUN_AHEAD_TOKENS = 32
-"""A draft goes no further, whatever it is asked."""
-MAX_DRAFT_ALTERNATIVES = 16
-
 MAX_DURATION_US = 3_600_000_000
 """Of any duration in a message. One of an hour says all there is to say, and sums of them fit a message."""
 MAX_DROPPED_TOKENS = 1 << 14
 """In one round: of some sixty drafts. As many in every round of the longest request make a sum that fits a message."""
 
-MAX_ERROR_NAME_CHARS = 100
-"""Of an error's reason or field, which may have come from a peer. Of its message: errors.MAX_MESSAGE_CHARS."""
+MAX_STREAM_BYTES = 1 << 20
+"""Beyond this size a message on a stream to a worker is closed, and the next begun."""

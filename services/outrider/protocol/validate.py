@@ -1,4 +1,4 @@
-"""What a Draft message may say. One check, wherever one lands: at a router, or at a target.
+"""What a message may say: an opening, a draft. One check, wherever one lands. Raises InvalidRequest.
 
 A draft that is merely late, repeated or empty passes: the target trims, drops and counts it.
 """
@@ -9,9 +9,60 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES, MAX_TREE_TOKENS
+from outrider.protocol.limits import (
+    MAX_DRAFT_BYTES,
+    MAX_SALT_BYTES,
+    MAX_SOURCE_BYTES,
+    MAX_STOP_TOKENS,
+    MAX_TREE_TOKENS,
+)
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import Q_TOTAL, Q_WIDTH
+from outrider.speculation import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
+
+
+def check_opening(
+    *,
+    prompt: Sequence[int],
+    committed: Sequence[int],
+    max_new_tokens: int,
+    stop_token_ids: Sequence[int],
+    params: SamplingParams,
+    mode: VerificationMode,
+    salt: bytes,
+    vocab_size: int,
+    max_context_len: int,
+) -> None:
+    """What any worker asks of an opening, whatever else it can hold."""
+    if not prompt:
+        raise InvalidRequest("prompt_token_ids", "must have at least one token")
+    check_token_ids("prompt_token_ids", prompt, vocab_size)
+    check_token_ids("committed_token_ids", committed, vocab_size)
+    check_stopping(max_new_tokens, stop_token_ids, vocab_size)
+    if len(committed) >= max_new_tokens:
+        raise InvalidRequest("committed_token_ids", "already as many as stopping.max_new_tokens")
+    if (length := len(prompt) + len(committed)) >= max_context_len:
+        name = "committed_token_ids" if len(prompt) < max_context_len else "prompt_token_ids"
+        raise InvalidRequest(name, f"{length} tokens leave no room in a context of {max_context_len}")
+    if params.greedy != (mode is VerificationMode.GREEDY):
+        raise InvalidRequest("mode", f"{mode.name} does not go with temperature {params.temperature:g}")
+    if len(salt) > MAX_SALT_BYTES:
+        raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(salt)}")
+
+
+def check_stopping(max_new_tokens: int, stop_token_ids: Sequence[int], vocab_size: int) -> None:
+    if max_new_tokens < 1:
+        raise InvalidRequest("stopping.max_new_tokens", "must be at least 1")
+    if len(stop_token_ids) > MAX_STOP_TOKENS:
+        message = f"must be at most {MAX_STOP_TOKENS}, got {len(stop_token_ids)}"
+        raise InvalidRequest("stopping.stop_token_ids", message)
+    check_token_ids("stopping.stop_token_ids", stop_token_ids, vocab_size)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Names the first that is outside the vocabulary, as `field[3]`. The id itself is not repeated."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        index = next(index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"{field}[{index}]", f"is outside the vocabulary of {vocab_size}")
 
 
 @dataclass(slots=True)
@@ -33,7 +84,7 @@ class DraftRules:
         self.max_draft_tokens = max(self.max_draft_tokens, max_draft_tokens)
 
     def check(self, draft: sequence_pb2.Draft) -> int:
-        """How many positions it speaks of. Raises InvalidRequest when no correct draft would have sent it."""
+        """How many positions it speaks of. Raises where no correct draft would have sent it."""
         if draft.epoch < self.epoch:
             raise InvalidRequest("epoch", f"went back from {self.epoch} to {draft.epoch}")
         num_positions = check_draft(draft, self.vocab_size, self.max_context_len, self.max_draft_tokens)
@@ -68,7 +119,7 @@ def check_draft(draft: sequence_pb2.Draft, vocab_size: int, max_context_len: int
         num_positions = _depth(parents, num_positions)
     if num_positions > max_positions:
         raise InvalidRequest("token_ids", f"{num_positions} where {max_positions} were allowed")
-    _check_vocabulary("token_ids", token_ids, vocab_size)
+    check_token_ids("token_ids", token_ids, vocab_size)
     if draft.base_len > max_context_len:
         raise InvalidRequest("base_len", f"must be at most {max_context_len}, got {draft.base_len}")
     if confidence := draft.confidence[:]:
@@ -89,12 +140,6 @@ def _depth(parents: Sequence[int], num_tokens: int) -> int:
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return max(depths)
-
-
-def _check_vocabulary(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    # The offending id is not repeated.
-    if token_ids and max(token_ids) >= vocab_size:
-        raise InvalidRequest(field, f"an id is outside the vocabulary of {vocab_size}")
 
 
 def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
@@ -118,4 +163,4 @@ def _check_q(draft: sequence_pb2.Draft, token_ids: Sequence[int], vocab_size: in
             raise InvalidRequest("q", f"counts must be at least 1 and sum to {Q_TOTAL}")
         if token_id not in ids:
             raise InvalidRequest("q", "a drafted token could not have been drawn from it")
-        _check_vocabulary("q", ids, vocab_size)
+        check_token_ids("q", ids, vocab_size)

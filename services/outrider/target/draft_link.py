@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from outrider.errors import Unavailable
+from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.target.sequence import SequenceKey
@@ -30,7 +31,6 @@ _SILENCE_S = 1.0
 _MAX_FAILED_PROBES = 2
 # One that answers, but nothing of what it was asked for so long, no longer drafts.
 _MAX_UNANSWERED_S = 120.0
-_MAX_MESSAGE_BYTES = 1 << 20
 # Nothing open there for so long, and it is closed.
 _MAX_IDLE_S = 30.0
 
@@ -52,7 +52,7 @@ class DraftLink:
         called once, unless the link is stopped. After `idle` nothing more may be opened on it."""
         self.worker_id = worker_id
         self.address = address
-        self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, _MAX_MESSAGE_BYTES)
+        self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
         self.keys: dict[int, SequenceKey] = {}
         """What is open there, by the id that it has there."""
         self._connect = connect

@@ -24,12 +24,12 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.speculation import Q_TOTAL
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"
 DRAFT_SERVICE = "outrider.rpc.v1.DraftService"
 
 _CONTEXT_TOKENS = 16
-_Q_TOTAL = 65536
 
 
 def next_token(prefix: Sequence[int], vocab_size: int) -> int:
@@ -418,7 +418,7 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
         if state.opening.mode == sequence.VERIFICATION_MODE_RATIO:
             draft.sampling.CopyFrom(state.opening.sampling)
             for token in draft.token_ids:
-                draft.q.add(token_ids=[token], counts=[_Q_TOTAL])
+                draft.q.add(token_ids=[token], counts=[Q_TOTAL])
         return draft
 
 

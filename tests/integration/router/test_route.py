@@ -12,6 +12,7 @@ import pytest
 from outrider.errors import Code
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -322,7 +323,7 @@ BAD_REQUESTS = [
     ("sampling.top_p", {"sampling": sequence.Sampling(temperature=1, top_p=float("nan"))}),
     ("sampling.min_p", {"sampling": sequence.Sampling(temperature=1, top_p=1, min_p=2)}),
     ("stopping.max_new_tokens", {"stopping": sequence.Stopping()}),
-    ("stopping.stop_token_ids", {"stopping": sequence.Stopping(max_new_tokens=1, stop_token_ids=[1] * 65)}),
+    ("stopping.stop_token_ids", {"stopping": sequence.Stopping(max_new_tokens=1, stop_token_ids=[1] * 257)}),
     ("stopping.stop_token_ids[0]", {"stopping": sequence.Stopping(max_new_tokens=1, stop_token_ids=[1000])}),
     ("speculation", {"speculation": 77}),
     ("max_draft_tokens", {"max_draft_tokens": 65}),
@@ -336,6 +337,14 @@ async def test_every_bad_field_is_named_and_nothing_reaches_a_worker(fleet):
         error = await refusal_of(fleet, fleet.request(**change))
         assert (error.code, error.field) == (Code.INVALID_ARGUMENT, field)
     assert not target.opens and not draft.opens
+
+
+async def test_all_stop_ids_that_a_client_may_give_fit_beside_the_models_own(fleet):
+    await fleet.target()
+    await fleet.start()
+    stops = [*range(900, 900 + MAX_CLIENT_STOP_TOKENS), 999]
+    answer = await fleet.ask(fleet.request(stopping=sequence.Stopping(max_new_tokens=3, stop_token_ids=stops)))
+    assert answer.rounds
 
 
 async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet):

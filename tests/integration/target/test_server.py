@@ -218,7 +218,7 @@ async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tin
     ("field", "changes"),
     [
         ("prompt_token_ids", {"prompt_token_ids": []}),
-        ("prompt_token_ids", {"prompt_token_ids": [384]}),
+        ("prompt_token_ids[0]", {"prompt_token_ids": [384]}),
         ("prompt_token_ids", {"prompt_token_ids": [5] * 600}),
         ("sampling.temperature", {"sampling": sp.Sampling(temperature=float("nan"), top_p=1)}),
         ("sampling.top_p", {"sampling": sp.Sampling(temperature=0.5, top_p=0)}),

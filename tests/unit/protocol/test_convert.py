@@ -3,16 +3,14 @@ from __future__ import annotations
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import (
-    check_token_ids,
     distribution_to_proto,
     distributions_from_proto,
     mode_from_proto,
-    mode_to_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import DraftDistribution, VerificationMode
+from outrider.speculation import DraftDistribution
 
 
 def sampling(**fields: float) -> sequence_pb2.Sampling:
@@ -43,11 +41,6 @@ def test_bad_sampling_is_refused_by_the_fields_name(field: str, value: float) ->
     assert caught.value.field == f"sampling.{field}"
 
 
-@pytest.mark.parametrize("mode", list(VerificationMode))
-def test_every_mode_survives_both_ways(mode: VerificationMode) -> None:
-    assert mode_from_proto(mode_to_proto(mode)) is mode
-
-
 @pytest.mark.parametrize("value", [0, 4, -1])
 def test_a_mode_that_is_unset_or_unknown_is_refused(value: int) -> None:
     with pytest.raises(InvalidRequest, match="mode"):
@@ -74,13 +67,5 @@ def test_a_distribution_that_is_none_is_refused_by_its_place(token_ids: list[int
     good = sequence_pb2.DraftDistribution(token_ids=[3], counts=[65536])
     bad = sequence_pb2.DraftDistribution(token_ids=token_ids, counts=counts)
     with pytest.raises(InvalidRequest) as caught:
-        distributions_from_proto([good, bad], field="drafts[2].q")
-    assert caught.value.field is not None
-    assert caught.value.field.startswith("drafts[2].q[1].")
-
-
-def test_a_token_outside_the_vocabulary_is_named_by_its_place() -> None:
-    check_token_ids([0, 383], 384, field="prompt_token_ids")
-    check_token_ids([], 384, field="prompt_token_ids")
-    with pytest.raises(InvalidRequest, match=r"prompt_token_ids\[1\]: token id 384"):
-        check_token_ids([0, 384], 384, field="prompt_token_ids")
+        distributions_from_proto([good, bad])
+    assert (caught.value.field or "").startswith("q[1].")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 
 
@@ -12,6 +13,8 @@ from outrider_controller.router.config import AdmissionConfig, FailoverConfig, L
         (lambda: PolicyConfig(max_draft_tokens=-1), "max_draft_tokens"),
         (lambda: PolicyConfig(max_draft_tokens=65), "max_draft_tokens"),
         (lambda: PolicyConfig(max_wait_us=-1), "max_wait_us"),
+        (lambda: PolicyConfig(max_wait_us=MAX_WAIT_US + 1), "max_wait_us"),
+        (lambda: PolicyConfig(run_ahead_tokens=MAX_RUN_AHEAD_TOKENS + 1), "run_ahead_tokens"),
         (lambda: FailoverConfig(wait_for_target_s=0), "wait_for_target_s"),
         (lambda: FailoverConfig(stall_after_s=float("nan")), "stall_after_s"),
         (lambda: LinkConfig(max_backoff_s=0), "max_backoff_s"),

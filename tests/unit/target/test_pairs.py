@@ -249,7 +249,7 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
     await world.draft.say(guess(4, 5000))
     [(stream, answer)] = world.answers
     [error] = answer.draft_errors
-    assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids")
+    assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids[0]")
     assert not world.events
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
     assert world.pairs.open_keys == [KEY], "the sequence itself goes on"

@@ -17,7 +17,6 @@ from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
     MAX_MESSAGES,
-    MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     ChatPrompt,
     Generation,
@@ -27,6 +26,7 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.speculation.logits_options import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 
 # Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
@@ -74,7 +74,7 @@ _MAX_ENTRIES = {
     "messages": MAX_MESSAGES,
     "metadata": 16,
     "stop": MAX_STOPS,
-    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "stop_token_ids": MAX_CLIENT_STOP_TOKENS,
     "stream_options": 16,
     "logit_bias": MAX_BIASES,
     "allowed_token_ids": MAX_ALLOWED_TOKENS,
