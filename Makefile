@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-all test-aarch64 lint proto clean
+.PHONY: demo test test-all test-aarch64 loadtest lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 $(VENV)/.ready: pyproject.toml hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,quantization,otel,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,quantization,otel,loadtest,dev]"
 	touch $@
 
 $(VENV)/.proto: $(VENV)/.ready $(wildcard proto/outrider/rpc/v1/*.proto)
@@ -39,6 +39,10 @@ test-all: proto
 test-aarch64: proto
 	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
 	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
+
+# Load on a stack that it starts for the time: make loadtest ARGS="--profile threshold"
+loadtest: proto
+	$(BIN)/python -m loadtest --up $(ARGS)
 
 lint: proto
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("services", "controller", ".")
-PACKAGES = ("outrider", "outrider_controller", "benchmarks")
+PACKAGES = ("outrider", "outrider_controller", "benchmarks", "loadtest")
 WHOLE_STACK = ("tests/e2e", "tests/soak")
 """They start every process by its command line, which no import shows."""
 EVERYTHING = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/affected.py")

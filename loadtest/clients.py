@@ -1,0 +1,194 @@
+"""One streamed answer over the public gRPC API or the OpenAI-compatible HTTP API, timed. For Locust's greenlets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Protocol
+
+import grpc
+from geventhttpclient import HTTPClient
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+
+from loadtest.outcomes import Outcome
+from loadtest.settings import Tenant
+
+_TIMEOUT_S = 120.0
+_MODES = {
+    "auto": router_pb2.SPECULATION_MODE_AUTO,
+    "on": router_pb2.SPECULATION_MODE_ON,
+    "off": router_pb2.SPECULATION_MODE_OFF,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One delivery; the last one carries the counts."""
+
+    has_tokens: bool
+    counts: dict[str, int] | None = None
+
+
+class Client(Protocol):
+    def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
+        """An answer as it comes. Raises OSError, grpc.RpcError or RequestFailed."""
+
+    def close(self) -> None: ...
+
+
+class RequestFailed(Exception):
+    """The server refused, or broke off; the message has its reason and no text of a prompt."""
+
+
+def ask(client: Client, tenant: Tenant, prompt: str) -> Outcome:
+    """One request, timed; what goes wrong stands in the outcome."""
+    taken = _Taken(tenant.name)
+    try:
+        for piece in client.pieces(tenant, prompt):
+            taken.piece(piece)
+        if taken.counts is None:
+            raise RequestFailed("the stream ended without a finish")
+    except grpc.RpcError as error:
+        return taken.outcome(error=error.code().name)
+    except (OSError, RequestFailed) as error:
+        return taken.outcome(error=str(error) or type(error).__name__)
+    return taken.outcome()
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What has come so far, and when."""
+
+    tenant: str
+    sent_s: float = field(default_factory=time.time)
+    started_s: float = field(default_factory=time.perf_counter)
+    arrivals_s: list[float] = field(default_factory=list)
+    counts: dict[str, int] | None = None
+
+    def piece(self, piece: Piece) -> None:
+        if piece.has_tokens:
+            self.arrivals_s.append(time.perf_counter())
+        self.counts = piece.counts or self.counts
+
+    def outcome(self, error: str = "") -> Outcome:
+        since_ms = [(at_s - self.started_s) * 1e3 for at_s in self.arrivals_s]
+        return Outcome(
+            tenant=self.tenant,
+            sent_s=self.sent_s,
+            error=error,
+            ttft_ms=since_ms[0] if since_ms else 0.0,
+            # To the last token, like the definitions of TPOT; usage and metrics may come a moment later.
+            e2e_ms=since_ms[-1] if since_ms else (time.perf_counter() - self.started_s) * 1e3,
+            itl_ms=tuple(after - before for before, after in pairwise(since_ms)),
+            **(self.counts or {}),
+        )
+
+
+class GrpcClient:
+    """One connection, as one user has. Needs `grpc.experimental.gevent`."""
+
+    def __init__(self, address: str, model: str, api_key: str = "") -> None:
+        self._model = model
+        # Without it, channels to one address share a connection, and all users the calls that one may have at once.
+        self._channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+    def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
+        message = generation_pb2.ChatMessage(role="user", content=prompt)
+        request = generation_pb2.GenerateRequest(
+            model=self._model,
+            chat=generation_pb2.ChatPrompt(messages=[message]),
+            options=generation_pb2.GenerationOptions(
+                max_tokens=tenant.max_tokens,
+                temperature=tenant.temperature,
+                speculation=_MODES[tenant.speculation],
+                include_metrics=True,
+            ),
+        )
+        call = self._stub.StreamGenerate(
+            generation_pb2.StreamGenerateRequest(request=request), timeout=_TIMEOUT_S, metadata=self._metadata
+        )
+        for chunk in call:
+            yield Piece(bool(chunk.token_ids), _grpc_counts(chunk) if chunk.finish_reason else None)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]:
+    sums = chunk.metrics.speculative_decoding
+    return {
+        "prompt_tokens": chunk.usage.prompt_tokens,
+        "cached_tokens": chunk.usage.cached_tokens,
+        "completion_tokens": chunk.usage.completion_tokens,
+        "verified_tokens": sums.num_verified_tokens,
+        "accepted_tokens": sums.num_accepted_draft_tokens,
+    }
+
+
+class HttpClient:
+    """One keep-alive connection, as one user has."""
+
+    def __init__(self, address: str, model: str, api_key: str = "") -> None:
+        host, _, port = address.rpartition(":")
+        self._client = HTTPClient(host, int(port), concurrency=1, connection_timeout=10.0, network_timeout=_TIMEOUT_S)
+        self._model = model
+        self._headers = {"content-type": "application/json"}
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+
+    def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": tenant.max_tokens,
+            "temperature": tenant.temperature,
+            "speculation": tenant.speculation,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "include_metrics": True,
+        }
+        with self._client.post("/v1/chat/completions", body=json.dumps(body), headers=self._headers) as response:
+            if response.status_code != 200:
+                raise RequestFailed(f"HTTP {response.status_code}")
+            yield from map(_http_piece, _events(response))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _events(response: Any) -> Iterator[dict[str, Any]]:
+    """Server-sent events up to [DONE]. Raises RequestFailed for one that tells of an error."""
+    while line := response.readline(sep=b"\n"):
+        data = line.strip().removeprefix(b"data: ")
+        if data == b"[DONE]":
+            response.read()
+            return
+        if data:
+            event = json.loads(data)
+            if "error" in event:
+                raise RequestFailed(f"in the stream: {event['error'].get('code') or event['error'].get('type')}")
+            yield event
+
+
+def _http_piece(event: dict[str, Any]) -> Piece:
+    # What opens a stream has a role and no text: it is no token.
+    delta = event["choices"][0]["delta"] if event["choices"] else {}
+    usage = event.get("usage")
+    if not usage:
+        return Piece(bool(delta.get("content")))
+    sums = event["metrics"]["speculative_decoding"]
+    return Piece(
+        bool(delta.get("content")),
+        {
+            "prompt_tokens": usage["prompt_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+            "verified_tokens": sums["num_verified_tokens"],
+            "accepted_tokens": sums["num_accepted_draft_tokens"],
+        },
+    )

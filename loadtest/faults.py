@@ -1,0 +1,64 @@
+"""Kills workers of a stack on this machine while it serves. Their supervisor starts them again."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import grpc
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2
+
+from loadtest.settings import Faults
+
+log = logging.getLogger(__name__)
+
+_ROLES = {
+    "target": worker_pb2.WORKER_ROLE_TARGET,
+    "draft": worker_pb2.WORKER_ROLE_DRAFT,
+    "router": worker_pb2.WORKER_ROLE_ROUTER,
+}
+
+ListWorkers = Callable[[worker_pb2.WorkerRole.ValueType], Sequence[control_pb2.WorkerStatus]]
+
+
+class Killer:
+    """Ends one worker a call, of each role in turn, as a crash would."""
+
+    def __init__(self, faults: Faults, workers: ListWorkers, kill: Callable[[int, int], None] = os.kill) -> None:
+        self._roles = itertools.cycle(faults.roles)
+        self._workers = workers
+        self._kill = kill
+        self.killed: list[str] = []
+        """Role and id of each."""
+
+    def strike(self) -> None:
+        role = next(self._roles)
+        # A lease of another machine tells a pid of another machine.
+        here = [
+            one for one in self._workers(_ROLES[role]) if one.pid and one.address.startswith(("127.", "localhost:"))
+        ]
+        if not here:
+            log.warning("no %s to kill on this machine", role)
+            return
+        worker = random.choice(here)
+        with suppress(ProcessLookupError):
+            self._kill(worker.pid, signal.SIGKILL)
+            self.killed.append(f"{role} {worker.info.worker_id}")
+            log.warning("killed %s %s", role, worker.info.worker_id)
+
+
+def workers_of(control: str) -> ListWorkers:
+    """Asks the control plane; nobody where it does not answer."""
+    stub = control_pb2_grpc.ControlServiceStub(grpc.insecure_channel(control))
+
+    def ask(role: worker_pb2.WorkerRole.ValueType) -> Sequence[control_pb2.WorkerStatus]:
+        with suppress(grpc.RpcError):
+            return stub.ListWorkers(control_pb2.ListWorkersRequest(role=role), timeout=5.0).workers
+        return ()
+
+    return ask

@@ -1,0 +1,53 @@
+"""The report at the end of a test, for people and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider_controller.cli.output import columns, write_json
+
+from loadtest.outcomes import Report
+from loadtest.settings import Profile
+from loadtest.shapes import Threshold
+
+_BUSY_CLIENT = 0.8
+_TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
+
+
+def table(report: Report, profile: Profile, killed: Sequence[str], client_cpu: float) -> str:
+    """One line a tenant, and what has to be known to read them."""
+    times = [name.removesuffix("_ms").upper() for name in _TIMES]
+    header = ["TENANT", "REQ", "FAILED", "REQ/S", "TOK/S", *(f"{name} P50 / P99 MS" for name in times)]
+    rows = [_cells(row) for row in report.rows]
+    lines = [
+        "",
+        columns([*header, "CACHED", "ACCEPTED", "GOOD", "GOOD REQ/S"], rows),
+        "",
+        f"SLO: {report.slo}. {report.seconds:.0f} s after a warm-up of {profile.warm_up_s:g} s.",
+        *(f"failed {count} times: {error}" for error, count in sorted(report.errors.items())),
+    ]
+    if killed:
+        lines.append(f"killed: {', '.join(killed)}")
+    if isinstance(profile.shape, Threshold):
+        lines.append(
+            f"most users with {profile.shape.min_goodput:.0%} of requests within the SLO: {profile.shape.held}"
+        )
+    busy = ": too busy to measure with; run Locust on several processes" if client_cpu > _BUSY_CLIENT else ""
+    lines.append(f"this client took {client_cpu:.0%} of a core{busy}")
+    return "\n".join(lines)
+
+
+def write_report(file: str, report: Report, profile: Profile, killed: Sequence[str], client_cpu: float) -> None:
+    """Does nothing without a file."""
+    held = profile.shape.held if isinstance(profile.shape, Threshold) else None
+    body = {"profile": profile.name, **report.as_json(), "killed": list(killed), "users_held": held}
+    write_json(Path(file) if file else None, "loadtest", {**body, "client_cpu": round(client_cpu, 3)})
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    times = [f"{row[f'{name}_p50']:.0f} / {row[f'{name}_p99']:.0f}" for name in _TIMES]
+    counts = [str(row["requests"]), str(row["failed"]), f"{row['requests_per_s']:.2f}", f"{row['tokens_per_s']:.1f}"]
+    shares = [f"{row[name]:.0%}" for name in ("cached", "accepted", "goodput")]
+    return [row["tenant"], *counts, *times, *shares, f"{row['good_requests_per_s']:.2f}"]

@@ -1,0 +1,97 @@
+"""Locust's users: one class for each tenant of a profile. Each user has a connection of its own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from locust import User, task
+
+from benchmarks.support.prompts import Prompt
+from loadtest.clients import Client, GrpcClient, HttpClient, ask
+from loadtest.outcomes import Outcome
+from loadtest.settings import Profile, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the stack is."""
+
+    http: str
+    grpc: str
+    model: str
+    control: str = ""
+    """Empty: nothing can be killed."""
+
+
+class TenantUser(User):
+    """Asks, waits, asks again. A subclass sets the tenant."""
+
+    abstract = True
+    tenant: Tenant
+    prompts: Sequence[Prompt]
+    endpoints: Endpoints
+    record: Callable[[Outcome], None]
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        key = os.environ.get(self.tenant.api_key_env, "") if self.tenant.api_key_env else ""
+        http = self.tenant.protocol == "http"
+        address = self.endpoints.http if http else self.endpoints.grpc
+        self._client: Client = (HttpClient if http else GrpcClient)(address, self.endpoints.model, key)
+
+    def wait_time(self) -> float:
+        return random.uniform(*self.tenant.wait_s)
+
+    def on_stop(self) -> None:
+        self._client.close()
+
+    @task
+    def answer(self) -> None:
+        outcome = ask(self._client, self.tenant, random.choice(self.prompts).text)
+        type(self).record(outcome)
+        self._series(
+            "", outcome.e2e_ms, outcome.completion_tokens, RuntimeError(outcome.error) if outcome.error else None
+        )
+        if not outcome.error:
+            self._series(": first token", outcome.ttft_ms)
+            for gap_ms in outcome.itl_ms:
+                self._series(": inter-token", gap_ms)
+
+    def _series(self, what: str, milliseconds: float, length: int = 0, exception: Exception | None = None) -> None:
+        """A line of Locust's own statistics and charts. Its length is in tokens."""
+        self.environment.events.request.fire(
+            request_type=self.tenant.protocol,
+            name=f"{self.tenant.name}{what}",
+            response_time=milliseconds,
+            response_length=length,
+            exception=exception,
+            context={},
+        )
+
+
+def user_classes(
+    profile: Profile, prompts: Sequence[Prompt], endpoints: Endpoints, record: Callable[[Outcome], None]
+) -> dict[str, type[TenantUser]]:
+    """By class name. Raises ValueError for a tenant without its API key."""
+    classes: dict[str, type[TenantUser]] = {}
+    for number, tenant in enumerate(profile.tenants):
+        own = [prompt for prompt in prompts if prompt.category in tenant.categories]
+        # A file without these categories is dealt out, so that tenants differ in their text still.
+        own = own or list(prompts[number :: len(profile.tenants)] or prompts)
+        if tenant.api_key_env and not os.environ.get(tenant.api_key_env):
+            raise ValueError(f"tenants: {tenant.name} takes its API key from {tenant.api_key_env}, which is not set")
+        name = f"{tenant.name.title().replace('-', '')}User"
+        members = {
+            "tenant": tenant,
+            "prompts": own,
+            "endpoints": endpoints,
+            "record": staticmethod(record),
+            "weight": tenant.weight,
+            "abstract": False,
+        }
+        classes[name] = type(name, (TenantUser,), members)
+    return classes

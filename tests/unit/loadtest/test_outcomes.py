@@ -1,0 +1,82 @@
+"""Figures of a load test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from outrider.rpc.v1 import control_pb2, worker_pb2
+
+from loadtest.faults import Killer
+from loadtest.outcomes import Outcome, Report, Slo, goodput
+from loadtest.settings import Faults, read_profile
+from loadtest.table import table
+
+ANSWERED = Outcome(
+    "chat",
+    0.0,
+    ttft_ms=100,
+    e2e_ms=1000,
+    itl_ms=(300, 600),
+    prompt_tokens=20,
+    cached_tokens=5,
+    completion_tokens=10,
+    verified_tokens=8,
+    accepted_tokens=6,
+)
+FAILED = Outcome("code", 0.0, error="UNAVAILABLE", e2e_ms=5)
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [
+        (Slo(), True),
+        (Slo(ttft_ms=100, tpot_ms=100, e2e_ms=1000), True),
+        (Slo(ttft_ms=99), False),
+        (Slo(tpot_ms=99), False),
+        (Slo(e2e_ms=999), False),
+    ],
+)
+def test_a_request_meets_the_slo_only_if_it_keeps_every_limit(slo: Slo, met: bool) -> None:
+    assert slo.met(ANSWERED) is met
+
+
+def test_a_failed_request_meets_no_slo() -> None:
+    assert not Slo().met(FAILED)
+    assert goodput([ANSWERED, FAILED], Slo()) == 0.5
+
+
+def test_the_report_has_a_row_for_each_tenant_and_one_of_all() -> None:
+    report = Report.of([ANSWERED, ANSWERED, FAILED], Slo(ttft_ms=200), seconds=2.0)
+    chat, code, total = report.rows
+    assert (chat["tenant"], chat["requests"], chat["failed"], chat["goodput"]) == ("chat", 2, 0, 1.0)
+    assert (chat["tpot_ms_p50"], chat["itl_ms_p50"], chat["tokens_per_s"]) == (100, 450, 10)
+    assert (chat["cached"], chat["accepted"]) == (0.25, 0.75)
+    assert (code["failed"], code["goodput"], code["e2e_ms_p50"]) == (1, 0.0, 0.0)
+    assert (total["requests"], total["requests_per_s"], total["good_requests_per_s"]) == (3, 1.0, 1.0)
+    assert report.errors == {"UNAVAILABLE": 1}
+
+
+def test_the_table_says_what_failed_what_was_killed_and_that_the_client_is_too_busy() -> None:
+    report = Report.of([ANSWERED, FAILED], Slo(ttft_ms=200), seconds=2.0)
+    text = table(report, read_profile("steady"), ["draft d-1"], client_cpu=0.93)
+    assert all(part in text for part in ("UNAVAILABLE", "draft d-1", "TTFT <= 200 ms", "93%", "too busy"))
+
+
+def test_a_report_without_any_request_can_be_shown() -> None:
+    assert "0" in table(Report.of([], Slo(), 1.0), read_profile("threshold"), [], 0.1)
+
+
+def test_workers_of_each_role_are_killed_in_turn_and_only_on_this_machine() -> None:
+    here, there = "127.0.0.1:9001", "10.0.0.7:9001"
+    pids = {worker_pb2.WORKER_ROLE_DRAFT: 11, worker_pb2.WORKER_ROLE_TARGET: 12}
+
+    def workers(role: worker_pb2.WorkerRole.ValueType) -> Sequence[control_pb2.WorkerStatus]:
+        return [control_pb2.WorkerStatus(pid=99, address=there), control_pb2.WorkerStatus(pid=pids[role], address=here)]
+
+    killed: list[int] = []
+    killer = Killer(Faults(every_s=1), workers, lambda pid, signal: killed.append(pid))
+    for _ in range(3):
+        killer.strike()
+    assert killed == [11, 12, 11]
+    assert len(killer.killed) == 3
