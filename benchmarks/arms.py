@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from outrider_controller.cli.client import Answer
 from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 
 _WARM_UP_TOKENS = 16
 
@@ -51,12 +51,12 @@ async def take_turns(
 ) -> Samples:
     """Each arm warms up on the first prompt. Raises what an arm raises."""
     samples: Samples = {arm: [] for arm in arms}
-    with progress(label, len(prompts) * len(arms)) as report:
-        for ask in arms.values():
-            await ask(prompts[0], min(_WARM_UP_TOKENS, max_tokens))
-        for done, (number, arm) in enumerate(turns(len(prompts), list(arms), block), 1):
-            samples[arm].append(await _with_steal(arms[arm], prompts[number], max_tokens))
-            report(done, "")
+    report = Progress(label, len(prompts) * len(arms))
+    for ask in arms.values():
+        await ask(prompts[0], min(_WARM_UP_TOKENS, max_tokens))
+    for done, (number, arm) in enumerate(turns(len(prompts), list(arms), block), 1):
+        samples[arm].append(await _with_steal(arms[arm], prompts[number], max_tokens))
+        report(done, "")
     return samples
 
 

@@ -27,7 +27,7 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, note
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
@@ -136,20 +136,20 @@ async def take_turns(
 ) -> list[Answered]:
     """Answers of those that gave all of them; `failures` says why another did not."""
     answers: list[Answered] = []
-    with progress("prompts", len(asking)) as report:
-        by_name = {subject.name: subject for subject in asked}
-        for number, name in turns(len(asking), list(by_name)):
-            report(number, "")
-            if name in failures:
-                continue
-            await asyncio.sleep(_REST_S)
-            try:
-                reply = await by_name[name].answer(asking[number], limits)
-            except PeerFailed as failure:
-                _left_out(name, failure, failures)
-                continue
-            answers.append(_answered(name, asking[number].prompt, reply))
-        report(len(asking), "")
+    report = Progress("prompts", len(asking))
+    by_name = {subject.name: subject for subject in asked}
+    for number, name in turns(len(asking), list(by_name)):
+        report(number, "")
+        if name in failures:
+            continue
+        await asyncio.sleep(_REST_S)
+        try:
+            reply = await by_name[name].answer(asking[number], limits)
+        except PeerFailed as failure:
+            _left_out(name, failure, failures)
+            continue
+        answers.append(_answered(name, asking[number].prompt, reply))
+    report(len(asking), "")
     return [answer for answer in answers if answer.subject not in failures]
 
 

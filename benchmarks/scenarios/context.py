@@ -14,7 +14,7 @@ import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack_config import DTYPES
 
 from benchmarks.report import Row, finish, show, table
@@ -98,11 +98,11 @@ def _measure(engine: Engine, contexts: Sequence[int], rounds: int) -> list[Cost]
     prompt = [draw.randrange(3, engine.info.vocab_size) for _ in range(contexts[-1])]
     sequences = _opened(engine, prompt, contexts)
     seconds: list[list[float]] = [[] for _ in contexts]
-    with progress("rounds", rounds + 1) as report:
-        for number in range(rounds + 1):
-            for taken, sequence in zip(seconds, sequences, strict=True):
-                taken.append(_step_s(engine, sequence, prompt))
-            report(number + 1, "")
+    report = Progress("rounds", rounds + 1)
+    for number in range(rounds + 1):
+        for taken, sequence in zip(seconds, sequences, strict=True):
+            taken.append(_step_s(engine, sequence, prompt))
+        report(number + 1, "")
     # The first round pays for what is made once for each shape.
     return [
         Cost(

@@ -13,7 +13,7 @@ import click
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 
 if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
@@ -85,7 +85,8 @@ def _measure(draws: int) -> list[DistributionResult]:
     cores = len(os.sched_getaffinity(0))
     # Spawned: torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(min(cores, len(_RUNS)), mp_context=get_context("spawn"))
-    with progress("runs", len(_RUNS)) as report, pool:
+    report = Progress("runs", len(_RUNS))
+    with pool:
         running = [pool.submit(_run, mode, speculates, fault, draws) for mode, speculates, fault in _RUNS]
         for done, _ in enumerate(as_completed(running), 1):
             report(done, "")

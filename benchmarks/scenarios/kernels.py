@@ -13,7 +13,7 @@ import click
 import psutil
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 
 from benchmarks.report import finish, show, table
 
@@ -71,10 +71,10 @@ def kernels(
     reading = Times("reading", {"read": buffer.sum})
     chosen = [_times(name, path, draft, prompt_tokens) for name in variants or runnable_variants()]
     stolen, began = psutil.cpu_times().steal, time.monotonic()
-    with progress("rounds", rounds) as step:
-        for number in range(rounds):
-            _take_turns([reading, *chosen], number, long=number % 5 == 0)
-            step(number + 1, "")
+    step = Progress("rounds", rounds)
+    for number in range(rounds):
+        _take_turns([reading, *chosen], number, long=number % 5 == 0)
+        step(number + 1, "")
     stolen_share = (psutil.cpu_times().steal - stolen) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
     rows = [_row(times, reading.least("read"), prompt_tokens) for times in chosen]
     gigabytes = weight_bytes / 1e6 / reading.least("read")

@@ -13,7 +13,7 @@ import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack_config import QUANTIZATIONS
 
 from benchmarks.arms import turns
@@ -133,12 +133,12 @@ def _measure(
     speeds = {"target": _speeds(targets, prompts, rounds), "draft": _speeds(drafts, prompts, rounds)}
     pairs = {("target", how): (how, "none") for how in wanted} | {("draft", how): ("none", how) for how in wanted}
     answers: dict[tuple[str, str], Any] = {}
-    with progress("pairs", 2 * len(wanted) - 1) as report:
-        for pair in dict.fromkeys(pairs.values()):
-            # Under a salt of its own: no pair lives off the prefixes that another has cached.
-            salt = "/".join(pair).encode()
-            answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens, salt)
-            report(len(answers), "")
+    report = Progress("pairs", 2 * len(wanted) - 1)
+    for pair in dict.fromkeys(pairs.values()):
+        # Under a salt of its own: no pair lives off the prefixes that another has cached.
+        salt = "/".join(pair).encode()
+        answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens, salt)
+        report(len(answers), "")
     plain = [answer.token_ids for answer in answers["none", "none"]]
     found = []
     for (role, how), pair in pairs.items():

@@ -17,7 +17,7 @@ import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES
 
 from benchmarks.report import Row, finish, show, table
@@ -266,13 +266,13 @@ def run(answers: AnswerParts, prompts: Sequence[list[int]], max_tokens: int, che
     """All prompts, those that the checkpoint has and the rest."""
     parts = checkpoint.read()
     done = sum(part.count for part in parts)
-    with progress("prompts", len(prompts)) as report:
-        report(min(done, len(prompts)), "")
-        for part in answers(list(_missing(prompts, parts)), max_tokens):
-            parts.append(part)
-            checkpoint.add(part)
-            done += part.count
-            report(done, f"{sum(len(part.different) for part in parts)} different")
+    report = Progress("prompts", len(prompts))
+    report(min(done, len(prompts)), "")
+    for part in answers(list(_missing(prompts, parts)), max_tokens):
+        parts.append(part)
+        checkpoint.add(part)
+        done += part.count
+        report(done, f"{sum(len(part.different) for part in parts)} different")
     return sorted(parts, key=lambda part: part.start)
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 
 from benchmarks.support.prompts import Prompt
 
@@ -54,20 +54,20 @@ async def answers(
     """One answer per prompt, in their order. `seed` makes one of the prompt's number. Raises CommandError."""
     done = 0
     room = asyncio.Semaphore(concurrency)
-    with progress(label, len(prompts)) as report:
-        async with Gateway(address) as gateway:
+    report = Progress(label, len(prompts))
+    async with Gateway(address) as gateway:
 
-            async def ask(number: int, prompt: Prompt) -> Answer:
-                nonlocal done
-                more = {"seed": seed(number)} if seed else {}
-                request = make_request(model, prompt.text, speculation, **options, **more)
-                async with room:
-                    answer = await gateway.answer(request, _TIMEOUT_S)
-                done += 1
-                report(done, "")
-                return answer
+        async def ask(number: int, prompt: Prompt) -> Answer:
+            nonlocal done
+            more = {"seed": seed(number)} if seed else {}
+            request = make_request(model, prompt.text, speculation, **options, **more)
+            async with room:
+                answer = await gateway.answer(request, _TIMEOUT_S)
+            done += 1
+            report(done, "")
+            return answer
 
-            return list(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
+        return list(await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts))))
 
 
 def by_category(prompts: Sequence[Prompt], answered: Sequence[T]) -> dict[str, list[T]]:

@@ -6,6 +6,7 @@ The only file that imports ray. Each actor serves gRPC on a port of its own, so 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -28,7 +29,6 @@ from outrider.telemetry.logging import configure_logging
 from outrider_controller.config import ControllerConfig, RayConfig
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
-from outrider_controller.garbage import settled
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
@@ -48,6 +48,9 @@ _WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
 _BIND_TIMEOUT_S = 5.0
 _STOP_MARGIN_S = 5.0
+# Few cycles are made on the path of a token, and looking for them among thousands of running requests takes
+# milliseconds: it is done as rarely as memory allows.
+_GC_THRESHOLDS = (20_000, 20, 50)
 
 
 async def enter_bound(stack: AsyncExitStack, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
@@ -73,7 +76,7 @@ class Router:
         store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
         self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
         _tell_if_restarted(f"router at {self._router.address}")
-        self._stack.enter_context(settled())
+        self._stack.enter_context(gc_frozen())
 
     async def address(self) -> str:
         return self._router.address
@@ -119,6 +122,22 @@ def _tell_if_restarted(name: str) -> None:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
     if restarted:
         log.warning("%s died and was started again", name)
+
+
+@contextmanager
+def gc_frozen() -> Iterator[None]:
+    """What exists now outlives the block, so the collector of cycles does not go through it within: with all that is
+    imported, once takes a tenth of a second."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        # Else what is freed as the interpreter ends would count as leaked.
+        gc.unfreeze()
 
 
 @contextmanager

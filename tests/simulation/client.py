@@ -11,7 +11,7 @@ from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
 from outrider.gateway.generation import Generator
-from outrider.gateway.metering import Meter
+from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.requests import Generation, Options, TokenPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import TokenBytes
@@ -22,7 +22,7 @@ from tests.simulation.schedule import RequestPlan
 from tests.simulation.world import World
 
 FAILOVER = Failover(window_s=8.0)
-_METER = Meter()
+_METRICS = GatewayMetrics()
 _BYTES = TokenBytes(tuple(bytes([64 + token % 64]) for token in range(VOCAB_SIZE)))
 
 
@@ -70,7 +70,7 @@ class Clients:
             cast(Catalog, _OneModel(context)),
             world.routers_known,
             self.admission,
-            _METER,
+            _METRICS,
             FAILOVER,
             request_timeout_s=600.0,
             clock=asyncio.get_running_loop().time,

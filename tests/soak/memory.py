@@ -21,7 +21,7 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 
@@ -89,8 +89,8 @@ def memory(
             targets=2,
             run_dir=Path(scratch) / "run",
         )
-        with progress("requests", num_requests) as report:
-            watched = asyncio.run(watch(config, num_requests, concurrency, seed, report))
+        report = Progress("requests", num_requests)
+        watched = asyncio.run(watch(config, num_requests, concurrency, seed, report))
     found = problems(watched, warm_up)
     click.echo(_table(watched, warm_up))
     for problem in found:

@@ -21,7 +21,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import progress
+from outrider_controller.cli.progress import Progress
 
 from benchmarks.support.lines import Line, least_squares
 
@@ -134,19 +134,19 @@ async def _soak(num_requests: int, concurrency: int, num_blocks: int, seed: int)
     process, every = psutil.Process(), max(1, num_requests // _SAMPLES)
     async with staying(num_blocks) as stay:
         started_s = time.monotonic()
-        with progress("requests", num_requests) as report:
+        report = Progress("requests", num_requests)
 
-            async def client() -> None:
-                for request, cancel_after in requests:
-                    await _ask(stay, request, cancel_after, soaked)
-                    ended = soaked.outcomes.total() + soaked.errors.total()
-                    report(ended, "")
-                    if ended % every == 0:
-                        soaked.rss.append((ended, process.memory_info().rss))
+        async def client() -> None:
+            for request, cancel_after in requests:
+                await _ask(stay, request, cancel_after, soaked)
+                ended = soaked.outcomes.total() + soaked.errors.total()
+                report(ended, "")
+                if ended % every == 0:
+                    soaked.rss.append((ended, process.memory_info().rss))
 
-            async with asyncio.TaskGroup() as clients:
-                for _ in range(concurrency):
-                    clients.create_task(client())
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(concurrency):
+                clients.create_task(client())
         soaked.seconds = round(time.monotonic() - started_s, 1)
         await _settled(stay)
         soaked.held, soaked.still_open = stay.held, stay.num_open

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.progress import Report, progress
+from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
@@ -53,10 +54,10 @@ async def _streams(
     measured: list[dict[str, Any]] = []
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         for number in range(rounds):
-            with progress(f"round {number + 1}", concurrency) as report:
-                started_s = time.monotonic()
-                ended = await one_round(gateway, config.model, prompts, concurrency, random.Random(number), report)
-                seconds = time.monotonic() - started_s
+            report = Progress(f"round {number + 1}", concurrency)
+            started_s = time.monotonic()
+            ended = await one_round(gateway, config.model, prompts, concurrency, random.Random(number), report)
+            seconds = time.monotonic() - started_s
             held = await settled(stack)
             measured.append({**ended, "seconds": round(seconds, 2), "blocks_held": held, "holds": await held_by(stack)})
     found = problems(measured)
@@ -74,7 +75,7 @@ async def one_round(
     prompts: list[Prompt],
     concurrency: int,
     rng: random.Random,
-    report: Report = lambda done, note: None,
+    report: Callable[[int, str], None] = lambda done, note: None,
 ) -> dict[str, Any]:
     """As many streams as `concurrency` says, started at once; how they ended."""
     done = 0

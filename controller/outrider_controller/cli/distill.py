@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ import click
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.models import DEFAULT_TARGET, cache_directory
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import Report, progress
+from outrider_controller.cli.progress import Progress
 
 
 @click.command("distill")
@@ -68,8 +67,7 @@ def distill(
                 head_tokens=head_tokens or config.student.head_tokens,
             ),
         )
-        with _stages() as report:
-            result = run(config, report)
+        result = run(config, partial(_report, {}))
     except (CheckpointError, ValueError) as error:
         raise CommandError(str(error)) from error
     rows = [[name.replace("_", " "), value] for name, value in asdict(result).items()]
@@ -86,28 +84,8 @@ def _layers(text: str) -> tuple[int, ...]:
         raise click.UsageError(f"--layers: {text!r} is no list of numbers") from None
 
 
-class _Stages:
-    """One progress bar for each stage in turn."""
-
-    def __init__(self) -> None:
-        self._bars = contextlib.ExitStack()
-        self._stage = ""
-        self._report: Report = lambda done, note: None
-
-    def __call__(self, stage: str, done: int, total: int, note: str) -> None:
-        if stage != self._stage:
-            self.close()
-            self._stage, self._report = stage, self._bars.enter_context(progress(stage, total))
-        self._report(done, note)
-
-    def close(self) -> None:
-        self._bars.close()
-
-
-@contextlib.contextmanager
-def _stages() -> Iterator[_Stages]:
-    stages = _Stages()
-    try:
-        yield stages
-    finally:
-        stages.close()
+def _report(stages: dict[str, Progress], stage: str, done: int, total: int, note: str) -> None:
+    """One stage comes after another."""
+    if stage not in stages:
+        stages[stage] = Progress(stage, total)
+    stages[stage](done, note)

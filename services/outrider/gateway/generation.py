@@ -19,9 +19,8 @@ from outrider.gateway.admission import Admission
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
 from outrider.gateway.logits import LogitsChoice
-from outrider.gateway.metering import Meter, Metered
+from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
-from outrider.gateway.persistence import Persistence
 from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
@@ -29,6 +28,7 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from outrider.gateway.retry import RouterRetry
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
@@ -151,7 +151,7 @@ class Generator:
     catalog: Catalog
     routers: RouterPool
     admission: Admission
-    meter: Meter
+    metrics: GatewayMetrics
     failover: Failover
     request_timeout_s: float
     clock: Callable[[], float] = field(default=time.monotonic)
@@ -175,7 +175,7 @@ class Generator:
         patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
         with (
             request_span(self.tracing, generation, trace_context) as span,
-            self.meter.request(started_s) as metered,
+            self.metrics.request(started_s) as observer,
             self.admission.enter(),
         ):
             try:
@@ -183,9 +183,9 @@ class Generator:
                     job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s, span)
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
-            metered.prepared(job.model.name, len(job.prompt_token_ids))
+            observer.prepared(job.model.name, len(job.prompt_token_ids))
             span.prepared(job.id, len(job.prompt_token_ids))
-            async with aclosing(self._run(job, metered)) as chunks:
+            async with aclosing(self._run(job, observer)) as chunks:
                 yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks)
 
     async def _prepare(
@@ -219,17 +219,17 @@ class Generator:
     async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
         return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))
 
-    async def _run(self, job: _Job, metered: Metered) -> AsyncGenerator[Chunk, None]:
+    async def _run(self, job: _Job, observer: RequestObserver) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)
         if piece.finish_reason is not None:
             chunk = job.chunk(piece, 0, self.clock())
-            metered.chunk(len(piece.token_ids), chunk.finish, self.clock())
+            observer.chunk(len(piece.token_ids), chunk.finish, self.clock())
             yield chunk
             return
         async with aclosing(self._rounds(job)) as rounds:
             async for response in rounds:
                 chunk = job.take(response, self.clock())
-                metered.chunk(len(chunk.token_ids), chunk.finish, self.clock())
+                observer.chunk(len(chunk.token_ids), chunk.finish, self.clock())
                 if chunk.finish:
                     job.span.finished(job.model.name, chunk.finish)
                 if chunk.token_ids or chunk.finish:
@@ -240,26 +240,26 @@ class Generator:
 
     async def _rounds(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
         """Every round of the request, from as many routers as it takes."""
-        persistence = Persistence(self.failover)
+        retry = RouterRetry(self.failover)
         while True:
             try:
-                async with aclosing(self._attempt(job, persistence)) as rounds:
+                async with aclosing(self._attempt(job, retry)) as rounds:
                     async for response in rounds:
                         if response.token_ids:
-                            persistence.token()
+                            retry.token()
                         yield response
                 return
             except _RouterLost as lost:
-                pause_s = persistence.pause_s(self.clock())
+                pause_s = retry.pause_s(self.clock())
                 if pause_s is None:
-                    message = f"{persistence.num_breaks} calls to routers broke off; the last: {lost}"
+                    message = f"{retry.num_breaks} calls to routers broke off; the last: {lost}"
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
-            log.warning("call to a router broke off", extra={"request_id": job.id, "breaks": persistence.num_breaks})
-            self.meter.failover(resumed=bool(job.output.token_ids))
+            log.warning("call to a router broke off", extra={"request_id": job.id, "breaks": retry.num_breaks})
+            self.metrics.failover(resumed=bool(job.output.token_ids))
             job.stats.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))
 
-    async def _attempt(self, job: _Job, persistence: Persistence) -> AsyncGenerator[router_pb2.RouteResponse, None]:
+    async def _attempt(self, job: _Job, retry: RouterRetry) -> AsyncGenerator[router_pb2.RouteResponse, None]:
         """One call to one router. Ends by raising: _RouterLost when another may do better, OutriderError otherwise."""
         remaining_s = job.deadline_s - self.clock()
         if remaining_s <= 0:
@@ -276,7 +276,7 @@ class Generator:
         except OutriderError as error:
             if error.code is Code.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded(_TOO_LATE) from error
-            if not persistence.goes_on(error, has_tokens=bool(job.output.token_ids)):
+            if not retry.goes_on(error, has_tokens=bool(job.output.token_ids)):
                 raise
             self.routers.failed(router)
             raise _RouterLost(str(error)) from error

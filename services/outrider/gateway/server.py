@@ -23,7 +23,7 @@ from outrider.gateway.generation import Generator
 from outrider.gateway.grpc_server import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
 from outrider.gateway.http.connection import Bounds
-from outrider.gateway.metering import Meter
+from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
@@ -115,7 +115,7 @@ def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None) -
         catalog=Catalog(routers, config.model_paths),
         routers=routers,
         admission=Admission(config.limits.max_running),
-        meter=Meter(),
+        metrics=GatewayMetrics(),
         failover=config.failover,
         request_timeout_s=config.limits.request_timeout_s,
         tracing=tracing,

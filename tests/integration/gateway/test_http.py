@@ -290,7 +290,7 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serv
             with pytest.raises(openai.APITimeoutError):
                 await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=1.0)
         await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0)
-        assert 'outrider_request_failure_total{reason="cancelled"} 2.0' in gateway.core.meter.exposition().decode()
+        assert 'outrider_request_failure_total{reason="cancelled"} 2.0' in gateway.core.metrics.exposition().decode()
 
 
 async def silence(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:

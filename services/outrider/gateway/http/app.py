@@ -188,7 +188,7 @@ class _Listings:
         return JSONResponse(body, status_code=503 if reason else 200)
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self.core.meter.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(self.core.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import columns
 from outrider_controller.cli.painting import Painter
-from outrider_controller.cli.progress import Lines
+from outrider_controller.cli.progress import Progress
 
 from benchmarks.scenarios.exactness import compare
 from benchmarks.support.near_ties import first_difference
@@ -82,7 +82,7 @@ def test_numbers_stand_to_the_right() -> None:
 def test_progress_without_a_terminal_is_a_line_for_each_tenth() -> None:
     times: Iterator[float] = iter(range(100))
     said: list[str] = []
-    lines = Lines("work", 40, said.append, lambda: next(times))
+    lines = Progress("work", 40, said.append, lambda: next(times))
     for done in range(1, 41):
         lines(done, "")
     assert len(said) == 10

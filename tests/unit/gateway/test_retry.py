@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from outrider.errors import Code, make_error
 from outrider.gateway.config import Failover
-from outrider.gateway.persistence import Persistence
+from outrider.gateway.retry import RouterRetry
 
 LIMITS = Failover(window_s=10, max_moves=2, first_pause_s=0.1, longest_pause_s=0.3)
 
 
-def patience() -> Persistence:
-    return Persistence(LIMITS, jitter=lambda: 1.0)
+def patience() -> RouterRetry:
+    return RouterRetry(LIMITS, jitter=lambda: 1.0)
 
 
 def test_the_first_break_is_followed_at_once_and_the_next_ever_later() -> None:
@@ -43,7 +43,7 @@ def test_it_gives_up_on_a_request_that_loses_router_after_router() -> None:
 
 
 def test_jitter_never_more_than_halves_a_pause() -> None:
-    request = Persistence(LIMITS, jitter=lambda: 0.0)
+    request = RouterRetry(LIMITS, jitter=lambda: 0.0)
     assert [request.pause_s(0), request.pause_s(0)] == pytest.approx([0, 0.05])
 
 

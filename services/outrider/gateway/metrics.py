@@ -18,7 +18,7 @@ _ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0
 _E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 600)
 
 
-class Meter:
+class GatewayMetrics:
     """One gateway's metrics, in a registry of their own so that two gateways in one process do not mix."""
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class Meter:
         self.failovers.labels("ongoing_request" if resumed else "new_request").inc()
 
     @contextmanager
-    def request(self, started_s: float) -> Iterator[Metered]:
+    def request(self, started_s: float) -> Iterator[RequestObserver]:
         """Around one request; its end, whichever, is counted once."""
-        metered = Metered(self, started_s)
+        observer = RequestObserver(self, started_s)
         self.running.inc()
         try:
-            yield metered
+            yield observer
         except OutriderError as error:
             self.failed.labels((error.reason or error.code.name).lower()).inc()
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            if not metered.finished:
+            if not observer.finished:
                 self.failed.labels("cancelled").inc()
             raise
         except Exception:
@@ -77,15 +77,15 @@ class Meter:
             raise
         finally:
             self.running.dec()
-            if metered.num_tokens:
-                self.generation_tokens.labels(metered.model).observe(metered.num_tokens)
+            if observer.num_tokens:
+                self.generation_tokens.labels(observer.model).observe(observer.num_tokens)
 
 
 @dataclass(slots=True)
-class Metered:
+class RequestObserver:
     """One running request as the metrics see it."""
 
-    meter: Meter
+    metrics: GatewayMetrics
     started_s: float
     model: str = ""
     """Set once it is known to be served: names that clients make up are no label."""
@@ -95,24 +95,24 @@ class Metered:
 
     def prepared(self, model: str, prompt_tokens: int) -> None:
         self.model = model
-        self.meter.prompt_tokens.labels(model).observe(prompt_tokens)
+        self.metrics.prompt_tokens.labels(model).observe(prompt_tokens)
 
     def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
         """Something is about to be delivered."""
         if num_tokens:
             self.num_tokens += num_tokens
             if self.last_s is None:
-                self.meter.ttft.labels(self.model).observe(now_s - self.started_s)
+                self.metrics.ttft.labels(self.model).observe(now_s - self.started_s)
             else:
-                self.meter.itl.labels(self.model).observe(now_s - self.last_s)
+                self.metrics.itl.labels(self.model).observe(now_s - self.last_s)
             self.last_s = now_s
         if finish is not None:
             self._finish(finish, now_s)
 
     def _finish(self, finish: Finish, now_s: float) -> None:
         self.finished = True
-        self.meter.succeeded.labels(self.model, finish.reason).inc()
-        self.meter.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
-        self.meter.e2e.labels(self.model).observe(now_s - self.started_s)
+        self.metrics.succeeded.labels(self.model, finish.reason).inc()
+        self.metrics.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
+        self.metrics.e2e.labels(self.model).observe(now_s - self.started_s)
         if finish.usage.completion_tokens > 1:
-            self.meter.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)
+            self.metrics.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)

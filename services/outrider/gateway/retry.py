@@ -17,7 +17,7 @@ _NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
 
 
 @dataclass(slots=True)
-class Persistence:
+class RouterRetry:
     """One request's patience: bounded in time from a break to the next token, and in the number of routers lost."""
 
     limits: Failover
