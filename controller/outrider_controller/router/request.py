@@ -8,7 +8,7 @@ import re
 import secrets
 
 from outrider.errors import InvalidRequest
-from outrider.protocol import logits_options
+from outrider.protocol import logits_options, logprobs
 from outrider.protocol.convert import sampling_from_proto
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_LABEL_CHARS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
 from outrider.protocol.validate import check_stopping, check_token_ids
@@ -65,6 +65,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
         logits=_logits(message, info.vocab_size),
+        logprobs=_logprobs(message),
     )
 
 
@@ -73,6 +74,13 @@ def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOpt
         return None
     logits_options.from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
     return message.logits
+
+
+def _logprobs(message: router.RouteRequest) -> sequence.LogprobsOptions | None:
+    if not message.HasField("logprobs"):
+        return None
+    logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
+    return message.logprobs
 
 
 def _check_label(field: str, value: str) -> None:

@@ -21,6 +21,7 @@ from outrider.errors import (
     Overloaded,
     Unavailable,
 )
+from outrider.protocol import logprobs
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
@@ -347,6 +348,8 @@ class Rounds:
         if not course.told_revision:
             response.model_revision, course.told_revision = course.revision, True
         session.tell(done, response)
+        if session.request.logprobs is not None:
+            logprobs.pass_on(commit, response)
         course.carried_on()
         if done.finish_reason:
             course.wake()

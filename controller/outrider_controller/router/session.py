@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.errors import InvalidRequest
+from outrider.protocol import logprobs
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
     MAX_DROPPED_TOKENS,
@@ -47,6 +49,7 @@ class Request:
     """What `resume` came from; empty where nobody knows."""
     trace_context: TraceContext = NO_CONTEXT
     logits: sequence.LogitsOptions | None = None
+    logprobs: sequence.LogprobsOptions | None = None
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:
@@ -110,6 +113,7 @@ class Session:
             speculation=speculation,
             cache_salt=self.request.cache_salt,
             logits=self.request.logits,
+            logprobs=self.request.logprobs,
         )
 
     def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> Round:
@@ -121,6 +125,7 @@ class Session:
         token_ids = done.token_ids
         self._check(done, token_ids)
         self._check_measures(done)
+        self._check_logprobs(commit)
         self.committed += token_ids
         self.committed_len += len(token_ids)
         self.finish_reason = done.finish_reason
@@ -171,6 +176,14 @@ class Session:
             longest_us = max(longest_us, done.answer_compute_us)
         if longest_us > MAX_DURATION_US:
             raise BadReply("commit: a duration is longer than an hour")
+
+    def _check_logprobs(self, commit: sequence.Commit) -> None:
+        if self.request.logprobs is None:
+            return
+        try:
+            logprobs.check_commit(commit, self.request.logprobs, self.prompt_len, self.vocab_size)
+        except InvalidRequest as error:
+            raise BadReply(f"commit.{error.field}: {error.message}") from None
 
     def _check_drafting(self, done: Round) -> None:
         if done.answer_tokens > MAX_TREE_TOKENS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
 from outrider.speculation.logits import LogitsProcessor
+from outrider.speculation.logprobs import TokenLogprobs
 from outrider.speculation.params import DraftDistribution, SamplingParams, VerificationMode
 
 
@@ -76,6 +77,8 @@ class Verdict:
     """Positions judged: the accepted ones and the first rejected one, if any."""
     path: list[int] = field(default_factory=list)
     """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per token where they are asked for."""
 
 
 class NotFinite(ArithmeticError):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row, Sibling
 from outrider.speculation import Candidate, Verdict, VerificationMode, verify
+from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
 
@@ -46,8 +47,12 @@ def _run(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None])
     for row in rows:
         row.late = row.decides and _judges_one_more(row)
     deciding = [row for row in rows if row.decides]
-    verdicts = iter(verify(logits, [_candidate(row) for row in deciding]) if deciding else ())
-    return [next(verdicts) if row.decides else None for row in rows]
+    logits = take_prompt(rows, logits)
+    asked = asked_rows(deciding, logits)
+    verdicts = verify(logits, [_candidate(row) for row in deciding]) if deciding else []
+    add_logprobs(deciding, asked, verdicts)
+    found = iter(verdicts)
+    return [next(found) if row.decides else None for row in rows]
 
 
 def _engine_row(row: PlannedRow) -> Row:
@@ -55,7 +60,8 @@ def _engine_row(row: PlannedRow) -> Row:
     start = sequence.cached_len
     tokens = [*sequence.tokens[start : start + row.num_tokens], *sequence.drafts.token_ids[: row.num_drafted]]
     siblings = [Sibling(row.num_tokens - 1 + beside.at, beside.token_id) for beside in row.siblings]
-    return Row(kv_of(row.sequence), tokens, row.num_drafted + 1 if row.decides else 0, siblings)
+    num_logits = num_prompt_rows(row) + (row.num_drafted + 1 if row.decides else 0)
+    return Row(kv_of(row.sequence), tokens, num_logits, siblings)
 
 
 def _judges_one_more(row: PlannedRow) -> bool:

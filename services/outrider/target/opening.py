@@ -8,6 +8,7 @@ from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
 from outrider.protocol.validate import check_opening
 from outrider.speculation import LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
+from outrider.speculation.logprobs import LogprobsOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Opening:
     speculation: Speculation = Speculation()
     salt: bytes = b""
     logits: LogitsOptions | None = None
+    logprobs: LogprobsOptions | None = None
 
     def processor(self) -> LogitsProcessor | None:
         """What the logits go through, as it is after the committed tokens."""

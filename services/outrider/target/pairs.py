@@ -240,6 +240,7 @@ class Pairs:
         opening.CopyFrom(found.opening)
         opening.sequence_id = sequence_id
         opening.ClearField("logits")
+        opening.ClearField("logprobs")
         link.outbox.open(opening)
         self._asked(pairing, found.committed_len)
 

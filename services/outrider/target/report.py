@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.commit import Outcome
 from outrider.target.sequence import SequenceKey
 from outrider.target.times import Times
@@ -25,6 +27,9 @@ class Committed:
     """Of the opening; 0 after its first commit."""
     num_cached_tokens: int
     """Of the prompt, found in the prefix cache; 0 after the first commit."""
+    logprobs: Sequence[TokenLogprobs] = ()
+    """One per token of the outcome, where they are asked for."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)

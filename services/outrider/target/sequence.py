@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from outrider.engine import EngineSequence
 from outrider.speculation import LogitsProcessor, VerificationMode
+from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.target.times import Times
@@ -51,6 +52,9 @@ class TargetSequence:
     processor: LogitsProcessor | None = field(init=False)
     """None where the request asks nothing of the logits."""
 
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as it was run."""
+
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
         self.processor = self.opening.processor()
@@ -68,6 +72,12 @@ class TargetSequence:
     def cached_len(self) -> int:
         """Tokens whose keys and values are in the cache."""
         return self.kv.cached_len if self.kv is not None else 0
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """They go with the first commit of the answer."""
+        asked = self.opening.logprobs
+        return asked is not None and asked.prompt and not self.num_commits and not self.opening.committed
 
     @property
     def pending(self) -> int:

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from outrider.errors import InternalError, OutriderError
-from outrider.protocol import convert, logits_options
+from outrider.protocol import convert, logits_options, logprobs
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.validate import check_draft
 from outrider.rpc.v1 import sequence_pb2, target_pb2
+from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offered, Opened, Refused
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
@@ -65,9 +66,16 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         speculation=speculation_of(message.speculation, limits),
         salt=message.cache_salt,
         logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
+        logprobs=_logprobs(message),
     )
     opening.check(limits)
     return opening
+
+
+def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:
+    if not message.HasField("logprobs"):
+        return None
+    return logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
 
 
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
@@ -146,6 +154,8 @@ def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> seq
         draft_serial=committed.draft_serial,
         draft_queue_us=_us(times.draft_queue_s),
         drafting=drafting,
+        logprobs=logprobs.to_proto(committed.logprobs),
+        prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
     )
 
 

@@ -115,7 +115,9 @@ class TargetWorker:
 
     def _schedule(self, now_s: float) -> Plan:
         for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.num_free_blocks):
-            sequence.kv = self._engine.open(sequence.tokens, sequence.opening.salt)
+            # What is found in the cache has no logits.
+            cached = () if sequence.wants_prompt_logprobs else sequence.tokens
+            sequence.kv = self._engine.open(cached, sequence.opening.salt)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
         while True:
@@ -197,6 +199,7 @@ class TargetWorker:
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = conclude(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
+        prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
         self.tally.num_siblings += len(row.siblings)
         if (number := sibling_of(row, verdict)) is not None:
@@ -216,6 +219,8 @@ class TargetWorker:
             times=sequence.take_times(),
             num_prompt_tokens=len(sequence.opening.prompt) if sequence.num_commits == 1 else 0,
             num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
+            logprobs=verdict.logprobs[: len(outcome.token_ids)],
+            prompt_logprobs=prompt_logprobs,
         )
         self._report.commits.append(committed)
         self._count(committed)
