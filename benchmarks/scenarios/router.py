@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0
 _MAX_CORES = 1.0
 _MAX_P99_MS = 5.0
-_WAYS = ("target to router", "router to gateway", "router to draft", "draft to router", "router to target")
+_WAYS = ("target to router", "router to gateway", "router to target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,8 @@ class Row:
             found.append(f"{self.sequences} sequences: only {self.steps_per_s:.1f} steps/s each")
         if self.router_cores > _MAX_CORES:
             found.append(f"{self.sequences} sequences: the router took {self.router_cores:.2f} cores")
-        for way in ("to_client_ms", "to_target_ms"):
-            if way in self.measured and self.measured[way]["p99"] > _MAX_P99_MS:
-                found.append(f"{self.sequences} sequences: {way} p99 is {self.measured[way]['p99']:.1f}")
+        if self.measured["to_client_ms"]["p99"] > _MAX_P99_MS:
+            found.append(f"{self.sequences} sequences: to_client_ms p99 is {self.measured['to_client_ms']['p99']:.1f}")
         return found
 
 
@@ -90,25 +89,19 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     "--sequences", default="10,100,1000", show_default=True, callback=_numbers, metavar="N,N,…", help="At once."
 )
 @click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each measurement.")
-@click.option(
-    "--pair-workers/--no-pair-workers",
-    default=True,
-    show_default=True,
-    help="Targets talk to drafts themselves, or through the router.",
-)
 @json_file_option
-def router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
+def router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
     """What does the router cost, and what does it add?
 
     A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
     that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
-    commits from target to gateway and of drafts to the target, by one clock, with gRPC at both ends.
+    commits from target to gateway, by one clock, with gRPC at both ends.
     """
-    return run_async(_router(sequences, seconds, pair_workers, json_file))
+    return run_async(_router(sequences, seconds, json_file))
 
 
-async def _router(sequences: tuple[int, ...], seconds: float, pair_workers: bool, json_file: Path | None) -> int:
-    rows = [Row(one) for one in await measured(sequences, seconds, pair_workers)]
+async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
+    rows = [Row(one) for one in await measured(sequences, seconds)]
     problems = [problem for row in rows for problem in row.problems()] + growth(rows)
     messages = report.table([_messages(row) for row in rows])
     report.show(
@@ -116,7 +109,7 @@ async def _router(sequences: tuple[int, ...], seconds: float, pair_workers: bool
         f"Messages per step of a target:\n{messages}",
         "\n".join(problems),
     )
-    body = {"holds": not problems, "problems": problems, "pair_workers": pair_workers}
+    body = {"holds": not problems, "problems": problems}
     return report.finish("router", {**body, "loads": [_json(row) for row in rows]}, json_file)
 
 
@@ -129,12 +122,12 @@ def growth(rows: list[Row]) -> list[str]:
     return [f"the cost of a token grows: {costs[0]}, {costs[1]}"]
 
 
-async def measured(sequences: tuple[int, ...], seconds: float, pair_workers: bool = True) -> list[dict[str, Any]]:
+async def measured(sequences: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
     """Raises CommandError, ProcessFailed."""
     cores = sorted(os.sched_getaffinity(0))
     router_core, fleet_core = cores[0], cores[-1]
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
-        async with _router_process(Path(directory), fleet_core, pair_workers) as metadata_url:
+        async with _router_process(Path(directory), fleet_core) as metadata_url:
             note(f"router on core {router_core}, fleet on core {fleet_core}")
             given = {
                 "metadata_url": metadata_url,
@@ -145,7 +138,7 @@ async def measured(sequences: tuple[int, ...], seconds: float, pair_workers: boo
 
 
 @asynccontextmanager
-async def _router_process(directory: Path, core: int, pair_workers: bool) -> AsyncIterator[str]:
+async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
     """One router as `outrider up` runs it, in an actor. Ray's own daemons keep to `core`. Yields the metadata URL."""
     try:
         redis = EmbeddedServer.start(directory)
@@ -153,8 +146,7 @@ async def _router_process(directory: Path, core: int, pair_workers: bool) -> Asy
         raise CommandError(str(error)) from error
     with redis:
         control = f"127.0.0.1:{Ports().claim()}"
-        flags = () if pair_workers else ("--no-pair-workers",)
-        flags = ("--metadata", redis.url, "--control-listen", control, *flags)
+        flags = ("--metadata", redis.url, "--control-listen", control)
         argv = (sys.executable, "-m", "outrider_controller", *flags)
         process = ManagedProcess(ProcessSpec("controller", argv, control, cores=(core,)), directory / "controller.log")
         try:
@@ -199,12 +191,7 @@ def _cells(row: Row) -> report.Row:
         "TOKENS/S": f"{measured['tokens'] / measured['window_s']:.0f}",
         "ROUTER CORES": f"{row.router_cores:.2f}",
         "µS/TOKEN": f"{row.us_per_token:.1f}",
-        **{
-            f"TO {way.upper()} {p.upper()} MS": f"{measured[f'to_{way}_ms'][p]:.2f}"
-            for way in ("client", "target")
-            for p in ("p50", "p99")
-            if f"to_{way}_ms" in measured
-        },
+        **{f"TO CLIENT {p.upper()} MS": f"{measured['to_client_ms'][p]:.2f}" for p in ("p50", "p99")},
         "FLEET CORES": f"{row.fleet_cores:.2f}",
     }
 

@@ -22,9 +22,9 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.workers import serving_draft, serving_target
+from outrider.testing.workers import serving_target, simulated_info
 
-from benchmarks.support.paced import Marks, PacedDraft, PacedTarget
+from benchmarks.support.paced import MAX_CONTEXT_LEN, VOCAB_SIZE, Marks, PacedTarget
 
 MODEL = "simulated"
 _TIMEOUT_S = 30.0
@@ -148,9 +148,14 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
         await stack.enter_async_context(serving_target(target))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
     for _ in range(load.num_drafts):
-        draft = PacedDraft(marks, step_s=load.draft_step_s, accuracy=load.accuracy, max_sequences=2 * load.per_draft)
-        await stack.enter_async_context(serving_draft(draft))
-        await stack.enter_async_context(store.register(draft.info, draft.address, worker_pb2.WorkerLoad))
+        # A lease is all that a router ever sees of a draft.
+        info = simulated_info(
+            worker_pb2.WORKER_ROLE_DRAFT,
+            vocab_size=VOCAB_SIZE,
+            max_context_len=MAX_CONTEXT_LEN,
+            max_sequences=2 * load.per_draft,
+        )
+        await stack.enter_async_context(store.register(info, "127.0.0.1:1", worker_pb2.WorkerLoad))
 
 
 async def _assembled(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load) -> None:
@@ -220,9 +225,6 @@ def _window(marks: Marks, router_pid: int) -> Any:
         "messages": dict(marks.num_messages),
         "to_client_ms": percentiles(marks.to_client_s),
     }
-    if marks.to_target_s:
-        # Where targets talk to drafts themselves, none pass.
-        found["to_target_ms"] = percentiles(marks.to_target_s)
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

@@ -19,10 +19,11 @@ from outrider.engine import Engine
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target import wire as target_wire
 from outrider.target.commit import Finish
-from outrider.target.events import Event
+from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, Tally
 from outrider.target.scheduler import Batching
+from outrider.target.sequence import SequenceKey
 from outrider.target.worker import TargetWorker
 
 _STREAM = 1
@@ -164,11 +165,10 @@ class TimedPair:
         for response in draft_wire.responses_of(self._draft_worker.take_report(), done).values():
             if response.errors:
                 raise RuntimeError(f"the draft failed: {response.errors[0].reason}")
-            request = target_pb2.VerifyRequest(drafts=response.drafts)
             arrival = self._arrival(done, self._to_target)
-            self._to_target.extend(
-                (arrival, event) for event in target_wire.events_of(request, _STREAM, self._limits, arrival)
-            )
+            for draft in response.drafts:
+                key = SequenceKey(_STREAM, draft.sequence_id)
+                self._to_target.append((arrival, Offered(key, target_wire.checked_draft(draft, arrival))))
 
 
 def _checked(report: Report) -> Report:

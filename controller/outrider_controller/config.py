@@ -82,7 +82,6 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
             advertise=advertise,
             cache_salt_key=key,
             drain_timeout_s=options.drain_timeout,
-            pair_workers=options.pair_workers,
             policy=policy,
         )
         for listen, advertise in zip(listens, advertised, strict=True)
@@ -138,13 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         default=PolicyConfig().num_alternatives,
         metavar="N",
         help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
-    )
-    add(
-        "--no-pair-workers",
-        dest="pair_workers",
-        action="store_false",
-        help="have everything between drafts and targets go through the router, not directly where they can reach "
-        "each other",
     )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")

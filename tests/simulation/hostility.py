@@ -21,19 +21,16 @@ TARGET_PATH = "/outrider.rpc.v1.TargetService/Verify"
 class Hostility:
     """The network's `tamper` hook. `share_of(stream)` says how much of what a draft worker says and hears suffers."""
 
-    def __init__(self, rng: random.Random, share_of: Callable[[Stream], float], forwarding: float) -> None:
+    def __init__(self, rng: random.Random, share_of: Callable[[Stream], float]) -> None:
         self.num_tampered = 0
         self._rng = rng
         self._share_of = share_of
-        self._forwarding = forwarding
 
     def __call__(self, stream: Stream, to_server: bool, message: Any) -> list[Any]:
         if stream.path == DRAFT_PATH and (share := self._share_of(stream)):
             # What opens and closes a sequence is left alone: gRPC does not lose it.
             field = "commits" if to_server else "drafts"
             return [self._tampered(stream, message, field, share)]
-        if stream.path == TARGET_PATH and to_server and self._forwarding:
-            return [self._tampered(stream, message, "drafts", self._forwarding)]
         return [message]
 
     def _tampered(self, stream: Stream, message: Any, field: str, share: float) -> Any:

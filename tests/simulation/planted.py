@@ -40,7 +40,7 @@ class Planted(Enum):
     PREEMPTED_KEPT = "a preempted sequence's blocks are not given back"
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
-    STREAM_END_FORGOTTEN = "a draft keeps the sequences of a router that is gone"
+    STREAM_END_FORGOTTEN = "a draft keeps the sequences of a target that is gone"
     PAIRING_KEPT = "a target does not tell its draft that a sequence has ended"
     PREFIX_FORGOTTEN = "a failover opens without what was committed"
     RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
@@ -150,18 +150,18 @@ def _no_stream_end(shipped: Any) -> Any:
     return apply
 
 
-def _no_part(shipped: Any) -> Any:
-    def part(pairs: Any, found: Any, reason: Any) -> None:
+def _no_unpair(shipped: Any) -> Any:
+    def unpair(pairs: Any, found: Any, reason: Any) -> None:
         if found.pairing is not None:
             found.pairing.link.keys.pop(found.pairing.sequence_id, None)
         found.pairing = None
 
-    return part
+    return unpair
 
 
 def _no_prefix(shipped: Any) -> Any:
-    def open_message(session: Any, sequence_id: int, speculation: Any) -> Any:
-        message = shipped(session, sequence_id, speculation)
+    def open_message(session: Any, *given: Any) -> Any:
+        message = shipped(session, *given)
         del message.committed_token_ids[:]
         return message
 
@@ -207,7 +207,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
-    Planted.PAIRING_KEPT: (Pairs, "_part", _no_part),
+    Planted.PAIRING_KEPT: (Pairs, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (Session, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (Course, "next_event", _wake_once),

@@ -26,7 +26,6 @@ from outrider.target.server import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.testing.workers import simulated_info
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.links import WorkerLink
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.rounds import Rounds
 from outrider_controller.router.server import RouterServicer
@@ -266,8 +265,8 @@ class RouterProcess(Process):
         found = [f"{rounds.num_sessions} sessions are open"] if rounds.num_sessions else []
         found += [f"target sequence {i} is known" for i in rounds._openings.by_target]
         found += [f"draft sequence {i} is known" for i in rounds._openings.by_draft]
-        links: list[WorkerLink[Any, Any]] = [*rounds.pools._targets.values(), *rounds.pools._drafts.values()]
-        found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in links if x.open_sequences]
+        workers: list[Any] = [*rounds.pools._targets.values(), *rounds.pools._drafts.values()]
+        found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in workers if x.open_sequences]
         if self.servicer._num_calls:
             found.append(f"{self.servicer._num_calls} calls are counted")
         return found

@@ -86,10 +86,6 @@ class Schedule:
     max_draft_tokens: int
     num_alternatives: int
     rounds_per_turn: int
-    pair_workers: bool
-    """Targets talk to drafts themselves."""
-    hostile_forwarding: float = 0.0
-    """Share of drafts that are lost, repeated, held back or made up on their way from router to target."""
     block_size: int = field(default=4)
 
 
@@ -119,8 +115,6 @@ def draw(seed: int) -> Schedule:
         max_draft_tokens=rng.choice((1, 3, 5, 8)),
         num_alternatives=rng.choice((0, 2, 4, 8)),
         rounds_per_turn=rng.choice((1, 3, 8)),
-        hostile_forwarding=rng.choice((0.0, 0.0, 0.0, 0.2)),
-        pair_workers=rng.random() < 0.7,
     )
 
 

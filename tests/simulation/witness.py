@@ -130,8 +130,6 @@ class Witness:
 
     def _told(self, stream: Stream, message: Any) -> None:
         self.counts["draft openings"] += len(message.opens)
-        if stream.client.name.startswith("target"):
-            self.counts["draft openings by targets"] += len(message.opens)
 
     # -- gateway and router
 

@@ -35,7 +35,7 @@ class World:
         self.texts = Texts(schedule.requests)
         self.witness = Witness(self.texts, note, _close_within_s(schedule))
         self.network = Network(self.rng, schedule.delay_s)
-        self.hostility = Hostility(self.rng, self._hostile_share, schedule.hostile_forwarding)
+        self.hostility = Hostility(self.rng, self._hostile_share)
         self.network.tamper = self.hostility
         self.network.observe = self.witness
         self.store = SimulatedStore()
@@ -204,7 +204,6 @@ def _close_within_s(schedule: Schedule) -> float | None:
 def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
     return RouterConfig(
         refresh_s=0.3,
-        pair_workers=schedule.pair_workers,
         policy=PolicyConfig(
             max_draft_tokens=schedule.max_draft_tokens,
             max_wait_us=schedule.max_wait_us,
@@ -215,6 +214,7 @@ def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,
             wait_to_resume_s=WAIT_TO_RESUME_S,
+            draft_backoff_s=0.1,
             stall_after_s=0.4,
             probe_timeout_s=0.3,
             max_silence_s=rng.choice((1.5, 120.0)),

@@ -71,15 +71,8 @@ async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int) -> Outcom
 
 async def _attack_once(channel: Any, rpc: Rpc, data: bytes, outcome: Outcome) -> None:
     try:
-        if rpc.streams_back:
-            call = channel.unary_stream(rpc.path)(data, timeout=2)
-            # A sound one may answer for long: what follows its first word is another test's business.
-            await call.read()
-            call.cancel()
-            outcome.note(0, None, rpc.path)
-        else:
-            await channel.unary_unary(rpc.path)(data, timeout=_TIMEOUT_S)
-            outcome.note(0, None, rpc.path)
+        await channel.unary_unary(rpc.path)(data, timeout=_TIMEOUT_S)
+        outcome.note(0, None, rpc.path)
     except grpc.aio.AioRpcError as error:
         outcome.note(error.code().value[0], error.details(), rpc.path)
 
@@ -123,7 +116,7 @@ async def _until_barrier(call: Any, rpc: Rpc, outcome: Outcome) -> None:
         if data is grpc.aio.EOF:
             return
         reply = rpc.response.FromString(data)
-        for name in ("errors", "refused_drafts", "draft_errors"):
+        for name in ("errors", "draft_errors"):
             for error in getattr(reply, name, ()):
                 sequence_id = getattr(error, "sequence_id", 0) or getattr(error, "call_id", 0)
                 if sequence_id == BARRIER_ID:

@@ -57,26 +57,14 @@ _OPEN_RATIO = sequence_pb2.OpenSequence(
     mode=sequence_pb2.VERIFICATION_MODE_RATIO,
     speculation=_SPECULATION,
 )
-_DRAFTS = (
-    sequence_pb2.Draft(sequence_id=1, base_len=4, token_ids=[9, 10], confidence=[0.5, 0.4], source="x", serial=1),
-    sequence_pb2.Draft(sequence_id=1, base_len=5, token_ids=[9, 10, 11], parents=[-1, 0, 0], run_ahead=True),
-    sequence_pb2.Draft(
-        sequence_id=2,
-        base_len=3,
-        token_ids=[9],
-        q=[sequence_pb2.DraftDistribution(token_ids=[9, 10], counts=[65000, 536])],
-        sampling=_OPEN_RATIO.sampling,
-    ),
-)
 _SETTINGS = [sequence_pb2.SetSpeculation(sequence_id=1, speculation=_SPECULATION)]
 _CLOSES = [sequence_pb2.CloseSequence(sequence_id=1, reason=sequence_pb2.CLOSE_REASON_CANCELLED)]
 _COMMITS = [
     sequence_pb2.Commit(sequence_id=1, base_len=4, token_ids=[9, 10], num_drafted=2, num_verified=2, num_accepted=1),
     sequence_pb2.Commit(sequence_id=2, base_len=3, token_ids=[9], rejected_token_ids=[3]),
 ]
-_PAIR = target_pb2.PairSequence(
-    sequence_id=1, draft_address="127.0.0.1:1", draft_worker_id="draft-1", draft_sequence_id=9
-)
+_DRAFT = sequence_pb2.DraftAssignment(address="127.0.0.1:1", worker_id="draft-1", sequence_id=9)
+_SET_DRAFT = target_pb2.SetDraft(sequence_id=1, draft=_DRAFT)
 _ROUTE = router_pb2.RouteRequest(
     request_id="r1",
     tenant="t",
@@ -110,11 +98,10 @@ class Rpc:
     seeds: tuple[Message, ...]
     barrier: Message | None = None
     """Of a call that takes a stream of requests."""
-    streams_back: bool = False
 
     @property
     def runs_model(self) -> bool:
-        return self.barrier is not None or self.streams_back
+        return self.barrier is not None
 
     @property
     def path(self) -> str:
@@ -131,8 +118,7 @@ RPCS = (
         target_pb2.VerifyResponse,
         (
             target_pb2.VerifyRequest(opens=[_OPEN, _OPEN_RATIO]),
-            target_pb2.VerifyRequest(drafts=_DRAFTS, settings=_SETTINGS),
-            target_pb2.VerifyRequest(opens=[_OPEN], drafts=_DRAFTS[:1], pairs=[_PAIR]),
+            target_pb2.VerifyRequest(opens=[_OPEN], set_drafts=[_SET_DRAFT]),
             target_pb2.VerifyRequest(settings=_SETTINGS, closes=_CLOSES),
         ),
         target_pb2.VerifyRequest(opens=[sequence_pb2.OpenSequence(sequence_id=BARRIER_ID)]),
@@ -150,7 +136,6 @@ RPCS = (
         draft_pb2.DraftRequest(opens=[sequence_pb2.OpenSequence(sequence_id=BARRIER_ID)]),
     ),
     Rpc("RouterService", "ListModels", router_pb2.ListModelsResponse, (router_pb2.ListModelsRequest(),)),
-    Rpc("RouterService", "Route", router_pb2.RouteResponse, (_ROUTE, _ROUTE_SEEDED), streams_back=True),
     Rpc(
         "RouterService",
         "RouteMany",

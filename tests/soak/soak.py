@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import grpc
 import psutil
+from outrider.errors import OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.cli.exits import CommandError, ExitCode
@@ -24,6 +24,7 @@ from outrider_controller.cli.output import columns, json_file_option, write_json
 from outrider_controller.cli.progress import Progress
 
 from benchmarks.support.lines import Line, least_squares
+from tests.route_call import RouteCall
 
 if TYPE_CHECKING:
     from outrider.draft.service import DraftServicer
@@ -178,7 +179,7 @@ def make_request(number: int, rng: random.Random) -> tuple[router.RouteRequest, 
 
 async def _ask(stay: Stay, request: router.RouteRequest, cancel_after: int | None, soaked: Soaked) -> None:
     received, finished = 0, False
-    call = stay.stub.Route(request, timeout=_TIMEOUT_S)
+    call = RouteCall(stay.stub, request, _TIMEOUT_S)
     try:
         if cancel_after != 0:
             async for response in call:
@@ -186,8 +187,8 @@ async def _ask(stay: Stay, request: router.RouteRequest, cancel_after: int | Non
                 finished = finished or bool(response.finish_reason)
                 if cancel_after is not None and received >= cancel_after:
                     break
-    except grpc.RpcError as error:
-        soaked.errors[f"{error.code().name}: {error.details()}"] += 1
+    except OutriderError as error:
+        soaked.errors[f"{error.code.name}: {error}"] += 1
         return
     finally:
         soaked.tokens += received

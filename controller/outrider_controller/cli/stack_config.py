@@ -53,8 +53,6 @@ class StackConfig:
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
-    pair_workers: bool = True
-    """Targets talk to drafts themselves; otherwise through the router."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -180,8 +178,6 @@ class Planner:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
-        if not self._config.pair_workers:
-            flags.append("--no-pair-workers")
         for address in routers:
             flags += ["--router-listen", address]
         argv = (sys.executable, "-m", "outrider_controller", *flags)

@@ -1,4 +1,4 @@
-"""How answers leave the router: a call's rounds on a stream of its own, or a gateway's calls together on one.
+"""How answers leave the router: a gateway's calls together on one stream.
 
 Translates only. What a call is answered with comes from the `Answer` given; knows no worker and no session.
 """
@@ -29,28 +29,6 @@ OutriderError."""
 
 # A response is small: some hundred bytes, and some thousand for a long commit. Gateways accept 32 MiB.
 _MAX_RESPONSES = 4096
-
-
-async def answer_alone(
-    answer: Answer, request: router.RouteRequest, deadline_s: float | None, context: Context
-) -> None:
-    """One call with a stream of its own. Ends as `answer` does, once all that was delivered is written."""
-    rounds: asyncio.Queue[router.RouteResponse | None] = asyncio.Queue()
-
-    def new_response() -> router.RouteResponse:
-        response = router.RouteResponse()
-        rounds.put_nowait(response)
-        return response
-
-    answering = asyncio.create_task(answer(request, new_response, deadline_s))
-    answering.add_done_callback(lambda _: rounds.put_nowait(None))
-    try:
-        while (response := await rounds.get()) is not None:
-            await context.write(response)
-        await answering
-    finally:
-        answering.cancel()
-        await asyncio.gather(answering, return_exceptions=True)
 
 
 class Responses:

@@ -61,6 +61,9 @@ class FailoverConfig:
     """The same for targets whose connection broke: they may have died of the request."""
     max_draft_failures: int = 4
     """Drafts one request may lose before it goes on without."""
+    draft_backoff_s: float = 1.0
+    """A target whose connection to a draft broke, or could not be made, is not given that draft for so long. Doubled
+    each time that it happens again, up to a minute."""
     wait_for_target_s: float = 10.0
     """Longest a new request waits for a live target to appear."""
     wait_to_resume_s: float = 30.0
@@ -81,6 +84,7 @@ class FailoverConfig:
             max_lost_connections=self.max_lost_connections,
             wait_for_target_s=self.wait_for_target_s,
             wait_to_resume_s=self.wait_to_resume_s,
+            draft_backoff_s=self.draft_backoff_s,
             stall_after_s=self.stall_after_s,
             probe_timeout_s=self.probe_timeout_s,
             max_failed_probes=self.max_failed_probes,
@@ -155,8 +159,6 @@ class RouterConfig:
     """Secret from which tenants' cache salts are derived. Routers that share workers must share it."""
     refresh_s: float = 0.5
     """How often the leases are read."""
-    pair_workers: bool = True
-    """Targets talk to drafts themselves, where they can reach them; otherwise every message goes through the router."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: FailoverConfig = field(default_factory=FailoverConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

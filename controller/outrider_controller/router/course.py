@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from outrider.errors import OutriderError
-from outrider.protocol.validate import DraftRules
 from outrider.rpc.v1 import router_pb2 as router
 
+from outrider_controller.router.links import TargetLink
 from outrider_controller.router.policy import Pace
-from outrider_controller.router.pools import DraftLink, LinkKey, Prefix, TargetLink
+from outrider_controller.router.pools import DraftWorker, LinkKey, Prefix
 from outrider_controller.router.session import Session
 from outrider_controller.router.traces import Recorder
 
@@ -37,15 +37,11 @@ class TargetOpening:
     link: TargetLink
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class DraftOpening:
     sequence_id: int
-    link: DraftLink
-    rules: DraftRules
-    told: tuple[int, int, int]
-    """What it was told last: the most to draft, 0 while it rests, how far ahead, for how many outcomes to prepare."""
-    paired: bool
-    """The target talks to it; otherwise everything between the two goes through this router."""
+    """Under which the target opens it there."""
+    worker: DraftWorker
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +66,7 @@ class Course:
     """Targets that are leaving."""
     refused_by: set[LinkKey] = field(default_factory=set)
     """Targets that had no room. Asked again after a while."""
-    avoid_drafts: set[LinkKey] = field(default_factory=set)
+    avoid_drafts: set[str] = field(default_factory=set)
     target_failures: int = 0
     """Targets that said they failed, or said what cannot be true."""
     lost_connections: int = 0

@@ -67,10 +67,6 @@ class Notices:
         phases.observe("network", network)
         phases.observe("draft", draft)
 
-    def dropped(self, model: str, num_tokens: int) -> None:
-        """Drafted tokens that found no target to go to."""
-        self._models[model].round(0, 0, 0, num_tokens)
-
     def late_reply(self, role: str) -> None:
         self._late.labels(role).inc()
 

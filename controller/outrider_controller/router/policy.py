@@ -94,8 +94,8 @@ class Pace:
     up to twice its time. Judged by that it would never be waited for again.
     """
     _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
-    """Committed length and time of the last commits: which one a draft answers is told by where it begins."""
+    _committed_us: int | None = None
+    """When the last round was, since the draft was opened or woken."""
     _steps: float = field(default=_PRIOR_STEPS)
     _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
     _seen: _Seen = field(default_factory=_Seen)
@@ -140,12 +140,12 @@ class Pace:
         Unless it `decides`, the round is kept for the next one that does: to decide costs more than all else about a
         round.
         """
-        if self._asked:
+        if self._committed_us is not None:
             seen = self._seen
             seen.rounds += 1
             seen.tokens += len(done.token_ids)
             seen.accepted += done.num_accepted
-            seen.us += now_us - self._asked[-1][1]
+            seen.us += now_us - self._committed_us
             seen.step_us += done.verify_us
             if done.num_drafted:
                 seen.in_time += 1
@@ -155,7 +155,7 @@ class Pace:
         # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
         # One for which it did not wait was perhaps made before it was told to.
         self.unanswered += done.wait_us > 0
-        self._asked.append((done.committed_len, now_us))
+        self._committed_us = now_us
         if not decides:
             return None
         return self._change()
@@ -197,42 +197,21 @@ class Pace:
 
     def _forget_draft(self) -> None:
         self.unanswered = 0
-        self._asked.clear()
+        self._committed_us = None
         self._seen = _Seen()
         self._turnarounds_us.clear()
         self.turnaround_us = self.worth.standing.turnaround_us
 
-    def drafted(
-        self, base_len: int, now_us: int, *, run_ahead: bool = False, num_tokens: int = 0, compute_us: int = 0
-    ) -> Setting | None:
-        """The draft spoke of the positions from `base_len` on; `run_ahead`: unasked, so that it answers nothing.
+    def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
+        """The draft spoke; its last answer to a commit came `answer_us` after it, and took the draft `compute_us`.
 
-        `compute_us`: what it says that its `num_tokens` took it.
-        """
-        if self.worth.resting:
-            return None
-        before_us, was_silent = self.turnaround_us, self.silent
-        answer_us = 0
-        if not run_ahead:
-            asked = (asked_us for committed_len, asked_us in reversed(self._asked) if committed_len == base_len)
-            answer_us = now_us - next(asked, now_us)
-        self.heard(answer_us, answers=not run_ahead, num_tokens=num_tokens, compute_us=compute_us)
-        self._time_answers()
-        if self.turnaround_us == before_us and not was_silent:
-            return None
-        return self._change()
-
-    def heard(self, answer_us: int, *, answers: bool, num_tokens: int = 0, compute_us: int = 0) -> None:
-        """The draft spoke, if it `answers` then `answer_us` after it was asked; 0 while unknown.
-
-        What follows from it is found with the next commit.
+        `answer_us` is 0 where it answered nothing. What follows from it is found with the next commit.
         """
         if self.worth.resting:
             # Said before it heard that it may rest.
             return
-        if answers:
-            self.ahead.answered(num_tokens, compute_us)
         if answer_us > 0:
+            self.ahead.answered(num_tokens, compute_us)
             self._turnarounds_us.append(answer_us)
         self.unanswered = 0
 

@@ -7,31 +7,30 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.router.choice import Candidate, believed_load, only_leaving, rank
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.links import DRAFT_VERBS, TARGET_VERBS, Connect, Listener, Verbs, WorkerLink
+from outrider_controller.router.faults import UnreachablePairs
+from outrider_controller.router.links import Connect, Listener, TargetLink
 from outrider_controller.router.pairing import pairing_problem, same_weights
+from outrider_controller.router.worth import Standing
 
 log = logging.getLogger(__name__)
 
-TargetLink = WorkerLink[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
-DraftLink = WorkerLink[draft_pb2.DraftRequest, draft_pb2.DraftResponse]
-TargetListener = Listener[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
-DraftListener = Listener[draft_pb2.DraftRequest, draft_pb2.DraftResponse]
 LinkKey = tuple[str, int]
 _NONE: Mapping[str, int] = {}
+# Whose standing with one draft is remembered.
+_MAX_TENANTS = 1024
 
 
 class Directory(Protocol):
@@ -53,26 +52,44 @@ class Prefix:
     salt: bytes
 
 
+@dataclass(slots=True, eq=False)
+class DraftWorker:
+    """A draft as its lease shows it. Targets talk to it, the router does not."""
+
+    worker_id: str
+    address: str
+    info: worker.WorkerInfo
+    leased: bool = True
+    open_sequences: set[int] = field(default_factory=set)
+    """By this router, through whichever target."""
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """By tenant: what it has shown to its requests."""
+
+    def standing(self, tenant: str) -> Standing:
+        if tenant not in self.standings and len(self.standings) >= _MAX_TENANTS:
+            del self.standings[next(iter(self.standings))]
+        return self.standings.setdefault(tenant, Standing())
+
+
 class Pools:
-    """Keeps one link per leased worker and picks among them. `async with` it; links live inside."""
+    """One link per leased target, and the leased drafts; picks among them. `async with` it: links live inside."""
 
     def __init__(
         self,
         directory: Directory,
         config: RouterConfig,
-        targets: TargetListener,
-        drafts: DraftListener,
+        targets: Listener,
         on_change: Callable[[], None],
         connect: Connect = create_channel,
     ) -> None:
         self._directory = directory
         self._config = config
         self._target_listener = targets
-        self._draft_listener = drafts
         self._on_change = on_change
         self._connect = connect
         self._targets: dict[str, TargetLink] = {}
-        self._drafts: dict[str, DraftLink] = {}
+        self._drafts: dict[str, DraftWorker] = {}
+        self.unreachable = UnreachablePairs(config.failover.draft_backoff_s)
         self._loads: dict[str, worker.WorkerLoad] = {}
         self._seen: dict[str, worker.WorkerInfo] = {}
         self._warned: set[str] = set()
@@ -89,8 +106,7 @@ class Pools:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        links: list[WorkerLink[Any, Any]] = [*self._targets.values(), *self._drafts.values()]
-        await asyncio.gather(*(link.stop() for link in links))
+        await asyncio.gather(*(link.stop() for link in self._targets.values()))
 
     # -- what is there
 
@@ -118,7 +134,7 @@ class Pools:
                 vocab_size=info.vocab_size,
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
                 num_targets=sum(t.info.model == name for t in live),
-                num_drafts=sum(d.up and pairing_problem(info, d.info) is None for d in self._drafts.values()),
+                num_drafts=sum(d.leased and pairing_problem(info, d.info) is None for d in self._drafts.values()),
             )
             for name, info in sorted(first.items())
         ]
@@ -167,35 +183,43 @@ class Pools:
 
     async def choose_draft(
         self,
-        target: worker.WorkerInfo,
+        target: TargetLink,
         prefix: Prefix,
-        avoid: Iterable[LinkKey] = (),
+        avoid: Iterable[str] = (),
         together: Mapping[str, int] = _NONE,
-    ) -> DraftLink | None:
+    ) -> DraftWorker | None:
         """The best live draft with room that can work with this target; `together`: sequences each drafts for it."""
         avoided = set(avoid)
-        links = {
+        drafts = {
             d.worker_id: d
             for d in self._drafts.values()
-            if d.up
-            and d.key not in avoided
-            and self._takes_work(d)
-            and self._pairs(target, d.info)
+            if d.worker_id not in avoided
+            and self.can_draft(d, target)
             and d.info.max_context_len > len(prefix.token_ids)
         }
-        best = await self._best(worker.WORKER_ROLE_DRAFT, links, prefix, together)
-        return links[best] if best is not None and links[best].up else None
+        best = await self._best(worker.WORKER_ROLE_DRAFT, drafts, prefix, together)
+        return drafts[best] if best is not None and drafts[best].leased else None
+
+    def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
+        """Whether it is there, takes work, and fits this target, which can reach it as far as is known."""
+        now_s = asyncio.get_running_loop().time()
+        return (
+            draft.leased
+            and self._takes_work(draft)
+            and self._fits(target.info, draft.info)
+            and not self.unreachable.avoids(target.worker_id, draft.worker_id, now_s)
+        )
 
     def has_full_target(self, model: str) -> bool:
         return any(self._candidate(t).full for t in self.live_targets(model))
 
     def draft_has_room(self) -> bool:
-        return any(d.up and self._takes_work(d) and not self._candidate(d).full for d in self._drafts.values())
+        return any(d.leased and self._takes_work(d) and not self._candidate(d).full for d in self._drafts.values())
 
     async def _best(
         self,
         role: worker.WorkerRole.ValueType,
-        links: Mapping[str, WorkerLink[Any, Any]],
+        links: Mapping[str, TargetLink] | Mapping[str, DraftWorker],
         prefix: Prefix,
         together: Mapping[str, int] = _NONE,
     ) -> str | None:
@@ -210,7 +234,7 @@ class Pools:
         return ranked[0].worker_id if ranked else None
 
     async def _matches(
-        self, role: worker.WorkerRole.ValueType, links: Iterable[WorkerLink[Any, Any]], prefix: Prefix
+        self, role: worker.WorkerRole.ValueType, links: Iterable[TargetLink | DraftWorker], prefix: Prefix
     ) -> dict[str, int]:
         """Matched leading blocks per worker; the block size is part of a block's identity."""
         matched: dict[str, int] = {}
@@ -220,7 +244,7 @@ class Pools:
                 matched.update(await self._directory.lookup_prefix(role, hashes))
         return matched
 
-    def _candidate(self, link: WorkerLink[Any, Any], matched_blocks: int = 0, num_together: int = 0) -> Candidate:
+    def _candidate(self, link: TargetLink | DraftWorker, matched_blocks: int = 0, num_together: int = 0) -> Candidate:
         load = self._load(link)
         return Candidate(
             worker_id=link.worker_id,
@@ -231,15 +255,17 @@ class Pools:
             num_together=num_together,
         )
 
-    def _takes_work(self, link: WorkerLink[Any, Any]) -> bool:
+    def _takes_work(self, link: TargetLink | DraftWorker) -> bool:
         return not self._load(link).draining
 
-    def _load(self, link: WorkerLink[Any, Any]) -> worker.WorkerLoad:
-        """Without a lease, which the store may have lost, only what can be told of a worker that was reached once."""
+    def _load(self, link: TargetLink | DraftWorker) -> worker.WorkerLoad:
+        """Without a lease, which the store may have lost, only what can be told of a target that was reached once."""
         known = self._loads.get(link.worker_id)
-        return only_leaving(link.load) if known is None else known
+        if known is not None:
+            return known
+        return only_leaving(link.load) if isinstance(link, TargetLink) else worker.WorkerLoad()
 
-    def _pairs(self, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> bool:
+    def _fits(self, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> bool:
         problem = pairing_problem(target, draft)
         if problem and problem not in self._warned:
             self._warned.add(problem)
@@ -268,43 +294,46 @@ class Pools:
         for record in records:
             if record.info.role == worker.WORKER_ROLE_TARGET:
                 self._seen[record.info.model] = record.info
-                self._follow(self._targets, record, TARGET_VERBS, self._target_listener)
-            elif record.info.role == worker.WORKER_ROLE_DRAFT:
-                self._follow(self._drafts, record, DRAFT_VERBS, self._draft_listener)
-        await asyncio.gather(self._let_go(self._targets), self._let_go(self._drafts))
+                self._follow(record)
+        self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
+        await self._let_go()
         # An empty list from a store that did not answer is no news.
         if self._directory.available and not self._refreshed.is_set():
             await self._first_connections()
             self._refreshed.set()
         self.notify()
 
-    def _follow(
-        self,
-        links: dict[str, Any],
-        record: LeaseRecord,
-        verbs: Verbs[Any, Any],
-        listener: Listener[Any, Any],
-    ) -> None:
-        if record.info.worker_id not in links:
-            links[record.info.worker_id] = WorkerLink(
-                record.info.worker_id,
+    def _follow(self, record: LeaseRecord) -> None:
+        worker_id = record.info.worker_id
+        if worker_id not in self._targets:
+            self._targets[worker_id] = TargetLink(
+                worker_id,
                 record.address,
-                verbs,
-                listener,
+                self._target_listener,
                 self._config.link,
                 self._config.failover,
                 self._connect,
             )
 
-    async def _let_go(self, links: dict[str, Any]) -> None:
+    def _follow_drafts(self, records: Mapping[str, LeaseRecord]) -> None:
+        for worker_id, draft in list(self._drafts.items()):
+            draft.leased = worker_id in records
+            # A target that is still connected to it goes on with it.
+            if not draft.leased and not draft.open_sequences:
+                del self._drafts[worker_id]
+        for worker_id, record in records.items():
+            if worker_id not in self._drafts:
+                self._drafts[worker_id] = DraftWorker(worker_id, record.address, record.info)
+
+    async def _let_go(self) -> None:
         """A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough."""
+        links = self._targets
         gone = [worker_id for worker_id, link in links.items() if worker_id not in self._loads and not link.up]
         stopping = [links.pop(worker_id) for worker_id in gone]
         await asyncio.gather(*(link.stop() for link in stopping))
 
     async def _first_connections(self) -> None:
-        """A request that arrives as the router starts should meet all workers, not the fastest."""
-        links: list[WorkerLink[Any, Any]] = [*self._targets.values(), *self._drafts.values()]
+        """A request that arrives as the router starts should meet all targets, not the fastest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.link.connect_timeout_s):
-                await asyncio.gather(*(link.tried.wait() for link in links))
+                await asyncio.gather(*(link.tried.wait() for link in self._targets.values()))

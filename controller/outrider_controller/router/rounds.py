@@ -1,8 +1,7 @@
-"""The pump: commits from targets go to clients, and what breaks is opened elsewhere. Where a target does not talk to
-its draft itself, commits go to drafts and drafts to targets too.
+"""The pump: commits from targets go to clients, and what breaks is opened elsewhere.
 
 Replies are handled where they arrive, without waiting and without waking a task: all that one engine step says goes out
-in one message to each draft and to each gateway. Only the search for another worker waits, in the task of the request
+in one message to each gateway. Only the search for another worker waits, in the task of the request
 concerned.
 """
 
@@ -16,7 +15,6 @@ from outrider.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
     OutriderError,
     Overloaded,
     Unavailable,
@@ -25,26 +23,23 @@ from outrider.protocol import logprobs
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import draft_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import target_pb2
 
 from outrider_controller.router import clock
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.course import Course, DraftOpening, NewResponse
-from outrider_controller.router.faults import Fault, Loss, fault_of
-from outrider_controller.router.links import Connect, Listener
+from outrider_controller.router.faults import Fault, Loss, fault_of, loss_of
+from outrider_controller.router.links import Connect, Listener, TargetLink
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.openings import Openings
 from outrider_controller.router.pairing import verification_mode
 from outrider_controller.router.policy import PLAIN, Pace, draft_token_limit
-from outrider_controller.router.pools import Directory, DraftLink, LinkKey, Pools, Prefix, TargetLink
+from outrider_controller.router.pools import Directory, DraftWorker, LinkKey, Pools, Prefix
 from outrider_controller.router.session import BadReply, Request, Session
 from outrider_controller.router.traces import Recorder, Traces
-from outrider_controller.router.worth import Standing
 
-# Whose standing with one draft is remembered.
-_MAX_TENANTS = 1024
 # Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
 # as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
 _DECISIONS_PER_STEP = 8
@@ -66,7 +61,6 @@ class Rounds:
             directory,
             config,
             Listener(self._link_up, self._target_down, self._target_replied),
-            Listener(self._link_up, self._draft_down, self._draft_replied),
             self._pools_changed,
             connect,
         )
@@ -76,9 +70,7 @@ class Rounds:
         # In order of arrival: whoever came first is looked at first.
         self._courses: dict[Course, None] = {}
         self._ended = asyncio.Event()
-        self._openings = Openings(config, notices, first_id)
-        self._standings: dict[str, dict[str, Standing]] = {}
-        """Of drafts, by worker and tenant."""
+        self._openings = Openings(notices, first_id)
 
     async def __aenter__(self) -> Rounds:
         await self.pools.__aenter__()
@@ -131,7 +123,7 @@ class Rounds:
             await self._place(course)
 
     async def _begin(self, request: Request, new_response: NewResponse, recorder: Recorder) -> Course:
-        """Chooses a target and a draft, then opens both at the same moment: both prefill at once."""
+        """Chooses a target and a draft, then opens the sequence on both: both prefill at once."""
         prefix = Prefix((*request.prompt, *request.resume), request.cache_salt)
         target = await self._first_target(request, prefix)
         limit = draft_token_limit(
@@ -141,10 +133,10 @@ class Rounds:
         )
         draft = None
         if limit:
-            draft = await self.pools.choose_draft(target.info, prefix, (), self._openings.drafts_of(target))
+            draft = await self.pools.choose_draft(target, prefix, (), self._openings.drafts_of(target))
         course = self._new_course(request, new_response, target, draft, limit, recorder)
         self._courses[course] = None
-        self._open_both(course, target, draft)
+        self._open(course, target, draft)
         return course
 
     def _new_course(
@@ -152,7 +144,7 @@ class Rounds:
         request: Request,
         new_response: NewResponse,
         target: TargetLink,
-        draft: DraftLink | None,
+        draft: DraftWorker | None,
         limit: int,
         recorder: Recorder,
     ) -> Course:
@@ -172,14 +164,14 @@ class Rounds:
             request.resume_revision or target.info.model_revision,
         )
 
-    def _open_both(self, course: Course, target: TargetLink, draft: DraftLink | None) -> None:
-        setting, drafts = PLAIN, draft is not None and draft.up
-        if draft is not None and drafts:
-            setting = course.pace.opened(_draft_limit(course, target, draft), self._standing(course, draft))
+    def _open(self, course: Course, target: TargetLink, draft: DraftWorker | None) -> None:
+        setting = PLAIN
+        if draft is not None:
+            setting = course.pace.opened(
+                _draft_limit(course, target, draft), draft.standing(course.session.request.tenant)
+            )
         self._keep_revision(course, target)
-        self._openings.open_target(course, target, setting)
-        if draft is not None and drafts:
-            self._openings.open_draft(course, draft, setting)
+        self._openings.open(course, target, draft, setting)
 
     async def _place(self, course: Course) -> None:
         """Opens the session where it is missing. Raises when no target can be had."""
@@ -218,12 +210,12 @@ class Rounds:
             course.session.metrics.num_target_failovers += 1
             self._notices.failover("target")
         self._keep_revision(course, target)
-        setting, draft = course.pace.opened(course.pace.limit) if course.draft else PLAIN, course.draft
-        self._openings.open_target(course, target, setting)
-        if draft is not None and draft.paired:
-            # It was open there for the target before, and is closed with it.
-            self._openings.drop_draft(course, None)
-            self._openings.open_draft(course, draft.link, setting)
+        # It was open there for the target before, and is closed with it.
+        dropped = self._openings.drop_draft(course)
+        draft = dropped.worker if dropped is not None else None
+        if draft is not None and not self.pools.can_draft(draft, target):
+            draft = None
+        self._openings.open(course, target, draft, course.pace.opened(course.pace.limit) if draft else PLAIN)
 
     def _keep_revision(self, course: Course, target: TargetLink) -> None:
         """Where the answer goes on in another arithmetic, that is said: to the client, in the trace, to operators."""
@@ -292,22 +284,23 @@ class Rounds:
             return
         link = course.target.link
         drafts = self._openings.drafts_of(link)
-        draft = await self.pools.choose_draft(link.info, course.prefix, course.avoid_drafts, drafts)
+        draft = await self.pools.choose_draft(link, course.prefix, course.avoid_drafts, drafts)
         # The search waited: the target may be gone, the session finished.
         if draft is None or course.target is None or not course.lacks_draft:
             return
-        setting = course.pace.opened(_draft_limit(course, course.target.link, draft), self._standing(course, draft))
+        setting = course.pace.opened(
+            _draft_limit(course, course.target.link, draft), draft.standing(course.session.request.tenant)
+        )
         if course.num_drafts:
             course.session.metrics.num_draft_failovers += 1
             self._notices.failover("draft")
-        self._openings.open_draft(course, draft, setting)
-        self._openings.tell_target(course, setting)
+        self._openings.set_draft(course, draft, setting)
 
     def _end(self, course: Course, reason: sequence.CloseReason.ValueType) -> None:
         self._courses.pop(course, None)
         self._ended.set()
         self._openings.drop_target(course, reason)
-        self._openings.drop_draft(course, sequence.CLOSE_REASON_FINISHED if course.session.finished else reason)
+        self._openings.drop_draft(course)
 
     # -- what targets say
 
@@ -324,26 +317,19 @@ class Rounds:
                 setting = course.pace.sent
                 course.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=now_us)
                 counted.append((course, course.draft, done))
-                self._committed(course, commit, done, now_us)
+                self._committed(course, commit, done)
         if counted:
             # What the clients hear of this step is on its way first.
             asyncio.get_running_loop().call_soon(self._think_over, link, counted, now_us)
         for error in reply.errors:
             if course := self._openings.at_target(link, error.sequence_id):
                 self._target_refused(course, error)
-        for refused in reply.refused_drafts:
-            if (course := self._openings.at_target(link, refused.sequence_id)) and course.draft is not None:
-                self._lose_draft(course, f"refused by the target: {refused.field or refused.reason}", Loss.MALFORMED)
         for error in reply.draft_errors:
-            self._pairing_failed(link, error)
+            if course := self._openings.at_draft_of(link, error.sequence_id):
+                self._draft_failed(course, error)
 
-    def _committed(self, course: Course, commit: sequence.Commit, done: Round, now_us: int) -> None:
-        """Tells the draft and the client; the draft first, for the target waits for it."""
-        session, draft = course.session, course.draft
-        if draft is not None and not draft.paired and not done.finish_reason:
-            commit.sequence_id = draft.sequence_id
-            draft.link.outbox.put_commit(commit)
-            session.legs.asked(session.committed_len, now_us)
+    def _committed(self, course: Course, commit: sequence.Commit, done: Round) -> None:
+        session = course.session
         response = course.new_response()
         if not course.told_revision:
             response.model_revision, course.told_revision = course.revision, True
@@ -354,7 +340,7 @@ class Rounds:
         if done.finish_reason:
             course.wake()
             self._openings.drop_target(course, None)
-            self._openings.drop_draft(course, sequence.CLOSE_REASON_FINISHED)
+            self._openings.drop_draft(course)
 
     def _think_over(
         self, link: TargetLink, counted: Sequence[tuple[Course, DraftOpening | None, Round]], now_us: int
@@ -365,17 +351,14 @@ class Rounds:
         for course, draft, done in counted:
             if draft is None or course.draft is not draft:
                 continue
-            if draft.paired and done.draft_spoke:
-                course.pace.heard(
-                    done.answer_us,
-                    answers=done.answer_us > 0,
-                    num_tokens=done.answer_tokens,
-                    compute_us=done.answer_compute_us,
+            if done.draft_active:
+                course.pace.draft_active(
+                    done.answer_us, num_tokens=done.answer_tokens, compute_us=done.answer_compute_us
                 )
             decides = turns == 1 or (course.rounds_here + draft.sequence_id) % turns == 0
             setting = course.pace.committed(done, now_us, decides=decides)
             if setting is not None:
-                self._openings.tell(course, setting)
+                self._openings.set_speculation(course, setting)
 
     def _target_refused(self, course: Course, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
@@ -407,94 +390,27 @@ class Rounds:
         self._notices.lost_target(opening.link.worker_id, course.session.request, fault, why)
         course.wake()
 
-    # -- what drafts say
-
-    def _draft_replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
-        now_us = clock.now_us()
-        for draft in reply.drafts:
-            if course := self._openings.at_draft(link, draft.sequence_id):
-                self._draft(course, draft, now_us)
-        for error in reply.errors:
-            if course := self._openings.at_draft(link, error.sequence_id):
-                self._lose_draft(course, str(from_sequence_error(error)), Loss.ERROR)
-
-    def _draft(self, course: Course, draft: sequence.Draft, now_us: int) -> None:
-        opening, target = course.draft, course.target
-        assert opening is not None
-        try:
-            num_tokens = opening.rules.check(draft)
-        except InvalidRequest as error:
-            self._lose_draft(course, f"malformed reply: draft.{error}", Loss.MALFORMED)
-            return
-        base_len = draft.base_len
-        if target is not None:
-            course.session.legs.forward(draft, base_len, num_tokens, now_us)
-            draft.sequence_id = target.sequence_id
-            target.link.outbox.put_draft(draft)
+    def _draft_failed(self, course: Course, message: sequence.SequenceError) -> None:
+        """The target goes on without. Another draft is looked for, or the same later."""
+        loss = loss_of(message.reason, names_field=bool(message.field))
+        target, opening = course.target, self._openings.drop_draft(course)
+        assert target is not None and opening is not None
+        if loss in (Loss.UNREACHABLE, Loss.WORKER):
+            now_s = asyncio.get_running_loop().time()
+            self.pools.unreachable.failed(target.link.worker_id, opening.worker.worker_id, now_s)
         else:
-            course.session.metrics.num_dropped_draft_tokens += num_tokens
-            self._notices.dropped(course.session.request.model, num_tokens)
-        setting = course.pace.drafted(
-            base_len, now_us, run_ahead=draft.run_ahead, num_tokens=num_tokens, compute_us=draft.compute_us
-        )
-        if setting is not None:
-            self._openings.tell(course, setting)
-
-    def _pairing_failed(self, target: TargetLink, error: sequence.SequenceError) -> None:
-        """A target's word of a draft that it talks to itself."""
-        course = self._openings.at_draft_of(target, error.sequence_id)
-        if course is None or course.draft is None or not course.draft.paired:
-            return
-        why = str(from_sequence_error(error))
-        if error.reason == "DRAFT_UNREACHABLE":
-            # Nothing is known against it: what the two say to each other goes through here.
-            self._openings.apart(target, course.draft.link)
-            self._part(course, why)
-        elif error.reason == "DRAFT_GONE":
-            # Their connection broke. Whether the worker is there, its own link to this router tells.
-            self._lose_draft(course, why, Loss.WORKER, avoid=not course.draft.link.up)
-        else:
-            self._lose_draft(course, why, Loss.MALFORMED if error.field else Loss.ERROR)
-
-    def _draft_down(self, link: DraftLink) -> None:
-        self._standings.pop(link.worker_id, None)
-        for sequence_id in tuple(link.open_sequences):
-            self._lose_draft(self._openings.by_draft[sequence_id], link.problem, Loss.WORKER)
-        self.pools.notify()
-
-    def _lose_draft(self, course: Course, why: str, loss: Loss, *, avoid: bool = True) -> None:
-        """The target decodes plainly from now on; another draft, or the same unless it is to `avoid`, is looked for."""
-        opening = self._openings.drop_draft(course, sequence.CLOSE_REASON_MOVED)
-        if opening is None:
-            return
-        if avoid:
-            course.avoid_drafts.add(opening.link.key)
-        course.draft_failures += 1
-        self._openings.tell_target(course, course.pace.lost())
-        course.recorder.lost(opening.link.info, loss.value, clock.now_us())
-        self._notices.lost_draft(opening.link.worker_id, course.session.request, loss, why)
-        course.wake()
-
-    def _part(self, course: Course, why: str) -> None:
-        """The draft is opened again by this router, unless another is chosen meanwhile."""
-        opening = self._openings.drop_draft(course, None)
-        if opening is None:
-            return
-        self._openings.tell_target(course, course.pace.lost())
-        course.recorder.lost(opening.link.info, Loss.UNREACHABLE.value, clock.now_us())
-        self._notices.lost_draft(opening.link.worker_id, course.session.request, Loss.UNREACHABLE, why)
+            course.avoid_drafts.add(opening.worker.worker_id)
+        # Where there was no connection, nothing is known against the request.
+        course.draft_failures += loss is not Loss.UNREACHABLE
+        self._openings.set_speculation(course, course.pace.lost())
+        course.recorder.lost(opening.worker.info, loss.value, clock.now_us())
+        why = str(from_sequence_error(message))
+        self._notices.lost_draft(opening.worker.worker_id, course.session.request, loss, why)
         course.wake()
 
     # -- the rest
 
-    def _standing(self, course: Course, draft: DraftLink) -> Standing:
-        """What this draft has shown to the tenant's requests; forgotten with the worker."""
-        tenants = self._standings.setdefault(draft.worker_id, {})
-        if course.session.request.tenant not in tenants and len(tenants) >= _MAX_TENANTS:
-            del tenants[next(iter(tenants))]
-        return tenants.setdefault(course.session.request.tenant, Standing())
-
-    def _link_up(self, link: TargetLink | DraftLink) -> None:
+    def _link_up(self, link: TargetLink) -> None:
         self.pools.notify()
 
     def _pools_changed(self) -> None:
@@ -515,7 +431,7 @@ async def _within(deadline_s: float | None) -> AsyncIterator[None]:
         raise DeadlineExceeded("the deadline passed before the request was finished") from None
 
 
-def _draft_limit(course: Course, target: TargetLink, draft: DraftLink) -> int:
+def _draft_limit(course: Course, target: TargetLink, draft: DraftWorker) -> int:
     """What the request may have, lowered to what both workers can do. A worker that names 0 names no limit."""
     limits = (course.draft_limit, target.info.max_draft_tokens, draft.info.max_draft_tokens)
     return min(limit for limit in limits if limit)

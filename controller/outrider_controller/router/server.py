@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from outrider.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
-from outrider.rpc.channel import remaining_s
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
@@ -24,7 +23,7 @@ from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
-from outrider_controller.router.calls import Context, GatewayStream, answer_alone
+from outrider_controller.router.calls import Context, GatewayStream
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.course import NewResponse
 from outrider_controller.router.notices import Notices
@@ -37,12 +36,10 @@ from outrider_controller.router.trace_service import TraceServicer
 log = logging.getLogger(__name__)
 
 SERVICE = "outrider.rpc.v1.RouterService"
-# Leaves the answer time to reach the client before its own clock ends the call.
-_DEADLINE_MARGIN_S = 0.005
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """One request per call, or all of a gateway's on one. An OutriderError becomes its status in the interceptor."""
+    """All of a gateway's requests on one call. An OutriderError becomes the end of its request."""
 
     def __init__(
         self, rounds: Rounds, notices: Notices, config: RouterConfig, salt_key: bytes, draining: asyncio.Event
@@ -55,12 +52,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._draining = draining
         self._num_calls = 0
 
-    # Written with `context.write` and not as generators: a cancelled call then ends inside its coroutine, at once, and
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
     # not when the collector finds an abandoned generator.
-    async def Route(self, request: router.RouteRequest, context: Context) -> None:  # type: ignore[override]
-        deadline_s = remaining_s(context, margin_s=_DEADLINE_MARGIN_S)
-        await answer_alone(self._answer, request, deadline_s, context)
-
     async def RouteMany(  # type: ignore[override]
         self, requests: AsyncIterator[router.RouteManyRequest], context: Context
     ) -> None:

@@ -101,8 +101,10 @@ class Session:
         """Prompt and output."""
         return (*self.request.prompt, *self.committed)
 
-    def open_message(self, sequence_id: int, speculation: sequence.Speculation) -> sequence.OpenSequence:
-        """Everything another worker needs to go on from here."""
+    def open_message(
+        self, sequence_id: int, speculation: sequence.Speculation, draft: sequence.DraftAssignment | None
+    ) -> sequence.OpenSequence:
+        """Everything another target needs to go on from here."""
         return sequence.OpenSequence(
             sequence_id=sequence_id,
             prompt_token_ids=self.request.prompt,
@@ -114,6 +116,7 @@ class Session:
             cache_salt=self.request.cache_salt,
             logits=self.request.logits,
             logprobs=self.request.logprobs,
+            draft=draft,
         )
 
     def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> Round:
@@ -129,7 +132,7 @@ class Session:
         self.committed += token_ids
         self.committed_len += len(token_ids)
         self.finish_reason = done.finish_reason
-        self.legs.commit(done, committed_len=self.committed_len, now_us=now_us)
+        self.legs.commit(done, now_us)
         self.metrics.add(done)
         return done
 
@@ -170,8 +173,8 @@ class Session:
         if done.num_cached_tokens > self.committed_len:
             raise BadReply("commit.num_cached_tokens: more than there were")
         longest_us = max(done.verify_us, done.queue_us, done.prefill_us, done.draft_queue_us)
-        if done.draft_spoke:
-            self._check_drafting(done)
+        if done.draft_active:
+            self._check_draft_stats(done)
             longest_us = max(longest_us, done.draft_us, done.compute_us, done.wire_us, done.answer_us)
             longest_us = max(longest_us, done.answer_compute_us)
         if longest_us > MAX_DURATION_US:
@@ -185,11 +188,13 @@ class Session:
         except InvalidRequest as error:
             raise BadReply(f"commit.{error.field}: {error.message}") from None
 
-    def _check_drafting(self, done: Round) -> None:
+    def _check_draft_stats(self, done: Round) -> None:
         if done.answer_tokens > MAX_TREE_TOKENS:
-            raise BadReply(f"commit.drafting.answer_tokens: {done.answer_tokens} where {MAX_TREE_TOKENS} are the most")
+            raise BadReply(
+                f"commit.draft_stats.answer_tokens: {done.answer_tokens} where {MAX_TREE_TOKENS} are the most"
+            )
         if len(done.source) > MAX_SOURCE_BYTES:
-            raise BadReply(f"commit.drafting.source: {len(done.source)} characters")
+            raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
 
     def _check_end(self, num_tokens: int, finish: sequence.FinishReason.ValueType) -> None:
         """Of a commit that ends the request, or should."""

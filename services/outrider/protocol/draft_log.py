@@ -1,6 +1,6 @@
 """Drafts on their way to being judged: which of them a round judged, and what those took. Pure.
 
-Kept by whoever hands drafts to a sequence's target: a router, or the target itself where it talks to the draft.
+Kept by the target for each sequence that it has opened at a draft.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SentDraft:
 
 @dataclass(slots=True)
 class DraftLog:
-    """Of one opening of one sequence on a target."""
+    """Of one opening of one sequence at a draft."""
 
     _serial: int = 0
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
@@ -46,11 +46,6 @@ class DraftLog:
     def waits(self) -> bool:
         """Whether any is still to be judged."""
         return bool(self._sent)
-
-    def clear(self) -> None:
-        """The sequence was opened on another target, which counts drafts anew."""
-        self._serial = 0
-        self._sent.clear()
 
     def asked(self, committed_len: int, now_us: int) -> None:
         """The draft was told of the tokens below `committed_len`: by an opening or a commit."""

@@ -16,8 +16,7 @@ class Outbox(Generic[M]):
     """Messages of one stream, in order. Nothing is queued behind a write but what came during it.
 
     Within one message a worker applies opens first and closes last, so what is put for one sequence in the order
-    open, (drafts or commits, settings), pairing, close is applied in that order. What is put must not be changed
-    afterwards.
+    open, (commits, settings), draft, close is applied in that order. What is put must not be changed afterwards.
     """
 
     def __init__(self, message_type: type[M], max_bytes: int) -> None:
@@ -36,14 +35,11 @@ class Outbox(Generic[M]):
     def close(self, closing: sequence.CloseSequence) -> None:
         self._put("closes", closing)
 
-    def pair(self: Outbox[target.VerifyRequest], pairing: target.PairSequence) -> None:
-        self._put("pairs", pairing)
+    def set_draft(self: Outbox[target.VerifyRequest], change: target.SetDraft) -> None:
+        self._put("set_drafts", change)
 
-    def put_draft(self: Outbox[target.VerifyRequest], item: sequence.Draft) -> None:
-        self._put("drafts", item)
-
-    def put_commit(self: Outbox[draft.DraftRequest], item: sequence.Commit) -> None:
-        self._put("commits", item)
+    def commit(self: Outbox[draft.DraftRequest], commit: sequence.Commit) -> None:
+        self._put("commits", commit)
 
     async def take(self) -> M:
         """The next message; waits until there is one."""

@@ -43,8 +43,8 @@ class Round:
     wire_us: int = 0
     source: str = ""
     """Which part of the drafter proposed what was verified."""
-    draft_spoke: bool = False
-    """The target says something of a draft that it talks to itself."""
+    draft_active: bool = False
+    """The draft spoke since the round before, or was judged in this one."""
     answer_us: int = 0
     """The draft's last answer to a commit: from that commit's leaving to its arrival. 0 without one."""
     answer_compute_us: int = 0
@@ -78,14 +78,14 @@ class Round:
             commit.draft_queue_us,
             step_us,
         )
-        if commit.HasField("drafting"):
-            drafting = commit.drafting
-            done.draft_us, done.compute_us, done.wire_us = drafting.draft_us, drafting.compute_us, drafting.wire_us
-            done.source = drafting.source
-            done.draft_spoke = True
-            if answer_us := drafting.answer_us:
-                done.answer_us, done.answer_compute_us = answer_us, drafting.answer_compute_us
-                done.answer_tokens = drafting.answer_tokens
+        if commit.HasField("draft_stats"):
+            stats = commit.draft_stats
+            done.draft_us, done.compute_us, done.wire_us = stats.draft_us, stats.compute_us, stats.wire_us
+            done.source = stats.source
+            done.draft_active = True
+            if answer_us := stats.answer_us:
+                done.answer_us, done.answer_compute_us = answer_us, stats.answer_compute_us
+                done.answer_tokens = stats.answer_tokens
         return done
 
     @classmethod

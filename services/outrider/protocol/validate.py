@@ -66,7 +66,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 
 @dataclass(slots=True)
-class DraftRules:
+class DraftValidator:
     """For one opening of one sequence on a draft. Every token below the prompt's length is the sequence's own."""
 
     mode: sequence_pb2.VerificationMode.ValueType
@@ -108,7 +108,7 @@ class DraftRules:
 
 
 def check_draft(draft: sequence_pb2.Draft, vocab_size: int, max_context_len: int, max_positions: int) -> int:
-    """What can be said of a draft without its sequence. As DraftRules.check."""
+    """What can be said of a draft without its sequence. As DraftValidator.check."""
     if len(draft.source.encode()) > MAX_SOURCE_BYTES:
         raise InvalidRequest("source", f"must be at most {MAX_SOURCE_BYTES} bytes")
     if draft.ByteSize() > MAX_DRAFT_BYTES:

@@ -1,4 +1,4 @@
-"""The connection to one draft worker that a target talks to itself: one channel, one stream, one outbox."""
+"""The connection to one draft worker: one channel, one stream, one outbox."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAX_IDLE_S = 30.0
 
 
 class DraftLink:
-    """From the first sequence paired with the worker until its stream ends, or nothing has been open there for a while.
+    """From the first sequence opened there until its stream ends, or nothing has been open there for a while.
     It does not reconnect: a router that wants this worker again says so, and gets a new link."""
 
     def __init__(
@@ -56,7 +56,7 @@ class DraftLink:
         self.keys: dict[int, SequenceKey] = {}
         """What is open there, by the id that it has there."""
         self._connect = connect
-        self._heard = False
+        self._received = False
         self._asked_s: float | None = None
         self._replied = replied
         self._ended = ended
@@ -113,7 +113,7 @@ class DraftLink:
                 return await call.details() or "its stream ended"
             if reply is None:
                 return "a message cannot be read"
-            self._heard, self._asked_s = True, None
+            self._received, self._asked_s = True, None
             self._replied(self, reply)
 
     async def _write(self, call: Any) -> str:
@@ -127,13 +127,13 @@ class DraftLink:
     async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> str:
         failed, idle_s = 0, 0.0
         while failed < _MAX_FAILED_PROBES:
-            self._heard = False
+            self._received = False
             await asyncio.sleep(_SILENCE_S)
             idle_s = 0.0 if self.keys else idle_s + _SILENCE_S
             if idle_s >= _MAX_IDLE_S:
                 self._idle(self)
                 return "nothing is open there"
-            if self._heard or not self.keys:
+            if self._received or not self.keys:
                 failed = 0
                 continue
             if self._asked_s is not None and asyncio.get_running_loop().time() - self._asked_s > _MAX_UNANSWERED_S:

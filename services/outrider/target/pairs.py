@@ -1,8 +1,7 @@
-"""Sequences whose draft this target talks to itself, in the router's stead: one way there and one back, not two.
+"""The drafts of a target's sequences: opens each at the draft that its router named, and passes on what both say.
 
-A router still decides who drafts, how far, and what follows when a draft fails. Lives in the event loop, between the
-routers' streams and the worker: a commit leaves for the draft when it leaves for the router, and a draft becomes the
-event that it would have been had a router brought it.
+A router decides who drafts, how far, and what follows when a draft fails. Lives in the event loop, between the routers'
+streams and the worker: a commit leaves for the draft when it leaves for the router, and a draft becomes an event.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.draft_log import DraftLog, clamp_us, drafted_us
 from outrider.protocol.errors import from_sequence_error, to_sequence_error
-from outrider.protocol.validate import DraftRules
+from outrider.protocol.validate import DraftValidator
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.commit import Finish
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
-from outrider.target.events import Event, Offered
+from outrider.target.events import DraftRefused, Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report
 from outrider.target.sequence import SequenceKey
@@ -38,37 +37,37 @@ class _Pairing:
 
     link: DraftLink
     sequence_id: int
-    told: tuple[int, int, int]
-    """What of its settings concerns a draft, as it heard it last."""
+    sent_settings: tuple[int, int, int]
+    """What of its settings concerns a draft, as it was sent last."""
     opened_len: int
     """Committed before it was opened there: what answers that took the reading of a prompt, too."""
-    rules: DraftRules
+    validator: DraftValidator
     log: DraftLog = field(default_factory=DraftLog)
-    spoke: bool = False
-    """Since the last commit, and what of it was an answer to one."""
+    draft_active: bool = False
+    """It spoke since the last commit; then what of that was an answer to one."""
     answer_us: int = 0
     answer_compute_us: int = 0
     answer_tokens: int = 0
 
-    def hear(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
+    def offered(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
         answer_us = self.log.add(draft, draft.base_len, num_positions, now_us)
-        self.spoke = True
+        self.draft_active = True
         if answer_us and draft.base_len != self.opened_len:
             self.answer_us, self.answer_tokens = clamp_us(answer_us), num_positions
             self.answer_compute_us = clamp_us(draft.compute_us)
 
-    def take_drafting(self, committed: Committed) -> sequence_pb2.Drafting | None:
+    def take_stats(self, committed: Committed) -> sequence_pb2.DraftStats | None:
         """What is to be told of it with this commit, if anything."""
-        if not (self.log.waits or self.spoke):
+        if not (self.log.waits or self.draft_active):
             return None
         base_len, outcome = committed.base_len, committed.outcome
         judged = self.log.take_judged(
             *(base_len, outcome.num_drafted, committed.draft_serial, base_len + len(outcome.token_ids))
         )
-        if not (judged or self.spoke):
+        if not (judged or self.draft_active):
             return None
         draft_us, compute_us, wire_us = drafted_us(judged)
-        drafting = sequence_pb2.Drafting(
+        stats = sequence_pb2.DraftStats(
             draft_us=draft_us,
             compute_us=compute_us,
             wire_us=wire_us,
@@ -77,8 +76,8 @@ class _Pairing:
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,
         )
-        self.spoke, self.answer_us, self.answer_compute_us, self.answer_tokens = False, 0, 0, 0
-        return drafting
+        self.draft_active, self.answer_us, self.answer_compute_us, self.answer_tokens = False, 0, 0, 0
+        return stats
 
 
 @dataclass(slots=True)
@@ -88,8 +87,8 @@ class _Open:
     opening: sequence_pb2.OpenSequence
     """As a draft would have to hear it now: with all that was committed, and the settings in force."""
     pairing: _Pairing | None = None
-    wanted: target_pb2.PairSequence | None = None
-    """The pairing that its router asked for last."""
+    assigned: sequence_pb2.DraftAssignment | None = None
+    """The draft that its router named last."""
 
     @property
     def committed_len(self) -> int:
@@ -117,8 +116,8 @@ class Pairs:
         self._connect = connect
         self._open: dict[SequenceKey, _Open] = {}
         self._links: dict[tuple[str, str], DraftLink] = {}
-        self._unknown: dict[SequenceKey, target_pb2.PairSequence] = {}
-        """Pairings with drafts of which it is not known whether they are leased."""
+        self._unknown: dict[SequenceKey, sequence_pb2.DraftAssignment] = {}
+        """Drafts of which it is not known whether they are leased."""
         self._looking: asyncio.Task[None] | None = None
 
     async def stop(self) -> None:
@@ -132,33 +131,40 @@ class Pairs:
     def open_keys(self) -> list[SequenceKey]:
         return list(self._open)
 
-    def hear(self, stream: int, request: target_pb2.VerifyRequest) -> None:
+    def apply(self, stream: int, request: target_pb2.VerifyRequest) -> None:
         """What a router says that concerns drafts too."""
         for opening in request.opens:
-            # What is open already is an error, which ends it.
-            self._open.setdefault(SequenceKey(stream, opening.sequence_id), _Open(opening))
+            self._opened(SequenceKey(stream, opening.sequence_id), opening)
         for setting in request.settings:
             self._set(SequenceKey(stream, setting.sequence_id), setting.speculation)
-        for pair in request.pairs:
-            self._pair(SequenceKey(stream, pair.sequence_id), pair)
+        for change in request.set_drafts:
+            self._assign(SequenceKey(stream, change.sequence_id), change.draft)
         for close in request.closes:
             self._close(SequenceKey(stream, close.sequence_id), close.reason)
+
+    def _opened(self, key: SequenceKey, opening: sequence_pb2.OpenSequence) -> None:
+        if key in self._open:
+            # That is an error, which ends the sequence.
+            return
+        self._open[key] = _Open(opening)
+        if opening.HasField("draft"):
+            self._assign(key, opening.draft)
 
     def stream_ended(self, stream: int) -> None:
         for key in [key for key in self._open if key.stream == stream]:
             self._close(key, sequence_pb2.CLOSE_REASON_CANCELLED)
 
-    def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.Drafting]:
-        """Tells drafts what was committed and what has ended; returns what their routers are to hear of them."""
-        draftings = {}
+    def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
+        """Tells drafts what was committed and what has ended; returns what their routers are to be told of them."""
+        draft_stats = {}
         for committed in report.commits:
-            if (drafting := self._commit(committed)) is not None:
-                draftings[committed.key] = drafting
+            if (stats := self._commit(committed)) is not None:
+                draft_stats[committed.key] = stats
         for failed in report.failures:
             self._close(failed.key, sequence_pb2.CLOSE_REASON_MOVED)
-        return draftings
+        return draft_stats
 
-    def _commit(self, committed: Committed) -> sequence_pb2.Drafting | None:
+    def _commit(self, committed: Committed) -> sequence_pb2.DraftStats | None:
         key, outcome = committed.key, committed.outcome
         found = self._open.get(key)
         if found is None:
@@ -169,39 +175,39 @@ class Pairs:
         else:
             found.opening.committed_token_ids.extend(outcome.token_ids)
             if pairing is not None:
-                pairing.link.outbox.put_commit(
+                pairing.link.outbox.commit(
                     sequence_pb2.Commit(
                         sequence_id=pairing.sequence_id, base_len=committed.base_len, token_ids=outcome.token_ids
                     )
                 )
                 self._asked(pairing, committed.base_len + len(outcome.token_ids))
-        return pairing.take_drafting(committed) if pairing is not None else None
+        return pairing.take_stats(committed) if pairing is not None else None
 
     def _set(self, key: SequenceKey, speculation: sequence_pb2.Speculation) -> None:
         found = self._open.get(key)
         if found is None:
             return
         found.opening.speculation.CopyFrom(speculation)
-        pairing, told = found.pairing, _told(speculation)
-        if pairing is not None and pairing.told != told:
-            pairing.told = told
-            pairing.rules.allow(_most_tokens(speculation))
+        pairing, settings = found.pairing, _draft_settings(speculation)
+        if pairing is not None and pairing.sent_settings != settings:
+            pairing.sent_settings = settings
+            pairing.validator.allow(_max_positions(speculation))
             pairing.link.outbox.set(
                 sequence_pb2.SetSpeculation(sequence_id=pairing.sequence_id, speculation=speculation)
             )
 
-    def _pair(self, key: SequenceKey, message: target_pb2.PairSequence) -> None:
+    def _assign(self, key: SequenceKey, draft: sequence_pb2.DraftAssignment) -> None:
         found = self._open.get(key)
         if found is None:
             return
-        self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
-        found.wanted = message
-        if not message.draft_address:
+        self._unpair(found, sequence_pb2.CLOSE_REASON_MOVED)
+        found.assigned = draft
+        if not draft.address:
             return
-        if self._leases.hold(message.draft_worker_id, message.draft_address):
-            self._pair_with_leased(key, found, message)
+        if self._leases.hold(draft.worker_id, draft.address):
+            self._pair(key, found, draft)
             return
-        self._unknown[key] = message
+        self._unknown[key] = draft
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_for_unknown(), name="look for drafts")
 
@@ -210,62 +216,63 @@ class Pairs:
             while self._unknown:
                 unknown, self._unknown = self._unknown, {}
                 await self._leases.look()
-                for key, message in unknown.items():
+                for key, draft in unknown.items():
                     found = self._open.get(key)
-                    # It may have ended meanwhile, or been paired otherwise.
-                    if found is not None and found.wanted is message:
-                        self._pair_if_leased(key, found, message)
+                    # It may have ended meanwhile, or have been given another draft.
+                    if found is not None and found.assigned is draft:
+                        self._pair_if_leased(key, found, draft)
                 await asyncio.sleep(_LOOK_PAUSE_S)
         finally:
             self._looking = None
 
-    def _pair_if_leased(self, key: SequenceKey, found: _Open, message: target_pb2.PairSequence) -> None:
-        if self._leases.hold(message.draft_worker_id, message.draft_address):
-            self._pair_with_leased(key, found, message)
+    def _pair_if_leased(self, key: SequenceKey, found: _Open, draft: sequence_pb2.DraftAssignment) -> None:
+        if self._leases.hold(draft.worker_id, draft.address):
+            self._pair(key, found, draft)
         else:
-            self._refuse(key, message, Unavailable("no lease names this draft at this address", reason=UNREACHABLE))
+            self._tell_fault(
+                key, draft.sequence_id, Unavailable("no lease names this draft at this address", reason=UNREACHABLE)
+            )
 
-    def _pair_with_leased(self, key: SequenceKey, found: _Open, message: target_pb2.PairSequence) -> None:
-        link, sequence_id = self._link(message), message.draft_sequence_id
+    def _pair(self, key: SequenceKey, found: _Open, draft: sequence_pb2.DraftAssignment) -> None:
+        link, sequence_id = self._link(draft), draft.sequence_id
         if link is None:
-            self._refuse(key, message, Unavailable(f"all {_MAX_LINKS} links are in use", reason=UNREACHABLE))
+            self._tell_fault(
+                key, draft.sequence_id, Unavailable(f"all {_MAX_LINKS} links are in use", reason=UNREACHABLE)
+            )
             return
         if sequence_id in link.keys:
-            self._refuse(key, message, InvalidRequest("pairs.draft_sequence_id", "already open"))
+            self._tell_fault(key, draft.sequence_id, InvalidRequest("draft.sequence_id", "already open"))
             return
-        told, rules = _told(found.opening.speculation), self._rules(found.opening)
-        found.pairing = pairing = _Pairing(link, sequence_id, told, found.committed_len, rules)
+        settings, validator = _draft_settings(found.opening.speculation), self._validator(found.opening)
+        found.pairing = pairing = _Pairing(link, sequence_id, settings, found.committed_len, validator)
         link.keys[sequence_id] = key
         opening = sequence_pb2.OpenSequence()
         opening.CopyFrom(found.opening)
+        opening.ClearField("draft")
         opening.sequence_id = sequence_id
         opening.ClearField("logits")
         opening.ClearField("logprobs")
         link.outbox.open(opening)
         self._asked(pairing, found.committed_len)
 
-    def _refuse(self, key: SequenceKey, message: target_pb2.PairSequence, problem: OutriderError) -> None:
-        error = to_sequence_error(message.draft_sequence_id, problem)
-        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
-
-    def _rules(self, opening: sequence_pb2.OpenSequence) -> DraftRules:
-        return DraftRules(
+    def _validator(self, opening: sequence_pb2.OpenSequence) -> DraftValidator:
+        return DraftValidator(
             mode=opening.mode,
             sampling=opening.sampling,
             prompt_len=len(opening.prompt_token_ids),
             vocab_size=self._limits.vocab_size,
             max_context_len=self._limits.max_context_len,
-            max_draft_tokens=_most_tokens(opening.speculation),
+            max_draft_tokens=_max_positions(opening.speculation),
         )
 
     def _asked(self, pairing: _Pairing, committed_len: int) -> None:
         pairing.log.asked(committed_len, round(self._clock() * 1e6))
-        if pairing.told[0]:
+        if pairing.sent_settings[0]:
             pairing.link.asked()
 
-    def _link(self, message: target_pb2.PairSequence) -> DraftLink | None:
+    def _link(self, draft: sequence_pb2.DraftAssignment) -> DraftLink | None:
         """None where there are as many as may be."""
-        name = message.draft_worker_id, message.draft_address
+        name = draft.worker_id, draft.address
         if name not in self._links and len(self._links) < _MAX_LINKS:
             self._links[name] = DraftLink(*name, self._connect, self._replied, self._link_ended, self._forget)
         return self._links.get(name)
@@ -278,9 +285,9 @@ class Pairs:
     def _close(self, key: SequenceKey, reason: sequence_pb2.CloseReason.ValueType) -> None:
         self._unknown.pop(key, None)
         if (found := self._open.pop(key, None)) is not None:
-            self._part(found, reason)
+            self._unpair(found, reason)
 
-    def _part(self, found: _Open, reason: sequence_pb2.CloseReason.ValueType) -> None:
+    def _unpair(self, found: _Open, reason: sequence_pb2.CloseReason.ValueType) -> None:
         pairing, found.pairing = found.pairing, None
         if pairing is None:
             return
@@ -298,12 +305,13 @@ class Pairs:
                 continue
             pairing.log.number(draft)
             try:
-                num_positions = pairing.rules.check(draft)
+                num_positions = pairing.validator.check(draft)
                 checked = checked_draft(draft, now_s)
             except OutriderError as error:
                 self._lose(key, error)
+                offered.append(DraftRefused(key, error))
                 continue
-            pairing.hear(draft, num_positions, round(now_s * 1e6))
+            pairing.offered(draft, num_positions, round(now_s * 1e6))
             offered.append(Offered(key, checked))
         if offered:
             self._post(offered)
@@ -321,16 +329,19 @@ class Pairs:
         found = self._open[key]
         assert found.pairing is not None
         sequence_id = found.pairing.sequence_id
-        self._part(found, sequence_pb2.CLOSE_REASON_MOVED)
-        error = to_sequence_error(sequence_id, problem)
+        self._unpair(found, sequence_pb2.CLOSE_REASON_MOVED)
+        self._tell_fault(key, sequence_id, problem)
+
+    def _tell_fault(self, key: SequenceKey, draft_sequence_id: int, problem: OutriderError) -> None:
+        error = to_sequence_error(draft_sequence_id, problem)
         self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
 
-def _told(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:
+def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:
     """What of a setting concerns a draft."""
     return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.num_alternatives
 
 
-def _most_tokens(speculation: sequence_pb2.Speculation) -> int:
+def _max_positions(speculation: sequence_pb2.Speculation) -> int:
     """Positions that a draft may speak of in one message."""
     return speculation.max_draft_tokens + speculation.run_ahead_tokens if speculation.max_draft_tokens else 0

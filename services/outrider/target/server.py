@@ -51,7 +51,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         max_silence_s: float = 1.0,
         read_leases: ReadLeases = no_leases,
     ) -> None:
-        """`connect`: to drafts that a router has this target talk to; `read_leases`: which of them there are. A stream
+        """`connect`: to the drafts that routers name; `read_leases`: which of them there are. A stream
         that heard nothing for `max_silence_s` hears of the next step, whatever is in it."""
         self.info = info
         self.drained = asyncio.Event()
@@ -124,7 +124,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         writer = asyncio.create_task(write_answers(outbox, context), name=f"write stream {stream}")
         try:
             async for request in request_iterator:
-                self.pairs.hear(stream, request)
+                self.pairs.apply(stream, request)
                 self._steps.post(list(events_of(request, stream, self._limits, self._clock())))
         finally:
             # However it ended: half-closed, cancelled, past its deadline, or the router is gone.
@@ -134,12 +134,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             await stop_writing(writer, outbox)
 
     def _dispatch(self, report: Report) -> None:
-        draftings = self.pairs.follow(report)
+        draft_stats = self.pairs.follow(report)
         # What goes to drafts is waited for, and leaves before the rest is made.
-        self._event_loop.call_soon(self._tell, report, draftings)
+        self._event_loop.call_soon(self._tell, report, draft_stats)
 
-    def _tell(self, report: Report, draftings: Mapping[SequenceKey, sequence_pb2.Drafting]) -> None:
-        for stream, response in response_of(report, draftings).items():
+    def _tell(self, report: Report, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats]) -> None:
+        for stream, response in response_of(report, draft_stats).items():
             self._answer(stream, response)
         if report.batch_sequences:
             self._tell_progress(report)

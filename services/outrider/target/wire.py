@@ -12,11 +12,10 @@ from outrider.errors import InternalError, OutriderError
 from outrider.protocol import convert, logits_options, logprobs
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.validate import check_draft
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.drafts import OfferedDraft
-from outrider.target.events import Adjusted, Closed, DraftRefused, Event, Offered, Opened, Refused
+from outrider.target.events import Adjusted, Closed, Event, Opened, Refused
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Failed, Report
 from outrider.target.sequence import SequenceKey
@@ -26,8 +25,6 @@ def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, no
     """What a request asks for, in the order of its fields."""
     for opening in request.opens:
         yield _opened(SequenceKey(stream, opening.sequence_id), opening, limits, now_s)
-    for draft in request.drafts:
-        yield _offered(SequenceKey(stream, draft.sequence_id), draft, limits, now_s)
     for setting in request.settings:
         yield _adjusted(SequenceKey(stream, setting.sequence_id), setting, limits)
     for close in request.closes:
@@ -39,13 +36,6 @@ def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits
         return Opened(key, opening_of(message, limits), now_s)
     except OutriderError as error:
         return Refused(key, error)
-
-
-def _offered(key: SequenceKey, message: sequence_pb2.Draft, limits: Limits, now_s: float) -> Event:
-    try:
-        return Offered(key, draft_of(message, limits, now_s))
-    except OutriderError as error:
-        return DraftRefused(key, error)
 
 
 def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Event:
@@ -86,12 +76,6 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
     return speculation
 
 
-def draft_of(message: sequence_pb2.Draft, limits: Limits, now_s: float = 0.0) -> OfferedDraft:
-    """Raises InvalidRequest. The message may come from any draft: nothing in it is believed."""
-    check_draft(message, limits.vocab_size, limits.max_context_len, limits.max_draft_message)
-    return checked_draft(message, now_s)
-
-
 def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
     """Of a message whose fields are in range. Raises InvalidRequest for a sampling that is none."""
     return OfferedDraft(
@@ -109,9 +93,9 @@ def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
 
 
 def response_of(
-    report: Report, draftings: Mapping[SequenceKey, sequence_pb2.Drafting] = MappingProxyType({})
+    report: Report, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
 ) -> dict[int, target_pb2.VerifyResponse]:
-    """One message for each stream that the report concerns. `draftings`: what is to be said of paired drafts."""
+    """One message for each stream that the report concerns. `draft_stats`: what is to be said of the drafts."""
     responses: dict[int, target_pb2.VerifyResponse] = {}
 
     def to(key: SequenceKey) -> target_pb2.VerifyResponse:
@@ -120,11 +104,9 @@ def response_of(
         return responses[key.stream]
 
     for committed in report.commits:
-        to(committed.key).commits.append(_commit(committed, draftings.get(committed.key)))
+        to(committed.key).commits.append(_commit(committed, draft_stats.get(committed.key)))
     for failed in report.failures:
         to(failed.key).errors.append(_error(failed))
-    for refused in report.refused_drafts:
-        to(refused.key).refused_drafts.append(_error(refused))
     return responses
 
 
@@ -135,7 +117,7 @@ def empty_response(report: Report) -> target_pb2.VerifyResponse:
     )
 
 
-def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> sequence_pb2.Commit:
+def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> sequence_pb2.Commit:
     outcome, times = committed.outcome, committed.times
     return sequence_pb2.Commit(
         sequence_id=committed.key.sequence_id,
@@ -153,7 +135,7 @@ def _commit(committed: Committed, drafting: sequence_pb2.Drafting | None) -> seq
         rejected_token_ids=committed.rejected,
         draft_serial=committed.draft_serial,
         draft_queue_us=_us(times.draft_queue_s),
-        drafting=drafting,
+        draft_stats=draft_stats,
         logprobs=logprobs.to_proto(committed.logprobs),
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
     )

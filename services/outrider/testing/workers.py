@@ -1,14 +1,16 @@
 """Simulated workers: real gRPC servers that speak the protocol, with a text that is a function of the prefix.
 
-A `SimulatedTarget` answers as a target whose model is `next_token`; a `SimulatedDraft` guesses that function with a
-given accuracy. Both can be made to break, freeze or lie, so that what depends on them can be tested in milliseconds
-and without weights. They check nothing they are told: that is the real workers' business.
+A `SimulatedTarget` answers as a target whose model is `next_token`, and talks to its drafts as a real one does, with
+the same code; a `SimulatedDraft` guesses that function with a given accuracy. Both can be made to break, freeze or lie,
+so that what depends on them can be tested in milliseconds and without weights. What a router tells them they do not
+check: that is the real workers' business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import secrets
 from array import array
 from collections import Counter
@@ -20,11 +22,22 @@ from typing import Any
 import grpc
 
 from outrider.errors import Code
+from outrider.rpc.channel import create_channel
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
+from outrider.target.commit import Finish, Outcome
+from outrider.target.draft_leases import DraftLeases, no_leases
+from outrider.target.draft_link import Connect
+from outrider.target.drafts import OfferedDraft
+from outrider.target.events import Event, Offered
+from outrider.target.opening import Limits
+from outrider.target.pairs import Pairs
+from outrider.target.report import Committed, Report
+from outrider.target.sequence import SequenceKey
+from outrider.target.times import Times
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"
 DRAFT_SERVICE = "outrider.rpc.v1.DraftService"
@@ -81,7 +94,7 @@ class _Sequence:
     epoch: int = 0
     answered_s: float = 0.0
     serial: int = 0
-    heard: bool = False
+    draft_active: bool = False
 
     @classmethod
     def of(cls, opening: sequence.OpenSequence) -> _Sequence:
@@ -94,11 +107,11 @@ class _Sequence:
 
     def adjust(self, speculation: sequence.Speculation) -> None:
         self.speculation = speculation
-        self.heard &= speculation.max_draft_tokens > 0
+        self.draft_active &= speculation.max_draft_tokens > 0
 
-    def offer(self, draft: sequence.Draft) -> None:
+    def offer(self, draft: OfferedDraft) -> None:
         """Keeps what continues the truth; drops and counts the rest."""
-        self.heard |= self.speculation.max_draft_tokens > 0
+        self.draft_active |= self.speculation.max_draft_tokens > 0
         known = [*self.tokens[draft.base_len :], *self.draft]
         overlap = len(self.tokens) + len(self.draft) - draft.base_len
         tokens = list(draft.token_ids)
@@ -191,6 +204,19 @@ class _Worker:
         )
 
 
+class _AnyDraft(DraftLeases):
+    """Whoever a router names is called: no lease is asked for."""
+
+    def hold(self, worker_id: str, address: str) -> bool:
+        return True
+
+
+@dataclass(slots=True)
+class _RouterStream:
+    sequences: dict[int, _Sequence] = field(default_factory=dict)
+    pending: target_pb2.VerifyResponse = field(default_factory=target_pb2.VerifyResponse)
+
+
 class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     """A target that takes `step_s` per step, however many sequences are in it."""
 
@@ -203,29 +229,49 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         """Applied to every response's bytes, to send what is no response."""
         self.heeds_closes = True
         """False: goes on with sequences it was told to close, as one that is late with everything would."""
+        self.connect: Connect = create_channel
+        """To drafts."""
         self.num_steps = 0
         self.num_accepted = 0
+        self._numbers = itertools.count(1)
+        self._streams: dict[int, _RouterStream] = {}
+        self._pairs: Pairs | None = None
+
+    @property
+    def pairs(self) -> Pairs:
+        """Its drafts. Made in the event loop."""
+        if self._pairs is None:
+            info, clock = self.info, asyncio.get_running_loop().time
+            limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
+            leases = _AnyDraft(no_leases, clock)
+            self._pairs = Pairs(limits, clock, self._offer, self._tell, leases, lambda address: self.connect(address))
+        return self._pairs
+
+    async def stop(self) -> None:
+        """Lets go of its drafts."""
+        if self._pairs is not None:
+            await self._pairs.stop()
 
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         await self._running.wait()
         return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load)
 
     async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Any) -> None:  # type: ignore[override]
-        stream = _Stream(context)
-        mine: dict[int, _Sequence] = {}
-        pending = target_pb2.VerifyResponse()
+        stream, number = _Stream(context), next(self._numbers)
+        mine = self._streams[number] = _RouterStream()
 
         async def read() -> None:
             async for request in requests:
                 self.num_messages += 1
-                self._apply(request, mine, pending)
+                self._apply(request, mine)
+                self.pairs.apply(number, request)
 
         async def step() -> None:
             while True:
                 await asyncio.sleep(self.step_s)
                 await self._running.wait()
-                self._step(mine, pending)
-                if pending.commits or pending.errors:
+                self._step(number, mine)
+                if (pending := mine.pending).commits or pending.errors or pending.draft_errors:
                     message = target_pb2.VerifyResponse()
                     message.CopyFrom(pending)
                     pending.Clear()
@@ -234,21 +280,30 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         try:
             await self._until_broken(stream, read(), step())
         finally:
-            for sequence_id in mine:
+            del self._streams[number]
+            self.pairs.stream_ended(number)
+            for sequence_id in mine.sequences:
                 self.live.pop(sequence_id, None)
 
-    def _apply(
-        self, request: target_pb2.VerifyRequest, mine: dict[int, _Sequence], pending: target_pb2.VerifyResponse
-    ) -> None:
+    def _offer(self, events: list[Event]) -> None:
+        for event in events:
+            if not isinstance(event, Offered) or (stream := self._streams.get(event.key.stream)) is None:
+                continue
+            if state := stream.sequences.get(event.key.sequence_id):
+                state.offer(event.draft)
+
+    def _tell(self, number: int, response: target_pb2.VerifyResponse) -> None:
+        if stream := self._streams.get(number):
+            stream.pending.MergeFrom(response)
+
+    def _apply(self, request: target_pb2.VerifyRequest, stream: _RouterStream) -> None:
+        mine = stream.sequences
         for opening in request.opens:
             self.opens.append(opening)
             if refusal := self._refusal(opening):
-                pending.errors.append(refusal)
+                stream.pending.errors.append(refusal)
                 continue
             mine[opening.sequence_id] = self.live[opening.sequence_id] = _Sequence.of(opening)
-        for draft in request.drafts:
-            if draft.sequence_id in mine:
-                mine[draft.sequence_id].offer(draft)
         for setting in request.settings:
             self.settings.append(setting)
             if setting.sequence_id in mine:
@@ -260,23 +315,30 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             mine.pop(close.sequence_id, None)
             self.live.pop(close.sequence_id, None)
 
-    def _step(self, mine: dict[int, _Sequence], pending: target_pb2.VerifyResponse) -> None:
-        now_s = asyncio.get_running_loop().time()
+    def _step(self, number: int, stream: _RouterStream) -> None:
+        now_s, mine = asyncio.get_running_loop().time(), stream.sequences
+        commits: list[sequence.Commit] = []
         for sequence_id, state in list(mine.items()):
-            waits = state.heard and state.speculation.max_draft_tokens and not state.draft
+            waits = state.draft_active and state.speculation.max_draft_tokens and not state.draft
             if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
                 continue
             started_s = max(state.ready_s, now_s - self.step_s)
             times = _times(state, started_s)
             commit = self._verify(sequence_id, state)
             commit.MergeFrom(times)
-            pending.commits.append(commit)
-            pending.step_us = round(self.step_s * 1e6)
+            commits.append(commit)
             state.ready_s = now_s
             if commit.finish_reason:
                 del mine[sequence_id]
                 self.live.pop(sequence_id, None)
-        self.num_steps += bool(pending.commits)
+        if commits:
+            self.num_steps += 1
+            stream.pending.step_us = round(self.step_s * 1e6)
+            stats = self.pairs.follow(Report(commits=[_committed(number, commit) for commit in commits]))
+            for commit in commits:
+                if found := stats.get(SequenceKey(number, commit.sequence_id)):
+                    commit.draft_stats.CopyFrom(found)
+            stream.pending.commits.extend(commits)
 
     def _verify(self, sequence_id: int, state: _Sequence) -> sequence.Commit:
         """Judges the buffered draft by the true continuation: accepted tokens and one of the target's own."""
@@ -314,6 +376,27 @@ class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         )
 
 
+def _committed(number: int, commit: sequence.Commit) -> Committed:
+    """As the drafts' side hears of it."""
+    return Committed(
+        key=SequenceKey(number, commit.sequence_id),
+        base_len=commit.base_len,
+        outcome=Outcome(
+            token_ids=list(commit.token_ids),
+            num_drafted=commit.num_drafted,
+            num_verified=commit.num_verified,
+            num_accepted=commit.num_accepted,
+            finish=Finish(commit.finish_reason),
+        ),
+        rejected=list(commit.rejected_token_ids),
+        num_dropped=commit.num_dropped,
+        draft_serial=commit.draft_serial,
+        times=Times(),
+        num_prompt_tokens=0,
+        num_cached_tokens=0,
+    )
+
+
 def _times(state: _Sequence, started_s: float) -> sequence.Commit:
     """A commit with nothing but the times up to the start of its step."""
     answered_s = min(max(state.answered_s, state.ready_s), started_s) if state.draft else started_s
@@ -335,7 +418,7 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
         self.corrupt: Callable[[draft_pb2.DraftResponse], draft_pb2.DraftResponse] | None = None
         self.num_commits = 0
         self.behind: Counter[str] = Counter()
-        """Commits that did not continue what this draft knew: the router must never send one."""
+        """Commits that did not continue what this draft knew: a target must never send one."""
 
     async def GetInfo(self, request: Any, context: Any) -> draft_pb2.DraftServiceGetInfoResponse:
         await self._running.wait()
@@ -434,7 +517,10 @@ async def serving_target(target: SimulatedTarget, address: str = "127.0.0.1:0") 
     )
     server.add_registered_method_handlers(TARGET_SERVICE, {"Verify": verify})
     async with _serving(target, server, address, TARGET_SERVICE):
-        yield target
+        try:
+            yield target
+        finally:
+            await target.stop()
 
 
 @asynccontextmanager

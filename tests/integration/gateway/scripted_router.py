@@ -84,9 +84,6 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     timeouts_s: list[float | None] = field(default_factory=list)
     trace_contexts: list[TraceContext] = field(default_factory=list)
 
-    async def Route(self, request: Any, context: Any) -> None:  # type: ignore[override]
-        raise NotImplementedError("gateways use RouteMany")
-
     async def RouteMany(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]
         turn = asyncio.Lock()
         calls: dict[int, asyncio.Task[None]] = {}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import grpc
 import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load_drafter
@@ -33,13 +32,13 @@ from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_dr
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
+from tests.route_call import RouteCall
+
 CONFIG = RouterConfig(
     refresh_s=0.05,
-    # Simulated targets talk to routers only.
-    pair_workers=False,
     cache_salt_key=b"test",
     policy=PolicyConfig(max_wait_us=20_000),
-    failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2),
+    failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2, draft_backoff_s=0.2),
     link=LinkConfig(first_backoff_s=0.02, max_backoff_s=0.1),
 )
 
@@ -55,7 +54,7 @@ def metadata_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Answer:
-    """Everything one Route call said."""
+    """Everything one call said."""
 
     token_ids: list[int] = field(default_factory=list)
     rounds: list[router.RouteResponse] = field(default_factory=list)
@@ -120,9 +119,9 @@ class Fleet:
         }
         return router.RouteRequest(**{**defaults, **fields})
 
-    def call(self, request: router.RouteRequest, timeout: float | None = 20) -> grpc.aio.UnaryStreamCall:
+    def call(self, request: router.RouteRequest, timeout: float | None = 20) -> RouteCall:
         assert self.stub is not None
-        return self.stub.Route(request, timeout=timeout)
+        return RouteCall(self.stub, request, timeout)
 
     async def ask_until_drafted(self, request: router.RouteRequest) -> Answer:
         """On a busy machine a first answer may be over before its draft is connected: it is asked for again."""
@@ -152,8 +151,8 @@ async def fleet(metadata_url: str) -> AsyncIterator[Fleet]:
         yield Fleet(store, stack)
 
 
-@pytest.fixture(params=["paired", "through the router"])
-async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
+@pytest.fixture
+async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
     """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
     url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
     for _ in range(2):
@@ -178,7 +177,7 @@ async def real_fleet(request: pytest.FixtureRequest, fleet: Fleet, tiny: Path, m
     fleet.drafts.append(draft)
     fleet.num_workers = 3
     # All engines share this process: a draft may take its time.
-    await fleet.start(policy=PolicyConfig(max_wait_us=500_000), pair_workers=request.param == "paired")
+    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
     return fleet
 
 

@@ -12,21 +12,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
+from outrider.errors import Code, OutriderError
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, serving_draft, serving_target
 
+from tests.route_call import RouteCall
+
 
 @asynccontextmanager
 async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        # Simulated targets talk to routers only.
-        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2", "--no-pair-workers"),
+        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--drain-timeout", "2"),
         *("--ray-temp-dir", str(ray_dir)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -78,14 +79,14 @@ async def ask(stub, request, kill_after: int = 10**9, kill=lambda: None) -> list
     tokens: list[int] = []
     while True:
         try:
-            async for response in stub.Route(request, timeout=15, wait_for_ready=True):
+            async for response in RouteCall(stub, request, 15):
                 tokens.extend(response.token_ids)
                 if len(tokens) >= kill_after:
                     kill_after = 10**9
                     kill()
             return tokens
-        except grpc.aio.AioRpcError as error:
-            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        except OutriderError as error:
+            assert error.code is Code.UNAVAILABLE
             request.resume_token_ids[:] = tokens
 
 

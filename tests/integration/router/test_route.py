@@ -7,13 +7,11 @@ import random
 import time
 from contextlib import AsyncExitStack, suppress
 
-import grpc
 import pytest
-from outrider.errors import Code
+from outrider.errors import Code, OutriderError
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
-from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, next_token
@@ -23,9 +21,9 @@ from tests.integration.router.conftest import Fleet
 
 
 async def refusal_of(fleet, request, **options):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises(OutriderError) as caught:
         await fleet.ask(request, **options)
-    return from_rpc_error(caught.value)
+    return caught.value
 
 
 async def test_text_is_the_targets_with_and_without_speculation(fleet):
@@ -273,7 +271,7 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
         target.load.num_running = 0
         async with asyncio.timeout(20):
             while not target.opens:
-                with suppress(grpc.aio.AioRpcError):
+                with suppress(OutriderError):
                     await fleet.ask(fleet.request())
                 await asyncio.sleep(0.1)
 

@@ -124,9 +124,11 @@ async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet, eventually:
     answer = await asking
     found = await ended_trace(fleet)
     check_adds_up(found, answer, 3)
-    (lost,) = [event for event in found.events if event.kind == trace.TRACE_EVENT_KIND_LOST]
+    lost, *later = [event for event in found.events if event.kind == trace.TRACE_EVENT_KIND_LOST]
     assert (lost.worker_id, lost.reason) == (draft.info.worker_id, "draft_lost")
     assert 3 <= lost.position <= 63
+    # As long as its lease lives it is tried again, now and then.
+    assert {event.reason for event in later} <= {"draft_unreachable"}
 
 
 async def test_a_request_that_moves_says_so_and_goes_on_counting(fleet: Fleet, eventually: Eventually) -> None:

@@ -11,18 +11,20 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.engine import EngineConfig
 from outrider.errors import Code
+from outrider.metadata import LeaseRecord
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
+from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
-from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.opening import Limits
 from outrider.target.process import load, serve
@@ -56,7 +58,7 @@ class Router:
         self.text: dict[int, list[int]] = {}
         self.finish: dict[int, int] = {}
         self.errors: dict[int, sp.SequenceError] = {}
-        self.refused: list[sp.SequenceError] = []
+        self.draft_errors: list[sp.SequenceError] = []
         self.responses: list[target_pb2.VerifyResponse] = []
 
     async def send(self, **parts: object) -> None:
@@ -72,7 +74,7 @@ class Router:
                 self.finish[commit.sequence_id] = commit.finish_reason
         for error in response.errors:
             self.errors[error.sequence_id] = error
-        self.refused.extend(response.refused_drafts)
+        self.draft_errors.extend(response.draft_errors)
         return response
 
     async def finished(self, *ids: int) -> None:
@@ -103,6 +105,53 @@ async def target(
 ) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub]]:
     async with running_target(checkpoint, **changes) as (running, stub):
         yield running.servicer, stub
+
+
+Answer = Callable[[int, int], sp.Draft]
+
+
+class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
+    """Answers each opening and each commit with what `answer` makes of the sequence's id and length.
+
+    Without it, says once that it has no guess. From then on it is waited for.
+    """
+
+    def __init__(self, answer: Answer | None) -> None:
+        self.answer = answer
+        self.address = ""
+
+    def assigned(self, sequence_id: int) -> sp.DraftAssignment:
+        return sp.DraftAssignment(worker_id="draft-1", address=self.address, sequence_id=sequence_id)
+
+    async def GetInfo(self, request: object, context: object) -> draft_pb2.DraftServiceGetInfoResponse:
+        return draft_pb2.DraftServiceGetInfoResponse(info=worker_pb2.WorkerInfo(worker_id="draft-1"))
+
+    async def Draft(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        async for request in requests:
+            lengths = {o.sequence_id: len(o.prompt_token_ids) + len(o.committed_token_ids) for o in request.opens}
+            if self.answer is None:
+                drafts = [sp.Draft(sequence_id=number, base_len=length) for number, length in lengths.items()]
+            else:
+                lengths |= {commit.sequence_id: commit.base_len + len(commit.token_ids) for commit in request.commits}
+                drafts = [self.answer(*one) for one in lengths.items()]
+            await context.write(draft_pb2.DraftResponse(drafts=drafts))
+
+
+@contextlib.asynccontextmanager
+async def target_and_draft(
+    checkpoint: Path, answer: Answer | None = None, **changes: object
+) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub, ScriptedDraft]]:
+    draft, server = ScriptedDraft(answer), create_server()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+    async with serving(server, "127.0.0.1:0", services=[]) as life, target(checkpoint, **changes) as (servicer, stub):
+        draft.address = life.address
+        info = worker_pb2.WorkerInfo(worker_id="draft-1")
+
+        async def leases() -> list[LeaseRecord]:
+            return [LeaseRecord(info, worker_pb2.WorkerLoad(), life.address, 1)]
+
+        servicer.pairs._leases.read = leases
+        yield servicer, stub, draft
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -141,30 +190,29 @@ async def test_commits_carry_the_step_they_come_from(tiny: Path) -> None:
 
 
 async def test_drafts_over_the_wire_change_the_rounds_and_not_the_text(tiny: Path) -> None:
+    stopping = sp.Stopping(max_new_tokens=200)
     for sampling, mode in ((GREEDY, sp.VERIFICATION_MODE_GREEDY), (SAMPLED, sp.VERIFICATION_MODE_COUPLED)):
-        async with target(tiny) as (_, stub):
+        plain: list[int] = []
+
+        def guess(sequence_id: int, base_len: int, plain: list[int] = plain) -> sp.Draft:
+            done = base_len - 3
+            return sp.Draft(sequence_id=sequence_id, base_len=base_len, token_ids=[*plain[done : done + 2], 9, 9])
+
+        async with target_and_draft(tiny, guess) as (_, stub, draft):
             router = Router(stub)
-            await router.send(opens=[open_sequence(1, [5, 6, 7], sampling=sampling, mode=mode)])
+            how = {"sampling": sampling, "mode": mode, "stopping": stopping}
+            await router.send(opens=[open_sequence(1, [5, 6, 7], **how)])
             await router.finished(1)
-            plain = router.text[1]
+            plain += router.text[1]
             rounds = len(router.responses)
             held = sp.Speculation(max_draft_tokens=4, max_wait_us=5_000_000)
-            first_word = sp.Draft(sequence_id=2, base_len=3)
-            again = open_sequence(2, [5, 6, 7], sampling=sampling, mode=mode, speculation=held)
-            await router.send(opens=[again], drafts=[first_word])
-            while 2 not in router.finish:
-                await router.read()
-                done = len(router.text[2])
-                guess = [*plain[done : done + 2], 9, 9]
-                await router.send(drafts=[sp.Draft(sequence_id=2, base_len=3 + done, token_ids=guess)])
-        assert router.text[2] == plain
-        assert len(router.responses) - rounds < rounds / 2
+            await router.send(opens=[open_sequence(2, [5, 6, 7], speculation=held, draft=draft.assigned(22), **how)])
+            await router.finished(2)
+        assert router.text[2] == plain and len(plain) == 200
+        # Those before the draft was connected are plain.
+        assert len(router.responses) - rounds < 0.8 * rounds
         accepted = sum(c.num_accepted for r in router.responses for c in r.commits if c.sequence_id == 2)
-        assert accepted >= 12
-
-
-# Of a draft that has nothing for the prompt's end: it is waited for from then on.
-FIRST_WORD = sp.Draft(sequence_id=1, base_len=2)
+        assert accepted >= 40
 
 
 def malformed_drafts(sequence_id: int) -> list[tuple[str, sp.Draft]]:
@@ -194,24 +242,22 @@ def malformed_drafts(sequence_id: int) -> list[tuple[str, sp.Draft]]:
 
 
 async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tiny: Path) -> None:
-    ratio = {"sampling": SAMPLED, "mode": sp.VERIFICATION_MODE_RATIO}
-    patient = sp.Speculation(max_draft_tokens=4, max_wait_us=3_000_000)
-    bad = malformed_drafts(1)
-    async with target(tiny) as (_, stub):
+    bad = {number: malformed_drafts(number)[number - 1] for number in range(1, len(malformed_drafts(0)) + 1)}
+    stopping = sp.Stopping(max_new_tokens=100)
+    ratio = {"sampling": SAMPLED, "mode": sp.VERIFICATION_MODE_RATIO, "stopping": stopping}
+    async with target_and_draft(tiny, lambda number, _: bad[number][1]) as (servicer, stub, draft):
         router = Router(stub)
-        opens = [open_sequence(1, [5, 6, 7], speculation=patient, **ratio), open_sequence(2, [7])]
-        await router.send(opens=opens, drafts=[FIRST_WORD])
-        await router.read()
-        await router.send(drafts=[draft for _, draft in bad])
-        await router.finished(2)
-        await router.send(settings=[sp.SetSpeculation(sequence_id=1, speculation=sp.Speculation())])
-        await router.finished(1)
+        opens = [open_sequence(100 + number, [5, 6, 7], draft=draft.assigned(number), **ratio) for number in bad]
+        await router.send(opens=[*opens, open_sequence(1, [7])])
+        await router.finished(1, *(100 + number for number in bad))
+        assert servicer.tally.num_refused_drafts == len(bad)
     assert not router.errors
-    assert {i: len(text) for i, text in router.text.items()} == {1: 20, 2: 20}
-    assert len(router.refused) == len(bad)
-    for (field, _), refused in zip(bad, router.refused, strict=True):
-        assert refused.field.startswith(field), f"{refused.field} for {field}"
-        assert refused.code == Code.INVALID_ARGUMENT
+    assert {i: len(text) for i, text in router.text.items()} == {1: 20} | {100 + number: 100 for number in bad}
+    errors = {error.sequence_id: error for error in router.draft_errors}
+    assert len(router.draft_errors) == len(errors) == len(bad)
+    for number, (field, _) in bad.items():
+        assert errors[number].field.startswith(field), f"{errors[number].field} for {field}"
+        assert errors[number].code == Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -247,8 +293,11 @@ async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Pat
         router = Router(stub)
         await router.send(
             opens=[open_sequence(1, [5, 6]), open_sequence(2, [5, 6])],
-            drafts=[sp.Draft(sequence_id=99, base_len=2, token_ids=[5])],
-            settings=[sp.SetSpeculation(sequence_id=2, speculation=sp.Speculation(max_wait_us=2**32 - 1))],
+            settings=[
+                sp.SetSpeculation(sequence_id=2, speculation=sp.Speculation(max_wait_us=2**32 - 1)),
+                sp.SetSpeculation(sequence_id=99, speculation=sp.Speculation()),
+            ],
+            set_drafts=[target_pb2.SetDraft(sequence_id=97)],
             closes=[sp.CloseSequence(sequence_id=98)],
         )
         await router.finished(1, 2)
@@ -260,18 +309,20 @@ async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Pat
 async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path) -> None:
     rng = random.Random(1)
     prompts = [[rng.randrange(3, 259) for _ in range(rng.randint(1, 80))] for _ in range(32)]
-    async with target(tiny) as (servicer, stub):
+
+    def guess(sequence_id: int, base_len: int) -> sp.Draft:
+        return sp.Draft(sequence_id=sequence_id, base_len=base_len, token_ids=[rng.randrange(384)])
+
+    async with target_and_draft(tiny, guess) as (servicer, stub, draft):
         routers = [Router(stub) for _ in range(4)]
 
         async def drive(router: Router, ids: Sequence[int]) -> None:
-            await router.send(
-                opens=[open_sequence(i, prompts[i], stopping=sp.Stopping(max_new_tokens=5 + i)) for i in ids]
-            )
-            while any(i not in router.finish for i in ids):
-                for commit in (await router.read()).commits:
-                    base = commit.base_len + len(commit.token_ids)
-                    guess = sp.Draft(sequence_id=commit.sequence_id, base_len=base, token_ids=[rng.randrange(384)])
-                    await router.send(drafts=[guess])
+            opens = [
+                open_sequence(i, prompts[i], stopping=sp.Stopping(max_new_tokens=5 + i), draft=draft.assigned(i))
+                for i in ids
+            ]
+            await router.send(opens=opens)
+            await router.finished(*ids)
 
         await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
@@ -296,12 +347,13 @@ async def test_a_close_frees_the_sequence_and_the_others_go_on(tiny: Path) -> No
 
 @pytest.mark.parametrize("how", ["cancel", "half-close", "deadline"])
 async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: str) -> None:
-    async with target(tiny) as (servicer, stub):
+    async with target_and_draft(tiny) as (servicer, stub, draft):
         other = Router(stub)
         await other.send(opens=[open_sequence(1, [9], stopping=LONG)])
         router = Router(stub, timeout_s=2.0 if how == "deadline" else None)
         held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)], drafts=[FIRST_WORD])
+        opening = open_sequence(1, [5, 6], stopping=LONG, speculation=held, draft=draft.assigned(11))
+        await router.send(opens=[opening])
         await router.read()
         if how == "cancel":
             router.call.cancel()
@@ -356,10 +408,9 @@ async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -
 async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
     async with running_target(tiny) as (running, stub):
         router = Router(stub)
-        held = sp.Speculation(max_draft_tokens=4, max_wait_us=9_000_000)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG, speculation=held)], drafts=[FIRST_WORD])
+        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
         await router.read()
-        await running.drain(timeout_s=0.05)
+        await running.drain(timeout_s=0.0)
         await router.finished(1)
     assert router.errors[1].code == Code.UNAVAILABLE
 
@@ -423,12 +474,14 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
 
 async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    async with target(tiny, metrics_listen="127.0.0.1:0") as (servicer, stub):
+
+    def wrong(sequence_id: int, base_len: int) -> sp.Draft:
+        return sp.Draft(sequence_id=sequence_id, base_len=base_len, token_ids=[400])
+
+    async with target_and_draft(tiny, wrong, metrics_listen="127.0.0.1:0") as (servicer, stub, draft):
         router = Router(stub)
-        await router.send(
-            opens=[open_sequence(1, [5, 6, 7]), open_sequence(2, [7, 8])],
-            drafts=[sp.Draft(sequence_id=1, base_len=3, token_ids=[400])],
-        )
+        long = open_sequence(2, [7, 8], stopping=LONG, draft=draft.assigned(22))
+        await router.send(opens=[open_sequence(1, [5, 6, 7]), long])
         await router.finished(1, 2)
         await until(lambda: servicer.load.num_sequences == 0)
         (url,) = [m.split()[-1] for m in caplog.messages if m.startswith("metrics at")]
@@ -436,7 +489,7 @@ async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.L
         num_steps = servicer.tally.num_steps
     label = f'{{model_name="{tiny.name}"}}'
     for name, value in {
-        "generation_tokens_total": 40,
+        "generation_tokens_total": 420,
         "prompt_tokens_total": 5,
         "refused_drafts_total": 1,
         "num_requests_running": 0,

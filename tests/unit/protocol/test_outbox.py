@@ -17,11 +17,11 @@ async def test_everything_pending_goes_out_in_one_message():
     box = outbox()
     for i in range(50):
         box.open(sequence.OpenSequence(sequence_id=i))
-        box.put_draft(sequence.Draft(sequence_id=i, token_ids=[1]))
+        box.set_draft(target_pb2.SetDraft(sequence_id=i))
         box.set(sequence.SetSpeculation(sequence_id=i))
     box.close(sequence.CloseSequence(sequence_id=3))
     message = await box.take()
-    counts = (len(message.opens), len(message.drafts), len(message.settings), len(message.closes))
+    counts = (len(message.opens), len(message.set_drafts), len(message.settings), len(message.closes))
     assert counts == (50, 50, 50, 1)
 
 

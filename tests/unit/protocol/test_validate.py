@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SALT_BYTES, MAX_SOURCE_BYTES, MAX_STOP_TOKENS
-from outrider.protocol.validate import DraftRules, check_draft, check_opening
+from outrider.protocol.validate import DraftValidator, check_draft, check_opening
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.speculation import SamplingParams, VerificationMode
 
@@ -55,8 +55,8 @@ RATIO = sequence.VERIFICATION_MODE_RATIO
 GREEDY = sequence.VERIFICATION_MODE_GREEDY
 
 
-def rules(mode: sequence.VerificationMode.ValueType) -> DraftRules:
-    return DraftRules(mode, SAMPLING, prompt_len=3, vocab_size=100, max_context_len=60, max_draft_tokens=3, epoch=2)
+def validator(mode: sequence.VerificationMode.ValueType) -> DraftValidator:
+    return DraftValidator(mode, SAMPLING, prompt_len=3, vocab_size=100, max_context_len=60, max_draft_tokens=3, epoch=2)
 
 
 def drafted(**fields: object) -> sequence.Draft:
@@ -83,13 +83,13 @@ SURE = [q((7, 65536)), q((8, 65535), (9, 1))]
     ids=str,
 )
 def test_honest_drafts_pass_even_when_late_or_empty(draft, to):
-    rules(to).check(draft)
+    validator(to).check(draft)
 
 
 def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
     tree = drafted(token_ids=[7, 8, 9, 10, 11], parents=[-1, 0, -1, 2, 3])
-    assert rules(GREEDY).check(tree) == 3
-    assert rules(GREEDY).check(drafted()) == 2
+    assert validator(GREEDY).check(tree) == 3
+    assert validator(GREEDY).check(drafted()) == 2
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
 )
 def test_a_draft_no_correct_worker_would_send_is_refused_by_field(field, draft, to):
     with pytest.raises(InvalidRequest, match=rf"^{field}\b"):
-        rules(to).check(draft)
+        validator(to).check(draft)
 
 
 def test_what_this_version_does_not_know_counts_as_bytes_too():
@@ -141,7 +141,7 @@ def test_what_this_version_does_not_know_counts_as_bytes_too():
 
 
 def test_a_draft_may_still_use_the_limit_it_had_before():
-    now = rules(GREEDY)
+    now = validator(GREEDY)
     now.allow(1)
     assert now.check(drafted(token_ids=[1, 2, 3])) == 3
     now.allow(4)
@@ -149,7 +149,7 @@ def test_a_draft_may_still_use_the_limit_it_had_before():
 
 
 def test_a_refused_draft_does_not_raise_the_epoch():
-    now = rules(GREEDY)
+    now = validator(GREEDY)
     with pytest.raises(InvalidRequest):
         now.check(drafted(epoch=5, token_ids=[100]))
     assert now.check(drafted(epoch=2)) == 2

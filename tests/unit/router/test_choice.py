@@ -11,7 +11,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.workers import simulated_info
 from outrider_controller.router.choice import Candidate, believed_load, rank
-from outrider_controller.router.faults import Fault, fault_of
+from outrider_controller.router.faults import Fault, Loss, UnreachablePairs, fault_of, loss_of
 from outrider_controller.router.pairing import info_problem, pairing_problem, verification_mode
 
 TARGET = simulated_info(worker.WORKER_ROLE_TARGET, worker_id="t")
@@ -87,3 +87,44 @@ def test_only_faults_of_the_request_reach_the_client():
     assert fault_of(Code.RESOURCE_EXHAUSTED) is Fault.FULL
     assert fault_of(Code.UNAVAILABLE) is Fault.LEAVING
     assert fault_of(Code.INTERNAL) is fault_of(Code.UNKNOWN) is Fault.WORKER
+
+
+def test_a_target_s_word_on_a_draft_says_what_was_lost() -> None:
+    assert loss_of("DRAFT_UNREACHABLE", names_field=False) is Loss.UNREACHABLE
+    assert loss_of("DRAFT_GONE", names_field=False) is Loss.WORKER
+    assert loss_of("INVALID_FIELD", names_field=True) is Loss.MALFORMED
+    assert loss_of("OVERLOADED", names_field=False) is Loss.ERROR
+
+
+def test_a_draft_that_a_target_cannot_reach_is_left_alone_by_that_target_longer_each_time() -> None:
+    pairs, now_s, waits = UnreachablePairs(1.0), 0.0, []
+    for _ in range(8):
+        pairs.failed("t", "d", now_s)
+        start_s = now_s
+        while pairs.avoids("t", "d", now_s):
+            now_s += 0.5
+        waits.append(now_s - start_s)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    pairs.failed("t", "d", now_s)
+    assert not pairs.avoids("t", "other", now_s) and not pairs.avoids("other", "d", now_s)
+
+
+def test_many_sequences_that_one_break_ended_count_as_one_break() -> None:
+    pairs = UnreachablePairs(1.0)
+    for _ in range(64):
+        pairs.failed("t", "d", 10.0)
+    assert pairs.avoids("t", "d", 10.9) and not pairs.avoids("t", "d", 11.0)
+
+
+def test_a_break_long_ago_is_forgotten() -> None:
+    pairs = UnreachablePairs(1.0)
+    for now_s in (0.0, 1.5, 500.0):
+        pairs.failed("t", "d", now_s)
+    assert not pairs.avoids("t", "d", 501.5)
+
+
+def test_only_so_many_pairs_are_remembered() -> None:
+    pairs = UnreachablePairs(1.0)
+    for number in range(3000):
+        pairs.failed("t", f"d{number}", 0.0)
+    assert len(pairs._pairs) <= 1024 and pairs.avoids("t", "d2999", 0.5)

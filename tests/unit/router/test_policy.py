@@ -45,7 +45,7 @@ def a_round(
         base_len=committed_len - num_tokens, token_ids=range(num_tokens), queue_us=wait_us, wait_us=wait_us, **fields
     )
     if source:
-        commit.drafting.source = source
+        commit.draft_stats.source = source
     return Round.from_commit(commit, step_us)
 
 
@@ -59,10 +59,11 @@ def committed(
 def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
     pace = opened()
     assert pace.opened(5).max_wait_us == 0
-    assert pace.drafted(9, now_us=0) is None
+    pace.draft_active(0)
     committed(pace, 10, 0)
-    committed(pace, 11, 20_000)
-    assert pace.drafted(11, now_us=22_000).max_wait_us == 30_000
+    assert committed(pace, 11, 20_000) is None
+    pace.draft_active(2_000)
+    assert committed(pace, 12, 40_000).max_wait_us == 30_000
 
 
 def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
@@ -76,10 +77,11 @@ def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
 def test_a_guess_said_unasked_answers_nothing():
     pace = opened()
     committed(pace, 10, 0)
+    pace.draft_active(0)
     committed(pace, 11, 20_000)
-    pace.drafted(11, now_us=20_001, run_ahead=True)
-    assert pace.turnaround_us == 0
-    pace.drafted(11, now_us=70_000)
+    assert (pace.turnaround_us, pace.unanswered) == (0, 1)
+    pace.draft_active(50_000)
+    committed(pace, 12, 40_000)
     assert pace.turnaround_us == 50_000
 
 
@@ -89,9 +91,11 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     first.opened(5, standing)
     committed(first, 10, 0)
     committed(first, 11, 20_000)
-    first.drafted(11, now_us=55_000)
+    first.draft_active(35_000)
+    committed(first, 12, 40_000)
     second.opened(5, standing)
-    assert second.drafted(9, now_us=0) is None, "answers take 35 ms, a step 20"
+    second.draft_active(0)
+    assert committed(second, 10, 0) is None, "answers take 35 ms, a step 20"
     assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
 
 
@@ -101,7 +105,8 @@ def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
     assert first.opened(5, standing).max_wait_us == 0
     committed(first, 10, 0)
     committed(first, 11, 20_000)
-    first.drafted(11, now_us=35_000)
+    first.draft_active(15_000)
+    committed(first, 12, 40_000)
     assert second.opened(5, standing).max_wait_us == 30_000
 
 
@@ -110,12 +115,13 @@ def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against
     pace = opened()
     committed(pace, 10, 0)
     committed(pace, 11, 20_000)
-    assert pace.drafted(11, now_us=30_000).max_wait_us > 0
+    pace.draft_active(10_000)
+    assert committed(pace, 12, 40_000, wait_us=0).max_wait_us > 0
     for number in range(5):
-        committed(pace, 12 + number, 40_000, wait_us=0)
+        committed(pace, 13 + number, 60_000, wait_us=0)
         assert pace.sent.max_wait_us > 0
     for number in range(CONFIG.silent_commits):
-        committed(pace, 17 + number, 60_000)
+        committed(pace, 18 + number, 80_000)
     assert pace.sent.max_wait_us == 0
 
 
@@ -127,26 +133,19 @@ def silent(pace: Pace, rounds: int) -> list[Setting | None]:
 def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
     pace = opened()
     silent(pace, 2)
-    assert pace.drafted(11, now_us=11 * 20_000 + 500).max_wait_us > 0
+    pace.draft_active(500)
     settings = silent(pace, 5)
+    assert settings[0].max_wait_us > 0
     assert settings[2].max_wait_us == 0 and settings[2].max_draft_tokens == 5
     assert settings[3:] == [None, None]
-    assert pace.drafted(14, now_us=14 * 20_000 + 500).max_wait_us > 0
+    pace.draft_active(500)
+    assert silent(pace, 1)[0].max_wait_us > 0
     assert pace.turnaround_us == 500
-
-
-def test_turnaround_is_measured_from_the_commit_that_is_answered():
-    pace = opened()
-    silent(pace, 2)
-    pace.drafted(10, now_us=250_000)
-    assert pace.turnaround_us == 50_000
-    pace.drafted(99, now_us=900_000)
-    assert pace.turnaround_us == 50_000
 
 
 def test_a_lost_draft_means_plain_decoding():
     pace = opened()
-    pace.drafted(3, now_us=0)
+    pace.draft_active(500)
     assert pace.lost() == PLAIN
     assert silent(pace, 4) == [None] * 4
 
@@ -157,7 +156,7 @@ def played(pace: Pace, rounds: int, *, drafted: int, accepted: int) -> list[int]
     for i in range(100, 100 + rounds):
         now_us = i * 35_000
         settings.append(committed(pace, i, now_us, num_tokens=accepted + 1, num_drafted=drafted, num_accepted=accepted))
-        settings.append(pace.drafted(i, now_us + 15_000))
+        pace.draft_active(15_000)
     return [setting.max_wait_us for setting in settings if setting is not None]
 
 
@@ -175,8 +174,9 @@ def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay():
 def test_a_busy_draft_is_judged_by_its_best_answers():
     pace = opened()
     silent(pace, 2)
-    pace.drafted(10, now_us=10 * 20_000 + 90_000)
-    assert pace.drafted(11, now_us=11 * 20_000 + 15_000).max_wait_us == 30_000
+    pace.draft_active(90_000)
+    pace.draft_active(15_000)
+    assert silent(pace, 1)[0].max_wait_us == 30_000
     assert pace.turnaround_us == 15_000
 
 
@@ -201,7 +201,7 @@ def rounds(
         now_us += 20_000 + turnaround_us - (hit_us if prepares else 0)
         num_tokens = 2 + (more if prepares and i % 2 else 0)
         committed(pace, 100 + i, now_us, num_tokens=num_tokens, num_drafted=3, num_accepted=num_tokens - 1)
-        pace.drafted(100 + i, now_us + turnaround_us, num_tokens=3, compute_us=compute_us)
+        pace.draft_active(turnaround_us, num_tokens=3, compute_us=compute_us)
         asked.append(pace.sent.num_alternatives)
     return asked
 
@@ -240,7 +240,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
             source="model",
         )
         pace.committed(done, number * round_us, decides=number % turns == turns - 1)
-        pace.heard(5_000, answers=True, num_tokens=4, compute_us=4_000)
+        pace.draft_active(5_000, num_tokens=4, compute_us=4_000)
     return pace
 
 
@@ -285,10 +285,10 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
 def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it():
     pace = Pace(CONFIG, 5, insistent=True)
     pace.opened(5)
-    pace.drafted(99, 0, num_tokens=3, compute_us=600_000)
+    pace.draft_active(700_000, num_tokens=3, compute_us=600_000)
     rounds(pace, 40, turnaround_us=6_000, compute_us=4_000)
     assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)
     # Nor what it had to read after a rest.
-    pace.drafted(139, 10**7, num_tokens=3, compute_us=600_000)
+    pace.draft_active(700_000, num_tokens=3, compute_us=600_000)
     rounds(pace, 12, turnaround_us=6_000, compute_us=4_000)
     assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)

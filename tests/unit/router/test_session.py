@@ -69,7 +69,7 @@ def test_positions_strictly_increase_over_commits():
             for name in ("num_drafted", "num_dropped", "num_cached_tokens", "queue_us", "prefill_us", "draft_queue_us")
         ),
         *(
-            commit(3, [4], drafting=sequence.Drafting(**{"answer_us": 1, name: 2**32 - 1}))
+            commit(3, [4], draft_stats=sequence.DraftStats(**{"answer_us": 1, name: 2**32 - 1}))
             for name in ("draft_us", "compute_us", "wire_us", "answer_us", "answer_compute_us", "answer_tokens")
         ),
     ],
@@ -114,7 +114,7 @@ def test_a_full_context_may_end_a_request_without_a_token():
 def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise():
     s = session(resume=(7,))
     s.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
-    opening = s.open_message(55, sequence.Speculation(max_draft_tokens=3))
+    opening = s.open_message(55, sequence.Speculation(max_draft_tokens=3), None)
     assert list(opening.prompt_token_ids) == [1, 2, 3]
     assert list(opening.committed_token_ids) == [7, 8, 9]
     assert (opening.sequence_id, opening.sampling.seed, opening.cache_salt) == (55, 9, b"salt")
@@ -126,11 +126,17 @@ def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft(
     first = heard(s, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
     assert first.num_cached_tokens == 2
-    s.legs.forward(sequence.Draft(draft_us=1), 3, 1, 1600)
-    s.legs.forward(sequence.Draft(draft_us=70), 4, 2, 1700)
     second = heard(
         s,
-        commit(4, [5, 7], num_drafted=2, num_verified=2, num_accepted=1, queue_us=11, num_cached_tokens=2),
+        commit(
+            *(4, [5, 7]),
+            num_drafted=2,
+            num_verified=2,
+            num_accepted=1,
+            queue_us=11,
+            num_cached_tokens=2,
+            draft_stats=sequence.DraftStats(draft_us=70),
+        ),
         step_us=200,
         now_us=2500,
     )

@@ -1,4 +1,4 @@
-"""A target that talks to drafts itself: what it says to them, what becomes of what they say, and how a pairing ends."""
+"""A target and its drafts: what it says to them, what becomes of what they say, and how a pairing ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.commit import Finish, Outcome
 from outrider.target.draft_leases import DraftLeases
-from outrider.target.events import Offered
+from outrider.target.events import DraftRefused, Offered
 from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
 from outrider.target.report import Committed, Failed, Report
@@ -96,16 +96,16 @@ class World:
         return [LeaseRecord(infos[name], worker_pb2.WorkerLoad(), at, 1) for name, at in self.leased.items()]
 
     async def hear(self, **request: Any) -> None:
-        self.pairs.hear(KEY.stream, target_pb2.VerifyRequest(**request))
+        self.pairs.apply(KEY.stream, target_pb2.VerifyRequest(**request))
         await asyncio.sleep(0.1)
 
-    async def paired(self, **pair: Any) -> None:
-        await self.hear(opens=[opening()], pairs=[pairing(**pair)])
+    async def paired(self, **draft: Any) -> None:
+        await self.hear(opens=[opening()], set_drafts=[assigned(**draft)])
 
     async def follow(self, *commits: Committed, failures: Any = ()) -> Any:
-        draftings = self.pairs.follow(Report(commits=list(commits), failures=list(failures)))
+        draft_stats = self.pairs.follow(Report(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
-        return draftings.get(KEY)
+        return draft_stats.get(KEY)
 
     @property
     def faults(self) -> list[tuple[int, str]]:
@@ -117,9 +117,9 @@ def opening(**fields: Any) -> sequence.OpenSequence:
     return sequence.OpenSequence(**given, speculation=sequence.Speculation(max_draft_tokens=4))
 
 
-def pairing(**fields: Any) -> target_pb2.PairSequence:
-    given = {"sequence_id": KEY.sequence_id, "draft_address": ADDRESS, "draft_worker_id": "d1", "draft_sequence_id": 90}
-    return target_pb2.PairSequence(**(given | fields))
+def assigned(sequence_id: int = KEY.sequence_id, /, **fields: Any) -> target_pb2.SetDraft:
+    given = {"address": ADDRESS, "worker_id": "d1", "sequence_id": 90} | fields
+    return target_pb2.SetDraft(sequence_id=sequence_id, draft=sequence.DraftAssignment(**given))
 
 
 def committed(base_len: int, tokens: list[int], *, drafted: int = 0, serial: int = 0, finish: Finish = Finish.NONE):
@@ -153,10 +153,17 @@ def virtual(test: Any) -> Any:
 async def test_a_draft_hears_the_opening_with_all_that_was_committed_meanwhile(world: World) -> None:
     await world.hear(opens=[opening()])
     assert await world.follow(committed(4, [9, 10])) is None
-    await world.hear(pairs=[pairing()])
+    await world.hear(set_drafts=[assigned()])
     assert [(o.sequence_id, list(o.committed_token_ids)) for o in world.draft.opens] == [(90, [8, 9, 10])]
     await world.follow(committed(6, [11]))
     assert [(c.sequence_id, c.base_len, list(c.token_ids)) for c in world.draft.commits] == [(90, 6, [11])]
+
+
+@virtual
+async def test_an_opening_names_its_draft_which_is_not_told_of_itself(world: World) -> None:
+    await world.hear(opens=[opening(draft=assigned().draft)])
+    [opened] = world.draft.opens
+    assert (opened.sequence_id, opened.HasField("draft")) == (90, False)
 
 
 @virtual
@@ -210,8 +217,11 @@ ENDS = {
         lambda w: w.hear(closes=[sequence.CloseSequence(sequence_id=1, reason=sequence.CLOSE_REASON_DEADLINE)]),
         sequence.CLOSE_REASON_DEADLINE,
     ),
-    "unpaired": (lambda w: w.hear(pairs=[pairing(draft_address="")]), sequence.CLOSE_REASON_MOVED),
-    "paired anew": (lambda w: w.hear(pairs=[pairing(draft_sequence_id=91)]), sequence.CLOSE_REASON_MOVED),
+    "unpaired": (
+        lambda w: w.hear(set_drafts=[target_pb2.SetDraft(sequence_id=KEY.sequence_id)]),
+        sequence.CLOSE_REASON_MOVED,
+    ),
+    "paired anew": (lambda w: w.hear(set_drafts=[assigned(sequence_id=91)]), sequence.CLOSE_REASON_MOVED),
 }
 
 
@@ -250,7 +260,7 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
     [(stream, answer)] = world.answers
     [error] = answer.draft_errors
     assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids[0]")
-    assert not world.events
+    assert [type(event) for event in world.events] == [DraftRefused], "the target counts it"
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
     assert world.pairs.open_keys == [KEY], "the sequence itself goes on"
 
@@ -271,9 +281,8 @@ def test_one_guess_that_no_draft_would_send_costs_its_own_sequence_the_draft_and
 ) -> None:
     @virtual
     async def test(world: World) -> None:
-        other = {"sequence_id": 2, "draft_sequence_id": 91}
         openings = [opening(mode=GREEDY), opening(mode=GREEDY, sequence_id=2)]
-        await world.hear(opens=openings, pairs=[pairing(), pairing(**other)])
+        await world.hear(opens=openings, set_drafts=[assigned(), assigned(2, sequence_id=91)])
         await world.draft.say(guess(4, 9, epoch=2))
         fields = {"sequence_id": 90, "base_len": 4, "token_ids": [9], "epoch": 2} | bad
         await world.draft.say(sequence.Draft(**fields), sequence.Draft(sequence_id=91, base_len=4, token_ids=[9]))
@@ -335,20 +344,20 @@ async def test_a_draft_that_dies_is_gone_and_may_be_paired_again_when_it_is_back
         stream.break_off("reset")
     await asyncio.sleep(0.1)
     assert world.faults == [(90, "DRAFT_GONE")]
-    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    await world.hear(set_drafts=[assigned(sequence_id=91)])
     assert [o.sequence_id for o in world.draft.opens] == [90, 91]
 
 
 @virtual
 async def test_who_cannot_be_reached_was_never_there(world: World) -> None:
-    await world.paired(draft_address="nowhere:1")
+    await world.paired(address="nowhere:1")
     await asyncio.sleep(5)
     assert world.faults == [(90, "DRAFT_UNREACHABLE")]
 
 
 @virtual
 async def test_another_worker_at_the_address_is_not_the_one_that_was_meant(world: World) -> None:
-    await world.paired(draft_worker_id="d0")
+    await world.paired(worker_id="d0")
     assert world.faults == [(90, "DRAFT_UNREACHABLE")]
     assert not world.draft.opens
 
@@ -398,9 +407,9 @@ async def test_the_answer_to_an_opening_is_no_turnaround(world: World) -> None:
 @virtual
 async def test_an_id_is_open_at_a_draft_only_once(world: World) -> None:
     await world.paired()
-    await world.hear(opens=[opening(sequence_id=2)], pairs=[pairing(sequence_id=2)])
+    await world.hear(opens=[opening(sequence_id=2)], set_drafts=[assigned(2)])
     [(_, answer)] = world.answers
-    assert answer.draft_errors[0].field == "pairs.draft_sequence_id"
+    assert answer.draft_errors[0].field == "draft.sequence_id"
     assert len(world.draft.opens) == 1
 
 
@@ -410,10 +419,10 @@ async def test_an_id_is_open_at_a_draft_only_once(world: World) -> None:
 @pytest.mark.parametrize(
     "named",
     [
-        {"draft_address": "elsewhere:22"},
-        {"draft_worker_id": "d2"},
-        {"draft_worker_id": "d2", "draft_address": "elsewhere:22"},
-        {"draft_address": "unix:/run/outrider/redis.sock"},
+        {"address": "elsewhere:22"},
+        {"worker_id": "d2"},
+        {"worker_id": "d2", "address": "elsewhere:22"},
+        {"address": "unix:/run/outrider/redis.sock"},
     ],
     ids=str,
 )
@@ -425,7 +434,7 @@ def test_only_who_is_leased_is_called_and_only_at_the_leased_address(named: dict
         await world.paired(**named)
         assert world.faults == [(90, "DRAFT_UNREACHABLE")], "the router does without this way"
         assert not called and not world.pairs._links
-        await world.hear(pairs=[pairing(draft_sequence_id=91)])
+        await world.hear(set_drafts=[assigned(sequence_id=91)])
         assert called == [ADDRESS]
 
     test()
@@ -437,7 +446,7 @@ async def test_a_draft_that_was_leased_a_moment_ago_is_found(world: World) -> No
     await world.paired()
     assert world.faults == [(90, "DRAFT_UNREACHABLE")]
     world.leased["d1"] = ADDRESS
-    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    await world.hear(set_drafts=[assigned(sequence_id=91)])
     await asyncio.sleep(0.2)
     assert [o.sequence_id for o in world.draft.opens] == [91]
 
@@ -447,7 +456,7 @@ async def test_who_lost_its_lease_is_called_no_more_once_that_is_known(world: Wo
     await world.paired()
     world.leased.clear()
     await asyncio.sleep(10)
-    await world.hear(opens=[opening(sequence_id=2)], pairs=[pairing(sequence_id=2, draft_sequence_id=91)])
+    await world.hear(opens=[opening(sequence_id=2)], set_drafts=[assigned(2, sequence_id=91)])
     assert world.faults == [(91, "DRAFT_UNREACHABLE")]
     assert [o.sequence_id for o in world.draft.opens] == [90]
 
@@ -455,27 +464,24 @@ async def test_who_lost_its_lease_is_called_no_more_once_that_is_known(world: Wo
 @virtual
 async def test_thousands_of_names_cost_one_reading_at_a_time_and_no_link(world: World) -> None:
     openings = [opening(sequence_id=number) for number in range(1, 1001)]
-    pairs = [
-        pairing(sequence_id=number, draft_worker_id=f"d{number + 1}", draft_sequence_id=number)
-        for number in range(1, 1001)
-    ]
+    changes = [assigned(number, worker_id=f"d{number + 1}", sequence_id=number) for number in range(1, 1001)]
     for _ in range(3):
-        await world.hear(opens=openings, pairs=pairs)
+        await world.hear(opens=openings, set_drafts=changes)
     assert not world.pairs._links and len(world.faults) >= 1000
     assert world.num_reads <= 4
 
 
 @virtual
 async def test_a_sequence_that_ended_while_the_leases_were_read_is_not_opened(world: World) -> None:
-    world.pairs.hear(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], pairs=[pairing()]))
+    world.pairs.apply(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], set_drafts=[assigned()]))
     await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
     assert not world.draft.heard and not world.answers
 
 
 @virtual
 async def test_the_pairing_asked_for_last_is_the_one_that_counts(world: World) -> None:
-    world.pairs.hear(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], pairs=[pairing()]))
-    await world.hear(pairs=[pairing(draft_sequence_id=91)])
+    world.pairs.apply(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], set_drafts=[assigned()]))
+    await world.hear(set_drafts=[assigned(sequence_id=91)])
     await asyncio.sleep(0.2)
     assert [o.sequence_id for o in world.draft.opens] == [91]
 
@@ -490,7 +496,7 @@ async def test_a_link_with_nothing_open_on_it_is_closed_after_a_while(world: Wor
     assert not world.draft.ended
     await asyncio.sleep(20)
     assert world.draft.ended and not world.pairs._links and not world.answers
-    await world.paired(draft_sequence_id=91)
+    await world.paired(sequence_id=91)
     assert world.draft.opens[-1].sequence_id == 91
 
 
@@ -500,11 +506,8 @@ async def test_there_are_only_so_many_links(world: World) -> None:
     world.leased = {f"d{number}": f"draft{number}:7000" for number in numbers}
     silent = asyncio.Event()
     world.pairs._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
-    pairs = [
-        pairing(sequence_id=n, draft_worker_id=f"d{n}", draft_address=world.leased[f"d{n}"], draft_sequence_id=n)
-        for n in numbers
-    ]
-    await world.hear(opens=[opening(sequence_id=number) for number in numbers], pairs=pairs)
+    changes = [assigned(n, worker_id=f"d{n}", address=world.leased[f"d{n}"], sequence_id=n) for n in numbers]
+    await world.hear(opens=[opening(sequence_id=number) for number in numbers], set_drafts=changes)
     assert len(world.pairs._links) == 256
     assert len(world.faults) == 300 - 256
 

@@ -57,12 +57,6 @@ def anything(rng: random.Random) -> target_pb2.VerifyRequest:
             sampling=sampling(), stopping=stopping, mode=rng.randint(0, 4),  # type: ignore[arg-type]
             speculation=speculation(), cache_salt=rng.randbytes(rng.choice([0, 8, 65])),
         )  # fmt: skip
-    for _ in range(rng.randint(0, 4)):
-        request.drafts.add(
-            sequence_id=sequence_id(), epoch=n(), base_len=rng.choice([n(), rng.randint(0, 30)]), token_ids=ids(),
-            parents=rng.choice([[], [-1], [-1, 0, 1]]), q=[q() for _ in range(rng.choice([0, 0, 1, 5]))],
-            confidence=[rng.choice(FLOATS)], sampling=rng.choice([None, sampling()]), source="x", draft_us=n(),
-        )  # fmt: skip
     for _ in range(rng.randint(0, 1)):
         request.settings.add(sequence_id=sequence_id(), speculation=speculation())
     for _ in range(rng.randint(0, 1)):
