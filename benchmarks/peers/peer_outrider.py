@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine import EngineConfig, EngineSequence, Row
+from outrider.engine.loader import load_engine
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
@@ -20,7 +21,7 @@ class Ours:
 
     def __init__(self, path: str) -> None:
         self._config = EngineConfig(dtype="bfloat16", num_blocks=_NUM_BLOCKS, prefix_cache=True)
-        self._engine = Engine.load(path, self._config)
+        self._engine = load_engine(path, self._config)
         self._sequences: list[EngineSequence] = []
         self._next: list[int] = []
         self._salts = 0

@@ -22,6 +22,7 @@ from benchmarks.support.lines import Line, least_squares
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
+    from outrider.engine.loader import load_engine
 
 _CHUNK = 512
 # Of the variance of the step times, what the line must explain.
@@ -78,12 +79,12 @@ def context(
 
 def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
     import torch
-    from outrider.engine import CheckpointError, Engine, EngineConfig, resolve
+    from outrider.engine import CheckpointError, EngineConfig, resolve
 
     torch.set_num_threads(threads)
     config = EngineConfig(dtype=dtype)
     try:
-        engine = Engine.load(resolve(model, note), config)
+        engine = load_engine(resolve(model, note), config)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
     most = min(engine.info.max_context_len, engine.info.block_size * engine.info.num_blocks)

@@ -19,6 +19,7 @@ from benchmarks.report import finish, show, table
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
+    from outrider.engine.loader import load_engine
 
 _CONTEXT, _VERIFIED, _CHUNK = 128, 5, 512
 _MOST_OF_READING, _MOST_OF_A_STEP = 1.7, 1.15
@@ -87,10 +88,10 @@ def kernels(
 
 
 def _times(variant: str, path: Path, draft: Path, prompt_tokens: int) -> Times:
-    from outrider.engine import Engine, EngineConfig
+    from outrider.engine import EngineConfig
 
     config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
-    target, small = Engine.load(path, config), Engine.load(draft, config)
+    target, small = load_engine(path, config), load_engine(draft, config)
     prompt = [3 + 7 * i % 4000 for i in range(prompt_tokens)]
     return Times(
         variant,

@@ -23,6 +23,7 @@ from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
+    from outrider.engine.loader import load_engine
 
 _POSITIONS = 5
 _CONTEXT = 200
@@ -164,13 +165,12 @@ def _measure(
 
 def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[Engine, float]]:
     """Each with the seconds it took."""
-    from outrider.engine import Engine
 
     found = {}
     for how, config in configs.items():
         note(f"loading the {role}, {how}")
         started_s = time.monotonic()
-        found[how] = Engine.load(path, config), time.monotonic() - started_s
+        found[how] = load_engine(path, config), time.monotonic() - started_s
     return found
 
 

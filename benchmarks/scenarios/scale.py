@@ -27,6 +27,7 @@ from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
 if TYPE_CHECKING:
+    from outrider.engine.loader import load_engine
     from outrider.local import Answered
 
 _REQUIRED = 0.9997
@@ -197,7 +198,7 @@ def _target(name: str) -> tuple[Path, str]:
 def _load(loading: Loading) -> Answering:
     import torch
     from outrider.drafters import DrafterKind, load_drafter
-    from outrider.engine import CheckpointError, Engine, EngineConfig, resolve
+    from outrider.engine import CheckpointError, EngineConfig, resolve
     from outrider.local import Pair
 
     torch.set_num_threads(loading.threads)
@@ -208,7 +209,7 @@ def _load(loading: Loading) -> Answering:
         draft = path
         if kind != "ngram":
             draft = resolve(loading.draft_model or default_draft(loading.target_model, kind), note)
-        engine = Engine.load(path, EngineConfig(dtype=loading.dtype, kv_cache_bytes=loading.kv_cache_bytes))
+        engine = load_engine(path, EngineConfig(dtype=loading.dtype, kv_cache_bytes=loading.kv_cache_bytes))
         drafter = load_drafter(DrafterKind(kind), draft)
     except CheckpointError as error:
         raise CommandError(str(error)) from error

@@ -18,7 +18,7 @@ from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
 from outrider.drafters import Drafted, Drafter, DrafterKind, DraftSequence
 from outrider.drafters.loading import drafter_on
-from outrider.engine import Engine
+from outrider.engine.loader import load_engine
 from outrider.telemetry.logging import configure_logging
 
 from benchmarks.support.recall import RecallingEngine
@@ -78,7 +78,7 @@ def stalling(drafted: Drafted) -> Drafted:
 
 def recalling(config: DraftConfig, path: Path) -> Drafter:
     """Each thing is computed once. Not for n-grams, which compute nothing."""
-    engine = RecallingEngine(Engine.load(path, config.engine))
+    engine = RecallingEngine(load_engine(path, config.engine))
     return drafter_on(engine, DrafterKind(config.kind), model=config.drafting, ngram=config.ngrams)
 
 

@@ -84,11 +84,12 @@ async def margins(target: Path, ties: list[Tie]) -> list[Margin]:
 
 def main() -> None:
     """Reads ties from stdin, writes margins to stdout."""
-    from outrider.engine import Engine, EngineConfig
+    from outrider.engine import EngineConfig
+    from outrider.engine.loader import load_engine
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    engine = Engine.load(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))
+    engine = load_engine(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))
     found = [_margin(engine, tokenizer, Tie(**fields)) for fields in json.load(sys.stdin)]
     json.dump([margin.as_dict() for margin in found], sys.stdout)
 

@@ -19,6 +19,7 @@ from outrider_controller.router.config import PolicyConfig
 from benchmarks.arms import Ask, Sample
 
 if TYPE_CHECKING:
+    from outrider.engine.loader import load_engine
     from outrider.local import Pair
 
 
@@ -43,7 +44,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     os.sched_setaffinity(0, cores)
     import torch
     from outrider.drafters import DrafterKind, load_drafter
-    from outrider.engine import Engine, EngineConfig, resolve
+    from outrider.engine import EngineConfig, resolve
     from outrider.local import Pair
     from transformers import AutoTokenizer
 
@@ -53,7 +54,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     path = target if config.draft_kind == "ngram" else resolve(config.draft)
     drafter = load_drafter(DrafterKind(config.draft_kind), path, engine=engine)
     most = PolicyConfig().max_draft_tokens
-    pair = Pair(Engine.load(target, engine), drafter, max_sequences=1, max_draft_tokens=most, ignore_eos=ignore_eos)
+    pair = Pair(load_engine(target, engine), drafter, max_sequences=1, max_draft_tokens=most, ignore_eos=ignore_eos)
     _here.append((pair, AutoTokenizer.from_pretrained(target)))
 
 

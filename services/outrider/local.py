@@ -19,6 +19,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DrafterKind, load_drafter, merge
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine, EngineConfig, resolve
+from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target import events as target_events
 from outrider.target.commit import Finish
@@ -82,7 +83,7 @@ class Speculator:
         kind = DrafterKind.NGRAM if draft is None else DrafterKind.COMBINED
         # Only its vocabulary is read for n-grams.
         drafter = load_drafter(kind, path if draft is None else resolve(str(draft)))
-        engine = Engine.load(path, EngineConfig(dtype=dtype))
+        engine = load_engine(path, EngineConfig(dtype=dtype))
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)
 

@@ -12,6 +12,7 @@ from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.buckets import make_buckets
 from outrider.engine.fused_gpu import GpuLlama
 from outrider.engine.graphs import GraphRunner
+from outrider.engine.loader import load_engine
 from outrider.speculation import Candidate, DraftDistribution, SamplingParams, VerificationMode, verify
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
@@ -29,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(checkpoint: Path, **changes: object) -> Engine:
     settings = {"device": "cuda", "dtype": "float32", "num_blocks": 200, "graph_rows": 8, "max_batch_tokens": 128}
-    return Engine.load(checkpoint, EngineConfig(**(settings | changes)))  # type: ignore[arg-type]
+    return load_engine(checkpoint, EngineConfig(**(settings | changes)))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["fused", "transformers"])

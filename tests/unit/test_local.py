@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from outrider.drafters import DrafterKind, load_drafter
-from outrider.engine import Engine, EngineConfig
+from outrider.engine import EngineConfig
+from outrider.engine.loader import load_engine
 from outrider.errors import InvalidRequest
 from outrider.local import Pair, Speculator
 from outrider.speculation import SamplingParams
@@ -20,7 +21,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
 def pair(tiny: Path) -> Pair:
     """The draft has the target's own weights, so its guesses are good."""
     drafter = load_drafter(DrafterKind.COMBINED, tiny, engine=CONFIG)
-    return Pair(Engine.load(tiny, CONFIG), drafter, max_sequences=4)
+    return Pair(load_engine(tiny, CONFIG), drafter, max_sequences=4)
 
 
 @pytest.mark.parametrize("params", [None, SAMPLED], ids=["greedy", "coupled"])
@@ -40,7 +41,7 @@ def test_answers_come_in_the_order_of_their_prompts(pair: Pair) -> None:
 
 
 def test_every_block_is_given_back(tiny: Path) -> None:
-    target = Engine.load(tiny, CONFIG)
+    target = load_engine(tiny, CONFIG)
     drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
     Pair(target, drafter, max_sequences=3).answer(PROMPTS, 12, speculate=True)
     assert target.num_free_blocks == drafter.num_free_blocks == 256

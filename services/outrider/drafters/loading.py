@@ -24,7 +24,10 @@ def load_drafter(
     """Loads what the kind needs from `path`; n-grams alone read no weights. Raises CheckpointError."""
     if kind is DrafterKind.NGRAM:
         return NgramDrafter(*_vocabulary_and_context(path), ngram or NgramConfig())
-    return drafter_on(Engine.load(path, engine or EngineConfig()), kind, model=model, ngram=ngram)
+    # Only here: it brings transformers.
+    from outrider.engine.loader import load_engine
+
+    return drafter_on(load_engine(path, engine or EngineConfig()), kind, model=model, ngram=ngram)
 
 
 def drafter_on(

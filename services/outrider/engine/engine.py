@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,13 +91,6 @@ class Engine:
         self._pool = BlockPool(info.num_blocks)
         self._unclean: list[int] = []
         """Blocks to be wiped before the next step. A group's followers wipe theirs with it."""
-
-    @classmethod
-    def load(cls, path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
-        """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError naming what is at fault."""
-        from outrider.engine.loader import load_engine
-
-        return load_engine(Path(path), config or EngineConfig(), group)
 
     @property
     def num_free_blocks(self) -> int:

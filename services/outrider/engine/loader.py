@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def load_engine(path: Path, config: EngineConfig, group: Group | None = None) -> Engine:
-    """See Engine.load."""
+def load_engine(path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
+    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError naming what is at fault."""
+    path, config = Path(path), config or EngineConfig()
     checkpoints.check(path)
     _check_device(config.device)
     check_quantization(config.quantization, config.device, divided=group is not None)

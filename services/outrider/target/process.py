@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
+from outrider.engine.loader import load_engine
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -75,7 +76,7 @@ def place_threads(config: TargetConfig) -> None:
 def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, worker_pb2.WorkerInfo]:
     """The engine, and who this worker is. Raises CheckpointError."""
     path = resolve(config.model, log.info)
-    engine = Engine.load(path, config.engine, group)
+    engine = load_engine(path, config.engine, group)
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,

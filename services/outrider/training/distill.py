@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from outrider.engine import Engine, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine import EngineConfig, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.draft_checkpoint import read_embedding, save_draft_model
+from outrider.engine.loader import load_engine
 from outrider.training.corpus import CorpusConfig, Sample, read_corpus, write_corpus
 from outrider.training.student import (
     Scores,
@@ -104,7 +105,7 @@ def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
     from transformers import AutoTokenizer
 
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
-    engine = Engine.load(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
+    engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
     tokenizer = AutoTokenizer.from_pretrained(target)
     write_corpus(
         engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, "tokens")

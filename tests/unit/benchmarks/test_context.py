@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from outrider.engine import Engine, EngineConfig
+from outrider.engine import EngineConfig
+from outrider.engine.loader import load_engine
 
 from benchmarks.__main__ import run as bench
 from benchmarks.scenarios.context import Cost, fitted
@@ -32,7 +33,7 @@ def test_the_fit_is_of_the_best_times_over_bytes() -> None:
 
 
 def test_bytes_of_a_position_are_those_of_the_cache(tiny: Path) -> None:
-    engine = Engine.load(tiny, EngineConfig(dtype="bfloat16", num_blocks=8))
+    engine = load_engine(tiny, EngineConfig(dtype="bfloat16", num_blocks=8))
     # 2 layers, 2 key heads of 16, keys and values, 2 bytes each.
     assert engine.kv_bytes_per_token == 2 * 2 * 16 * 2 * 2
 

@@ -10,6 +10,7 @@ import torch
 from outrider.drafters import DrafterKind, Opening
 from outrider.drafters.loading import drafter_on
 from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
@@ -24,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_engine(checkpoint: Path) -> Engine:
-    return Engine.load(checkpoint, EngineConfig(dtype="float32", num_blocks=64, prefix_cache=False))
+    return load_engine(checkpoint, EngineConfig(dtype="float32", num_blocks=64, prefix_cache=False))
 
 
 def logits_of(engine: Engine) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from outrider.drafters import Opening
 from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 
 MakeEngine = Callable[..., Engine]
@@ -17,7 +18,7 @@ Continue = Callable[[list[int], int], list[int]]
 @pytest.fixture
 def make_engine(tiny: Path) -> MakeEngine:
     def make(**config: object) -> Engine:
-        return Engine.load(tiny, EngineConfig(**{"dtype": "float32", "num_blocks": 64, **config}))  # type: ignore[arg-type]
+        return load_engine(tiny, EngineConfig(**{"dtype": "float32", "num_blocks": 64, **config}))  # type: ignore[arg-type]
 
     return make
 

@@ -14,7 +14,6 @@ import torch
 import transformers
 from outrider.engine import (
     CheckpointError,
-    Engine,
     EngineConfig,
     Row,
     resolve,
@@ -24,6 +23,7 @@ from outrider.engine import (
 )
 from outrider.engine.digests import file_digest
 from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, save_draft_model
+from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -88,7 +88,7 @@ def test_a_recurrent_model_is_refused_because_it_cannot_be_rewound(copy: Path) -
     config["layer_types"] = ["full_attention", "linear_attention"]
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"rewound|linear_attention"):
-        Engine.load(copy, EngineConfig(dtype="float32", num_blocks=4))
+        load_engine(copy, EngineConfig(dtype="float32", num_blocks=4))
 
 
 def test_fingerprints_tell_tokenizers_and_weights_apart(tiny: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_revision_tells_weights_quantization_dtype_and_execution_apart(tiny: P
     def of(quantization: str = "none", shards: int = 1, **changes: str) -> str:
         return revision(tiny, replace(info, **changes), quantization, shards=shards)
 
-    info = Engine.load(tiny, EngineConfig(num_blocks=8, dtype="float32")).info
+    info = load_engine(tiny, EngineConfig(num_blocks=8, dtype="float32")).info
     assert of() == of()
     found = [
         of(),
@@ -164,7 +164,7 @@ def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path)
     student = build_draft_model(config, read_embedding(tiny), token_map)
     fingerprint = tokenizer_fingerprint(tiny)
     save_draft_model(tmp_path / "draft", student, token_map, base=str(tiny), fingerprint=fingerprint, recipe={})
-    engine = Engine.load(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
+    engine = load_engine(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
     assert engine.token_map is not None and engine.token_map.tolist() == token_map.tolist()
     assert tokenizer_fingerprint(tmp_path / "draft") == fingerprint
     student.set_attn_implementation("sdpa")
@@ -205,7 +205,7 @@ def test_tensors_that_are_not_the_architectures_are_refused_by_name(
 ) -> None:
     change_tensors(copy / "model.safetensors", change)
     with pytest.raises(CheckpointError, match=complaint):
-        Engine.load(copy, EngineConfig(num_blocks=8))
+        load_engine(copy, EngineConfig(num_blocks=8))
 
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -232,7 +232,7 @@ def test_an_architecture_that_cannot_be_served_is_refused_by_name(
     model_class(model_class.config_class(**settings)).save_pretrained(tmp_path / "model")
     shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
     with pytest.raises(CheckpointError, match=complaint):
-        Engine.load(tmp_path / "model", EngineConfig(num_blocks=8))
+        load_engine(tmp_path / "model", EngineConfig(num_blocks=8))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
     save_draft_model(draft, student, token_map, base=str(tiny), fingerprint="none", recipe={})
     change_tensors(draft / "draft.safetensors", change)
     with pytest.raises(CheckpointError, match=complaint):
-        Engine.load(draft, EngineConfig(num_blocks=8))
+        load_engine(draft, EngineConfig(num_blocks=8))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
 )
 def test_a_device_that_is_not_there_is_refused_by_name(tiny: Path, device: str, complaint: str) -> None:
     with pytest.raises(CheckpointError, match=complaint):
-        Engine.load(tiny, EngineConfig(device=device))
+        load_engine(tiny, EngineConfig(device=device))
 
 
 def test_a_home_that_cannot_be_written_is_named_with_the_way_out(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
+from outrider.engine.loader import load_engine
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,7 @@ def config(**changes: object) -> EngineConfig:
 
 @pytest.fixture(params=["fused", "transformers"])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
-    return Engine.load(tiny, config(execution=request.param))
+    return load_engine(tiny, config(execution=request.param))
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_writing_after_a_rewind_leaves_a_shared_block_untouched(
 
 
 def test_out_of_blocks_changes_nothing(tiny: Path) -> None:
-    engine = Engine.load(tiny, config(num_blocks=4))
+    engine = load_engine(tiny, config(num_blocks=4))
     first, second = engine.open([]), engine.open([])
     engine.forward([Row(first, tokens(20), 1)])
     with pytest.raises(OutOfBlocks):
@@ -148,7 +149,7 @@ def test_a_fork_goes_on_from_any_length_and_leaves_the_sequence_as_it_was(
 
 
 def test_a_fork_that_does_not_fit_changes_nothing(tiny: Path) -> None:
-    engine = Engine.load(tiny, config(num_blocks=4))
+    engine = load_engine(tiny, config(num_blocks=4))
     sequence = engine.open([])
     engine.forward([Row(sequence, tokens(20), 1)])
     with pytest.raises(OutOfBlocks):
@@ -158,7 +159,7 @@ def test_a_fork_that_does_not_fit_changes_nothing(tiny: Path) -> None:
 
 
 def test_an_evicted_prefix_is_reported_and_recomputed(tiny: Path, reference: AutoModelForCausalLM) -> None:
-    engine = Engine.load(tiny, config(num_blocks=4))
+    engine = load_engine(tiny, config(num_blocks=4))
     prompt = tokens(24)
     first = engine.open(prompt)
     engine.forward([Row(first, prompt, 1)])
@@ -176,7 +177,7 @@ def test_an_evicted_prefix_is_reported_and_recomputed(tiny: Path, reference: Aut
 
 
 def test_random_work_returns_every_block(tiny: Path, reference: AutoModelForCausalLM) -> None:
-    engine = Engine.load(tiny, config(num_blocks=24))
+    engine = load_engine(tiny, config(num_blocks=24))
     rng = random.Random(3)
     texts = [tokens(40, seed=i % 3) for i in range(6)]
     live: dict[int, EngineSequence] = {}
@@ -204,7 +205,7 @@ def test_random_work_returns_every_block(tiny: Path, reference: AutoModelForCaus
 
 
 def test_blocks_out_of_order_are_read_in_the_sequences_order(tiny: Path, reference: AutoModelForCausalLM) -> None:
-    engine = Engine.load(tiny, config(num_blocks=4))
+    engine = load_engine(tiny, config(num_blocks=4))
     prompt = tokens(32)
     sequence, *others = (EngineSequence() for _ in range(4))
     engine.forward([Row(sequence, prompt[:8], 0)])
@@ -220,4 +221,4 @@ def test_blocks_out_of_order_are_read_in_the_sequences_order(tiny: Path, referen
 
 def test_an_engine_names_what_computes_its_steps(tiny: Path) -> None:
     for execution in ("fused", "transformers"):
-        assert Engine.load(tiny, config(execution=execution)).info.execution == execution
+        assert load_engine(tiny, config(execution=execution)).info.execution == execution

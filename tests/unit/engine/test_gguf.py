@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from outrider.engine import Engine, EngineConfig, Row, resolve
+from outrider.engine import EngineConfig, Row, resolve
 from outrider.engine.checkpoints import eos_token_ids
+from outrider.engine.loader import load_engine
 from transformers import AutoTokenizer
 
 from benchmarks.support.llama_gguf import write_gguf
@@ -22,7 +23,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def logits(path: Path, quantization: str = "none") -> torch.Tensor:
-    engine = Engine.load(path, EngineConfig(dtype="float32", quantization=quantization, num_blocks=8))
+    engine = load_engine(path, EngineConfig(dtype="float32", quantization=quantization, num_blocks=8))
     return engine.forward([Row(engine.open(PROMPT), PROMPT, len(PROMPT))])
 
 

@@ -10,6 +10,7 @@ import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row, Sibling
 from outrider.engine.buckets import Bucket, make_buckets
 from outrider.engine.graphs import GraphRunner, GraphShape
+from outrider.engine.loader import load_engine
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -42,7 +43,7 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
         execution=request.param,
         prefix_cache=False,
     )
-    engine = Engine.load(tiny, config)
+    engine = load_engine(tiny, config)
     # The last block is the scratch block here.
     engine._pool.allocate(NUM_BLOCKS + 1)
     engine._pool.release(list(range(NUM_BLOCKS)))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.backends.cpu import runnable_variants
+from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -30,9 +31,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     skip_what_cannot_run(request.param.split()[-1])
     if request.param in runnable_variants():
         config = EngineConfig(execution="native", native_variant=request.param, num_blocks=300, prefix_cache=False)
-        return Engine.load(path, config)
+        return load_engine(path, config)
     dtype, execution = request.param.split()
-    return Engine.load(path, EngineConfig(dtype=dtype, execution=execution, num_blocks=300, prefix_cache=False))
+    return load_engine(path, EngineConfig(dtype=dtype, execution=execution, num_blocks=300, prefix_cache=False))
 
 
 @pytest.fixture(scope="module")

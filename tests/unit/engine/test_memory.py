@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import CheckpointError, Engine, EngineConfig, memory
+from outrider.engine import CheckpointError, EngineConfig, memory
+from outrider.engine.loader import load_engine
 from outrider.engine.memory import DoesNotFit, Need, count_parameters, held_bytes, kv_blocks
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -57,7 +58,7 @@ def test_parameters_are_counted_without_loading_them(tiny: Path) -> None:
 def test_a_full_machine_refuses_at_start(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider.engine.loader.available_bytes", lambda device: 10_000)
     with pytest.raises(DoesNotFit, match=r"this device has 0\.0 MB free"):
-        Engine.load(tiny, EngineConfig(dtype="float32"))
+        load_engine(tiny, EngineConfig(dtype="float32"))
     assert memory.available_bytes("cpu") > 10**8
 
 

@@ -13,6 +13,7 @@ from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.draft_checkpoint import load_draft_model, save_draft_model
+from outrider.engine.loader import load_engine
 from outrider.engine.quantization import quantize
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.student import StudentConfig, build_student
@@ -52,7 +53,7 @@ class Load(Protocol):
 def load(variant: str) -> Load:
     def load(path: Path, execution: str = "native", quantization: str = "none", **changes: int) -> Engine:
         settings = {"native_variant": variant, "num_blocks": 64, **changes}
-        return Engine.load(path, EngineConfig(execution=execution, quantization=quantization, **settings))
+        return load_engine(path, EngineConfig(execution=execution, quantization=quantization, **settings))
 
     return load
 

@@ -16,6 +16,7 @@ from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu import build, variants
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import NATIVE_VARIANTS
+from outrider.engine.loader import load_engine
 
 PROMPT = list(range(3, 43))
 AVX2_ALONE = frozenset({"avx2", "fma"})
@@ -50,7 +51,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def load(path: Path, **settings: str) -> Engine:
-    return Engine.load(path, EngineConfig(num_blocks=16, **settings))  # type: ignore[arg-type]
+    return load_engine(path, EngineConfig(num_blocks=16, **settings))  # type: ignore[arg-type]
 
 
 def has(monkeypatch: pytest.MonkeyPatch, features: frozenset[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
+from outrider.engine.loader import load_engine
 from outrider.engine.memory import DoesNotFit, LinearWeights, Need, Quantized, count_linear, held_bytes, kv_blocks
 from outrider.engine.quantization import Int8Linear, check, quantize
 from outrider.local import Pair
@@ -41,8 +42,8 @@ def logits(engine: Engine, parts: list[int]) -> torch.Tensor:
 def test_logits_are_near_those_of_the_plain_model_and_not_the_same(
     tiny: Path, quantization: str, off_by: float
 ) -> None:
-    plain = logits(Engine.load(tiny, config("none")), [13])
-    quantized = logits(Engine.load(tiny, config(quantization)), [13])
+    plain = logits(load_engine(tiny, config("none")), [13])
+    quantized = logits(load_engine(tiny, config(quantization)), [13])
     relative = float((quantized - plain).norm() / plain.norm())
     assert 1e-4 < relative < off_by
 
@@ -54,7 +55,7 @@ def test_a_step_over_several_positions_gives_the_bits_of_single_steps(
 ) -> None:
     if dtype == "float32" and torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
-    engine = Engine.load(tiny, config(quantization, dtype))
+    engine = load_engine(tiny, config(quantization, dtype))
     single = logits(engine, [1] * 13)
     assert torch.equal(single, logits(engine, [4, 5, 4]))
     assert torch.equal(single, logits(engine, [13]))
@@ -62,7 +63,7 @@ def test_a_step_over_several_positions_gives_the_bits_of_single_steps(
 
 @pytest.mark.parametrize("quantization", ON_A_CPU)
 def test_a_step_without_logits_runs(tiny: Path, quantization: str) -> None:
-    engine = Engine.load(tiny, config(quantization))
+    engine = load_engine(tiny, config(quantization))
     assert engine.forward([Row(engine.open([]), PROMPT, 0)]).shape == (0, 384)
 
 
@@ -73,7 +74,7 @@ def test_a_quantized_target_says_the_same_with_and_without_speculation(
     tiny: Path, target: str, draft: str, params: SamplingParams | None
 ) -> None:
     drafter = load_drafter(DrafterKind.MODEL, tiny, engine=config(draft))
-    pair = Pair(Engine.load(tiny, config(target)), drafter, max_sequences=5)
+    pair = Pair(load_engine(tiny, config(target)), drafter, max_sequences=5)
     prompts = [[40 + number, *PROMPT] for number in range(7)]
     plain = pair.answer(prompts, 24, speculate=False, params=params)
     speculative = pair.answer(prompts, 24, speculate=True, params=params)
@@ -113,7 +114,7 @@ def test_layers_that_int4_cannot_hold_stay_as_they_are() -> None:
 
 def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path) -> None:
     with pytest.raises(CheckpointError, match="quantization: fp8 needs a GPU"):
-        Engine.load(tiny, EngineConfig(quantization="fp8"))
+        load_engine(tiny, EngineConfig(quantization="fp8"))
     with pytest.raises(CheckpointError, match="quantization: int8 is not supported on meta"):
         check("int8", "meta")
     with pytest.raises(ValueError, match="quantization: 'int3' is not one of none, int8, int4, fp8"):

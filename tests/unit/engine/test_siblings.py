@@ -11,6 +11,7 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, OutOfBlocks, Row, Sibling
 from outrider.engine.backends.cpu import runnable_variants
+from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
@@ -35,9 +36,9 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     execution, how = request.param.split()
     skip_what_cannot_run(execution)
     if execution == "fused":
-        yield Engine.load(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
+        yield load_engine(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
         return
-    yield Engine.load(
+    yield load_engine(
         path, EngineConfig(execution="native", native_variant=execution, block_size=int(how), num_blocks=64)
     )
 
@@ -113,7 +114,7 @@ def test_rows_do_not_see_each_others_siblings(engine: Engine, alone: Tensor) -> 
 def test_on_a_gpus_kernels_a_sibling_is_what_a_chain_would_be(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, max_context_len=256)
     engine, chain = (
-        Engine.load(path, EngineConfig(dtype="float32", num_blocks=32, attention=attention))
+        load_engine(path, EngineConfig(dtype="float32", num_blocks=32, attention=attention))
         for attention in ("triton", "sdpa")
     )
     at, tokens = 21, TEXT[:26]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.engine import Engine, EngineConfig
+from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
@@ -90,7 +91,7 @@ class Bench:
             max_batch_tokens=max_batch_tokens,
             prefix_cache=prefix_cache,
         )
-        self.engine = wrap(Engine.load(checkpoint, config))
+        self.engine = wrap(load_engine(checkpoint, config))
         info = self.engine.info
         self.limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         self.now_s = 100.0

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine import EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
+from outrider.engine.loader import load_engine
 from outrider.speculation import NotFinite, SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
@@ -46,16 +47,16 @@ def prompt(count: int, seed: int = 0) -> list[int]:
 
 
 def bench(path: Path, config: EngineConfig) -> Bench:
-    return Bench(path, wrap=lambda engine: Engine.load(path, config))
+    return Bench(path, wrap=lambda engine: load_engine(path, config))
 
 
 def logits_alone(path: Path, config: EngineConfig, token_ids: list[int]) -> torch.Tensor:
-    engine = Engine.load(path, config)
+    engine = load_engine(path, config)
     return engine.forward([Row(engine.open(token_ids), token_ids, 1)]).clone()
 
 
 def test_blocks_that_held_what_is_not_finite_serve_the_next_sequence(poisoned: Path, config: EngineConfig) -> None:
-    engine = Engine.load(poisoned, config)
+    engine = load_engine(poisoned, config)
     everywhere = [POISON] * NUM_BLOCKS * config.block_size
     spoiled = engine.open(everywhere)
     for start in range(0, len(everywhere), 96):

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.loader import load_engine
 from outrider.engine.sequence import EngineSequence
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
@@ -44,7 +45,7 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
     longer = run(distill(target, tmp_path, 80_000), lambda *_: None)
     assert stages == {"corpus", "train"}
     assert longer.held_out_loss < 0.8 * barely.held_out_loss
-    engine = Engine.load(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
+    engine = load_engine(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
     assert engine.forward([Row(engine.open([5]), [5, 6], 1)]).shape == (1, 300)
     assert (tmp_path / "draft" / "recipe.json").exists()
 
@@ -52,7 +53,7 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
 def test_the_corpus_holds_what_the_target_s_head_saw(target: Path, tmp_path: Path) -> None:
     run(distill(target, tmp_path, 1), lambda *_: None)
     sample = max(read_corpus(next((tmp_path / "corpus").glob("*.safetensors"))), key=lambda s: len(s.token_ids))
-    engine = Engine.load(target, EngineConfig(num_blocks=32))
+    engine = load_engine(target, EngineConfig(num_blocks=32))
     ids = sample.token_ids[:-1].tolist()
     _, hidden = engine.forward_with_hidden([Row(engine.open([]), ids, len(ids))])
     assert hidden.shape == sample.hidden.shape == (len(sample.answers), 64)

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from outrider.engine.config import EngineConfig
-from outrider.engine.engine import Engine
+from outrider.engine.loader import load_engine
 from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.parallel.links import Kind
 from outrider.engine.parallel.plan import decode
@@ -23,7 +23,7 @@ def follow(group: Group, config: EngineConfig) -> None:
     kind, payload = link.receive()
     if kind is Kind.LOAD:
         order = LoadOrder.decode(payload)
-        engine = Engine.load(order.path, replace(config, num_blocks=order.num_blocks), group)
+        engine = load_engine(order.path, replace(config, num_blocks=order.num_blocks), group)
         log.info("rank %d of %d has loaded its share", group.rank, group.size)
         while (message := link.receive())[0] is Kind.STEP:
             engine.run(decode(message[1]))
