@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from outrider.gateway.output import FinishReason, Output, Piece
 from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
+    Options,
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
@@ -32,10 +33,12 @@ from outrider.gateway.retry import RouterRetry
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
-from outrider.gateway.tokenizer.model import TemplateError, TooManyTokens
+from outrider.gateway.tokenizer.model import ModelTokenizer, TemplateError, TooManyTokens
 from outrider.gateway.tokenizer.threads import TokenizerThreads
+from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.speculation.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
 
@@ -58,6 +61,22 @@ class Chunk:
     num_accepted: int
     """The first so many of `token_ids` were drafted."""
     finish: Finish | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    """One per token, where they were asked for."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    """With the first chunk, where they were asked for: one per token of the prompt but its first."""
+
+    @classmethod
+    def join(cls, chunks: Sequence[Chunk]) -> Chunk:
+        """An answer's chunks as one."""
+        return cls(
+            "".join(chunk.text for chunk in chunks),
+            tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+            sum(chunk.num_accepted for chunk in chunks),
+            chunks[-1].finish,
+            [each for chunk in chunks for each in chunk.logprobs],
+            chunks[0].prompt_logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +85,12 @@ class Answer:
 
     id: str
     model: str
-    include_metrics: bool
+    options: Options
     chunks: AsyncIterator[Chunk]
+    prompt_token_ids: Sequence[int]
+    prompt_text: str | None
+    """Where the client gave one."""
+    tokenizer: ModelTokenizer
 
 
 @dataclass(slots=True)
@@ -118,7 +141,15 @@ class _Job:
             traceparent=self.span.context.traceparent,
             tracestate=self.span.context.tracestate,
             logits=self.logits,
+            logprobs=self._logprobs,
         )
+
+    @property
+    def _logprobs(self) -> sequence_pb2.LogprobsOptions | None:
+        options = self.generation.options
+        if options.logprobs is None:
+            return None
+        return sequence_pb2.LogprobsOptions(num_top=options.logprobs, prompt=options.echo)
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """One round's tokens, up to where the answer ends."""
@@ -128,13 +159,22 @@ class _Job:
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
         self.stats.add_tokens(len(piece.token_ids), now_s)
-        return self.chunk(piece, response.num_accepted, now_s)
+        found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
+        return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
 
-    def chunk(self, piece: Piece, num_accepted: int, now_s: float) -> Chunk:
+    def chunk(
+        self,
+        piece: Piece,
+        num_accepted: int,
+        now_s: float,
+        found: Sequence[TokenLogprobs] = (),
+        of_prompt: Sequence[TokenLogprobs] = (),
+    ) -> Chunk:
         finish = None
         if piece.finish_reason is not None:
             finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s))
-        return Chunk(piece.text, piece.token_ids, min(num_accepted, len(piece.token_ids)), finish)
+        num_accepted = min(num_accepted, len(piece.token_ids))
+        return Chunk(piece.text, piece.token_ids, num_accepted, finish, found, of_prompt)
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
         if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
@@ -186,7 +226,16 @@ class Generator:
             observer.prepared(job.model.name, len(job.prompt_token_ids))
             span.prepared(job.id, len(job.prompt_token_ids))
             async with aclosing(self._run(job, observer)) as chunks:
-                yield Answer(job.id, job.model.name, generation.options.include_metrics, chunks)
+                prompt = generation.prompt
+                yield Answer(
+                    job.id,
+                    job.model.name,
+                    generation.options,
+                    chunks,
+                    job.prompt_token_ids,
+                    prompt.text if isinstance(prompt, TextPrompt) else None,
+                    job.model.tokenizer,
+                )
 
     async def _prepare(
         self,
@@ -204,6 +253,8 @@ class Generator:
             raise InvalidRequest("resume_token_ids", message)
         check_token_ids("resume_token_ids", generation.resume_token_ids, model.vocab_size)
         prompt = await _tokenise(model, generation, self.threads)
+        if options.logprobs is not None and options.echo:
+            _check_prompt_logprobs(LogprobsOptions(options.logprobs, prompt=True), len(prompt))
         eos = () if options.ignore_eos else model.tokenizer.eos_token_ids
         output = Output(
             token_bytes=model.tokenizer.token_bytes,
@@ -311,6 +362,12 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
         raise InvalidRequest(where, "has no tokens")
     _check_room(model, where, len(ids))
     return ids
+
+
+def _check_prompt_logprobs(asked: LogprobsOptions, prompt_len: int) -> None:
+    if asked.num_of_prompt(prompt_len) > MAX_PROMPT_LOGPROBS:
+        message = f"of a prompt of {prompt_len} tokens would be {asked.num_of_prompt(prompt_len)} numbers"
+        raise InvalidRequest("logprobs", f"{message}; at most {MAX_PROMPT_LOGPROBS} are allowed")
 
 
 def _check_room(model: Model, where: str, prompt_len: int) -> None:

@@ -60,7 +60,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 text.append(chunk.text)
                 response.token_ids.extend(chunk.token_ids)
                 if chunk.finish:
-                    _finish(response, chunk.finish, answer.include_metrics)
+                    _finish(response, chunk.finish, answer.options.include_metrics)
         response.id, response.model, response.text = answer.id, answer.model, "".join(text)
         return response
 
@@ -69,7 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         async with self._start(request.request, "request.", context) as answer:
             async for chunk in answer.chunks:
-                await self._send(context, _response(answer.id, answer.model, chunk, answer.include_metrics))
+                await self._send(context, _response(answer.id, answer.model, chunk, answer.options.include_metrics))
 
     async def _send(self, context: Context, response: generation_pb2.StreamGenerateResponse) -> None:
         """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""

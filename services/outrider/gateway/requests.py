@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
+from outrider.speculation.logprobs import MAX_TOP_LOGPROBS
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -84,6 +85,18 @@ class Options:
     include_metrics: bool = False
     ignore_eos: bool = False
     logits: LogitsChoice = field(default_factory=LogitsChoice)
+    logprobs: int | None = None
+    """Likeliest tokens to tell at each position, beside the one that came; None tells nothing."""
+    hide_logprobs: bool = False
+    """They are asked for to compare answers, and not shown."""
+    echo: bool = False
+    """The prompt is part of the answer, with its logprobs if those are asked for."""
+    prompt_only: bool = False
+    """With echo: what follows the prompt is left out."""
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return self.logprobs is not None and not self.hide_logprobs
 
     def __post_init__(self) -> None:
         # The wire carries 32-bit floats, so it is their values that have to be in range.
@@ -100,6 +113,9 @@ class Options:
             _require("max_draft_tokens", self.max_draft_tokens, allowed, f"from 0 to {MAX_DRAFT_TOKENS}")
         if self.max_tokens is not None and self.logits.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"{self.logits.min_tokens} is more than max_tokens, {self.max_tokens}")
+        if self.logprobs is not None:
+            allowed = 0 <= self.logprobs <= MAX_TOP_LOGPROBS
+            _require("logprobs", self.logprobs, allowed, f"from 0 to {MAX_TOP_LOGPROBS}")
         self._check_stops()
 
     def _check_stops(self) -> None:

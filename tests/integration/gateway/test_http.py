@@ -260,7 +260,7 @@ async def test_models_are_listed_and_found_by_name(serve: Any) -> None:
 async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
     async with serve() as (gateway, client):
         await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
-        await post(gateway, {"model": MODEL, "prompt": "a", "n": 2})
+        await post(gateway, {"model": MODEL, "prompt": "a", "n": 0})
         async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
             health = await http.get("/health")
             exposition = (await http.get("/metrics")).text

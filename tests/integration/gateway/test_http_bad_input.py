@@ -33,7 +33,7 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": []}, 400, "prompt"),
     ({"prompt": None}, 400, "prompt"),
     ({"prompt": {"text": "a"}}, 400, "prompt"),
-    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": ["a", ""]}, 400, "prompt[1]"),
     ({"prompt": [1, "a"]}, 400, "prompt"),
     ({"prompt": [1, True]}, 400, "prompt"),
     ({"prompt": [1, VOCAB]}, 400, "prompt[1]"),
@@ -74,12 +74,20 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"metadata": {"a": 1}}, 400, "metadata.a"),
     ({"metadata": {f"{i}": 1 for i in range(17)}}, 400, "metadata"),
     ({"temprature": 1}, 400, "temprature"),
-    ({"n": 2}, 400, "n"),
-    ({"best_of": 3}, 400, "best_of"),
-    ({"echo": True}, 400, "echo"),
+    ({"n": 129}, 400, "n"),
+    ({"n": 2, "best_of": 1}, 400, "best_of"),
+    ({"best_of": 2, "stream": True}, 400, "best_of"),
+    ({"echo": 1}, 400, "echo"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options.include_obfuscation"),
+    ({"num_speculative_tokens": 65}, 400, "num_speculative_tokens"),
+    ({"num_speculative_tokens": 1, "max_draft_tokens": 1}, 400, "num_speculative_tokens"),
+    ({"disable_spec_decode": True, "speculation": "on"}, 400, "disable_spec_decode"),
     ({"suffix": "x"}, 400, "suffix"),
-    ({"logprobs": 1}, 400, "logprobs"),
-    ({"logprobs": 0}, 400, "logprobs"),
+    ({"logprobs": 21}, 400, "logprobs"),
+    ({"logprobs": True}, 400, "logprobs"),
+    ({"prompt": ["a"] * 129}, 400, "prompt"),
+    ({"prompt": ["a", "b"], "n": 65}, 400, "prompt"),
+    ({"prompt": ["a", 5]}, 400, "prompt[1]"),
     ({"presence_penalty": 2.5}, 400, "presence_penalty"),
     ({"frequency_penalty": -2.5}, 400, "frequency_penalty"),
     ({"repetition_penalty": 0}, 400, "repetition_penalty"),
@@ -130,8 +138,9 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"prediction": {"type": "content", "content": "a"}}, 400, "prediction"),
     ({"modalities": ["audio"]}, 400, "modalities"),
     ({"audio": {}}, 400, "audio"),
-    ({"logprobs": True}, 400, "logprobs"),
+    ({"logprobs": 1}, 400, "logprobs"),
     ({"top_logprobs": 3}, 400, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
     ({"reasoning_effort": "low"}, 400, "reasoning_effort"),
     ({"n": 0}, 400, "n"),
     ({"n": True}, 400, "n"),
@@ -210,7 +219,7 @@ async def test_every_bad_chat_is_refused_by_name(http: httpx.AsyncClient, router
 
 
 async def test_a_refusal_of_something_known_says_it_is_unsupported(http: httpx.AsyncClient) -> None:
-    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "n": 3})
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "suffix": "b"})
     assert answer.json()["error"]["code"] == "unsupported_parameter"
     answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "temprature": 3})
     assert answer.json()["error"]["code"] == "unknown_parameter"
@@ -302,7 +311,7 @@ def test_any_json_is_either_understood_or_refused_by_name(
 ) -> None:
     base = {"model": MODEL, "prompt": "a"} if kind is CompletionRequest else {"model": MODEL, "messages": [USER]}
     try:
-        generation = parse(kind, json.dumps(base | fields).encode()).generation()
+        generation = parse(kind, json.dumps(base | fields).encode()).generations()[0][0]
     except HttpError as error:
         assert error.status == 400
         assert error.param is not None or error.code == "invalid_json"

@@ -16,12 +16,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.config import Limits
-from outrider.gateway.generation import Answer, Generator
+from outrider.gateway.generation import Generator
 from outrider.gateway.http import bodies, sse
-from outrider.gateway.http.bodies import ChatShape, CompletionShape, Shape
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
+from outrider.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from outrider.gateway.requests import Generation
 from outrider.telemetry.context import TraceContext
 
@@ -30,7 +31,7 @@ _CLOSE = {"Connection": "close"}
 # A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
 _READ_ON = 8
 Body = CompletionRequest | ChatRequest
-Answering = AbstractAsyncContextManager[Answer]
+Answering = AbstractAsyncContextManager[Choices]
 
 
 def create_app(core: Generator, limits: Limits) -> Starlette:
@@ -71,28 +72,29 @@ class _Endpoint:
             await error.response()(scope, receive, send)
 
     def _answering(self, body: Body, trace_context: TraceContext) -> Answering:
-        generation = _generation(body)
-        return self.core.start(generation, default_max_tokens=body.default_max_tokens, trace_context=trace_context)
+        generations = _generations(body)
+        default = body.default_max_tokens
+        return start_choices(self.core, generations, default_max_tokens=default, trace_context=trace_context)
 
     async def _whole(self, body: Body, answering: Answering, scope: Scope, send: Send) -> None:
         try:
-            async with answering as answer:
-                data = await sse.whole(answer, self._shape(answer.id, answer.model))
+            async with answering as choices:
+                data = await sse.whole(choices, self._shape(choices.id, choices.model), body.num_choices)
         except Exception as error:
             raise _as_http(error, body) from error
-        response = JSONResponse(data, headers={"x-request-id": answer.id})
+        response = JSONResponse(data, headers={"x-request-id": choices.id})
         await response(scope, _nothing_to_receive, send)
 
     async def _stream(self, body: Body, answering: Answering, send: Send) -> None:
         """Errors before the first token get their own status; later ones can only be an event in the stream."""
         begun = False
         try:
-            async with answering as answer:
-                shape = self._shape(answer.id, answer.model)
-                async with aclosing(sse.events(answer, shape, include_usage=body.include_usage)) as events:
+            async with answering as choices:
+                shape = self._shape(choices.id, choices.model)
+                async with aclosing(sse.events(choices, shape, include_usage=body.include_usage)) as events:
                     async for event in events:
                         if not begun:
-                            await sse.open_stream(send, answer.id)
+                            await sse.open_stream(send, choices.id)
                             begun = True
                         await sse.send_event(send, event)
             await sse.send_event(send, sse.DONE)
@@ -141,9 +143,9 @@ def _too_large(limits: Limits) -> HttpError:
     return HttpError(413, message, code="request_too_large", headers=_CLOSE)
 
 
-def _generation(body: Body) -> Generation:
+def _generations(body: Body) -> list[list[Generation]]:
     try:
-        return body.generation()
+        return body.generations()
     except InvalidRequest as error:
         raise rename_field(error, body.field_names) from error
 

@@ -1,11 +1,10 @@
-"""Answer bodies of the OpenAI-compatible endpoints: our chunks in their words."""
+"""Parts of answer bodies of the OpenAI-compatible endpoints: our numbers in their words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from outrider.gateway.stats import Finish, Summary, Usage
+from outrider.gateway.stats import Summary, Usage
 from outrider.protocol.rounds import RequestStats
 from outrider.rpc.v1 import router_pb2
 
@@ -67,85 +66,3 @@ def model(served: router_pb2.ServedModel, created_s: int) -> Json:
         "owned_by": "outrider",
         "max_model_len": served.max_context_len,
     }
-
-
-class Shape(Protocol):
-    """How one endpoint writes an answer: whole, or piece by piece."""
-
-    def whole(self, text: str, finish: Finish) -> Json: ...
-
-    def opening(self) -> list[Json]:
-        """What a stream begins with, before any text."""
-
-    def piece(self, text: str, finish: Finish | None) -> Json: ...
-
-    def closing(self, finish: Finish) -> Json:
-        """The usage chunk, which has no choice."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionShape:
-    id: str
-    model: str
-    created_s: int
-
-    def whole(self, text: str, finish: Finish) -> Json:
-        return self._head() | {"choices": [self._choice(text, finish)], "usage": usage(finish.usage)}
-
-    def opening(self) -> list[Json]:
-        return []
-
-    def piece(self, text: str, finish: Finish | None) -> Json:
-        return self._head() | {"choices": [self._choice(text, finish)]}
-
-    def closing(self, finish: Finish) -> Json:
-        return self._head() | {"choices": [], "usage": usage(finish.usage)}
-
-    def _head(self) -> Json:
-        return {
-            "id": f"cmpl-{self.id}",
-            "object": "text_completion",
-            "created": self.created_s,
-            "model": self.model,
-        }
-
-    def _choice(self, text: str, finish: Finish | None) -> Json:
-        return {
-            "index": 0,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish.reason if finish else None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ChatShape:
-    id: str
-    model: str
-    created_s: int
-
-    def whole(self, text: str, finish: Finish) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish.reason}
-        return self._head("chat.completion") | {"choices": [choice], "usage": usage(finish.usage)}
-
-    def opening(self) -> list[Json]:
-        return [self._chunk({"role": "assistant", "content": ""}, None)]
-
-    def piece(self, text: str, finish: Finish | None) -> Json:
-        return self._chunk({"content": text} if text else {}, finish)
-
-    def closing(self, finish: Finish) -> Json:
-        return self._head("chat.completion.chunk") | {"choices": [], "usage": usage(finish.usage)}
-
-    def _head(self, kind: str) -> Json:
-        return {"id": f"chatcmpl-{self.id}", "object": kind, "created": self.created_s, "model": self.model}
-
-    def _chunk(self, delta: Json, finish: Finish | None) -> Json:
-        choice = {
-            "index": 0,
-            "delta": delta,
-            "logprobs": None,
-            "finish_reason": finish.reason if finish else None,
-        }
-        return self._head("chat.completion.chunk") | {"choices": [choice]}

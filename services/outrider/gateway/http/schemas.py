@@ -7,6 +7,7 @@ defines as having no effect on the answer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,14 +32,10 @@ from outrider.speculation.logits_options import MAX_ALLOWED_TOKENS, MAX_BAD_WORD
 
 # Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logprobs": (False,),
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
 _UNSERVED_COMPLETION = _UNSERVED | {
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
 }
 _UNSERVED_CHAT = _UNSERVED | {
@@ -55,10 +52,11 @@ _UNSERVED_CHAT = _UNSERVED | {
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": (),
     "web_search_options": (),
 }
+MAX_CHOICES = 128
+"""Answers to one request."""
 _UNSERVED_MESSAGE: dict[str, tuple[Any, ...]] = {
     "name": (),
     "audio": (),
@@ -109,6 +107,7 @@ class _Request(BaseModel):
     stop: Any = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -118,6 +117,9 @@ class _Request(BaseModel):
     min_tokens: int | None = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
+    # The names of vLLM for the two above.
+    num_speculative_tokens: int | None = None
+    disable_spec_decode: bool | None = None
     include_metrics: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -138,13 +140,53 @@ class _Request(BaseModel):
     @property
     def field_names(self) -> dict[str, str]:
         """Our name of a field → the client's, where they differ."""
-        return {}
+        return {} if self.num_speculative_tokens is None else {"max_draft_tokens": "num_speculative_tokens"}
 
-    def generation(self) -> Generation:
-        """Raises InvalidRequest or HttpError, naming the field."""
-        if self.stream_options is not None and not self.stream:
+    @property
+    def num_choices(self) -> int:
+        """Shown of each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_answers(self) -> int:
+        """Made of each prompt."""
+        return self.num_choices
+
+    def generations(self) -> list[list[Generation]]:
+        """Of each prompt, one for each answer. Raises InvalidRequest or HttpError, naming the field."""
+        if self.stream_options is not None:
+            self._check_stream_options(self.stream_options)
+        if not 1 <= self.num_choices <= MAX_CHOICES:
+            raise InvalidRequest("n", f"{self.num_choices} is not allowed; it has to be from 1 to {MAX_CHOICES}")
+        options, prompts = self._options(), self.to_prompts()
+        if (count := len(prompts) * self.num_answers) > MAX_CHOICES:
+            raise InvalidRequest("prompt", f"{count} answers in one request; at most {MAX_CHOICES} are allowed")
+        return [
+            [Generation(self.model, prompt, _numbered(options, number)) for number in range(self.num_answers)]
+            for prompt in prompts
+        ]
+
+    def _check_stream_options(self, options: StreamOptions) -> None:
+        if not self.stream:
             raise InvalidRequest("stream_options", "is only allowed with stream: true")
-        options = Options(
+        if options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
+
+    def _speculation(self) -> SpeculationChoice:
+        if self.disable_spec_decode and self.speculation == "on":
+            raise InvalidRequest("disable_spec_decode", "contradicts speculation: on")
+        return SpeculationChoice("off" if self.disable_spec_decode else self.speculation or "auto")
+
+    def _max_draft_tokens(self) -> int | None:
+        if None not in (self.max_draft_tokens, self.num_speculative_tokens):
+            raise InvalidRequest("num_speculative_tokens", "means max_draft_tokens; give one of them")
+        return self.num_speculative_tokens if self.max_draft_tokens is None else self.max_draft_tokens
+
+    def _num_logprobs(self) -> int | None:
+        raise NotImplementedError
+
+    def _options(self) -> Options:
+        return Options(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
@@ -153,13 +195,13 @@ class _Request(BaseModel):
             max_tokens=self.token_limit,
             stop=_stops(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            speculation=SpeculationChoice(self.speculation or "auto"),
-            max_draft_tokens=self.max_draft_tokens,
+            speculation=self._speculation(),
+            max_draft_tokens=self._max_draft_tokens(),
             include_metrics=bool(self.include_metrics),
             ignore_eos=bool(self.ignore_eos),
             logits=self._logits(),
+            logprobs=self._num_logprobs(),
         )
-        return Generation(self.model, self.to_prompt(), options)
 
     def _logits(self) -> LogitsChoice:
         if self.allowed_token_ids == []:
@@ -174,7 +216,7 @@ class _Request(BaseModel):
             min_tokens=self.min_tokens or 0,
         )
 
-    def to_prompt(self) -> Prompt:
+    def to_prompts(self) -> list[Prompt]:
         raise NotImplementedError
 
 
@@ -184,18 +226,44 @@ class CompletionRequest(_Request):
     """As OpenAI documents it."""
 
     prompt: Any
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
 
-    def to_prompt(self) -> Prompt:
+    @property
+    def num_answers(self) -> int:
+        return self.num_choices if self.best_of is None else self.best_of
+
+    def _options(self) -> Options:
+        if self.best_of is not None:
+            self._check_best_of(self.best_of)
+        if not (self.echo and self.max_tokens == 0):
+            hide = self.logprobs is None
+            return replace(super()._options(), echo=bool(self.echo), hide_logprobs=hide)
+        # The prompt's logprobs come with the first token after it.
+        asked = self.model_copy(update={"max_tokens": 1})
+        return replace(super(CompletionRequest, asked)._options(), echo=True, prompt_only=True)
+
+    def _check_best_of(self, best_of: int) -> None:
+        if not self.num_choices <= best_of <= MAX_CHOICES:
+            allowed = f"from n, {self.num_choices}, to {MAX_CHOICES}"
+            raise InvalidRequest("best_of", f"{best_of} is not allowed; it has to be {allowed}")
+        if self.stream and best_of > self.num_choices:
+            raise InvalidRequest("best_of", "is known at the end only, so it is not allowed with stream: true")
+
+    def _num_logprobs(self) -> int | None:
+        # The best are known by them.
+        return 0 if self.logprobs is None and self.num_answers > self.num_choices else self.logprobs
+
+    def to_prompts(self) -> list[Prompt]:
         prompt = self.prompt
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-            if len(prompt) > 1:
-                raise unsupported("prompt", f"{len(prompt)} prompts in one request are not served; send one at a time")
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return TextPrompt(prompt)
-        if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
-            return TokenPrompt(prompt)
-        raise InvalidRequest("prompt", "has to be a string or a list of token ids")
+        if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
+            return [_prompt("prompt", prompt)]
+        if len(prompt) > MAX_CHOICES:
+            raise InvalidRequest("prompt", f"{len(prompt)} prompts; at most {MAX_CHOICES} are allowed")
+        if len(prompt) == 1:
+            return [_prompt("prompt", prompt[0])]
+        return [_prompt(f"prompt[{index}]", each) for index, each in enumerate(prompt)]
 
 
 class ChatRequest(_Request):
@@ -204,6 +272,8 @@ class ChatRequest(_Request):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -213,10 +283,18 @@ class ChatRequest(_Request):
 
     @property
     def field_names(self) -> dict[str, str]:
-        return {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        names = super().field_names | {"logprobs": "top_logprobs"}
+        return names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
 
-    def to_prompt(self) -> Prompt:
-        return ChatPrompt(tuple(_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)))
+    def _num_logprobs(self) -> int | None:
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise InvalidRequest("top_logprobs", "is only allowed with logprobs: true")
+            return None
+        return self.top_logprobs or 0
+
+    def to_prompts(self) -> list[Prompt]:
+        return [ChatPrompt(tuple(_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)))]
 
 
 Parsed = TypeVar("Parsed", bound=_Request)
@@ -283,6 +361,19 @@ def _path(location: tuple[int | str, ...]) -> str:
     """("stop", 3) → stop[3]; ("stream_options", "x") → stream_options.x."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
     return path.removeprefix(".")
+
+
+def _numbered(options: Options, number: int) -> Options:
+    """Of several answers to one prompt: each has a seed of its own, as in vLLM."""
+    return options if options.seed is None else replace(options, seed=(options.seed + number) % 2**64)
+
+
+def _prompt(where: str, prompt: Any) -> Prompt:
+    if isinstance(prompt, str):
+        return TextPrompt(prompt, where)
+    if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
+        return TokenPrompt(prompt, where)
+    raise InvalidRequest(where, "has to be a string or a list of token ids")
 
 
 def _token_id(where: str, name: str) -> int:

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Send
 
-from outrider.gateway.generation import Answer
-from outrider.gateway.http import bodies
-from outrider.gateway.http.bodies import Json, Shape
-from outrider.gateway.stats import Finish
+from outrider.gateway.choices import Choices
+from outrider.gateway.generation import Chunk
+from outrider.gateway.http.shapes import Choice, Json, Shape
+from outrider.gateway.http.tally import Tally
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -56,31 +56,27 @@ def event(data: Json) -> bytes:
     return b"data: " + to_json(data) + b"\n\n"
 
 
-async def events(answer: Answer, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of one answer, [DONE] excluded. Nothing is yielded before the first token or error."""
-    opened = False
-    async for chunk in answer.chunks:
-        if not opened:
-            opened = True
-            for data in shape.opening():
+async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+    """The events of the answers, [DONE] excluded. Nothing is yielded before the first token or error."""
+    writers: dict[int, Choice] = {}
+    tally = Tally(choices)
+    async for number, chunk in choices.chunks():
+        if number not in writers:
+            writers[number] = shape.choice(number, choices.answers[number])
+            for data in shape.opening(number):
                 yield event(_with_usage(data, include_usage))
-        if chunk.text or chunk.finish:
-            data = _with_usage(shape.piece(chunk.text, chunk.finish), include_usage)
-            if chunk.finish and answer.include_metrics and not include_usage:
-                data["metrics"] = bodies.metrics(chunk.finish.summary)
-            yield event(data)
-        if chunk.finish and include_usage:
-            yield event(_closing(answer, shape, chunk.finish))
+        tally.add(number, chunk)
+        written = writers[number].write(chunk)
+        if written.text or written.logprobs or chunk.finish:
+            data = _with_usage(shape.piece(written), include_usage)
+            yield event(data if include_usage else data | tally.metrics)
+    if include_usage:
+        yield event(shape.closing(tally.usage) | tally.metrics)
 
 
 def _with_usage(data: Json, include_usage: bool) -> Json:
     """With include_usage every chunk has the field, and only the last has a value (OpenAI API reference)."""
     return data | {"usage": None} if include_usage else data
-
-
-def _closing(answer: Answer, shape: Shape, finish: Finish) -> Json:
-    data = shape.closing(finish)
-    return data | {"metrics": bodies.metrics(finish.summary)} if answer.include_metrics else data
 
 
 async def open_stream(send: Send, request_id: str) -> None:
@@ -96,12 +92,30 @@ async def close_stream(send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def whole(answer: Answer, shape: Shape) -> Json:
-    """The answer in one body."""
-    text: list[str] = []
-    async for chunk in answer.chunks:
-        text.append(chunk.text)
-        if chunk.finish:
-            data = shape.whole("".join(text), chunk.finish)
-            return data | {"metrics": bodies.metrics(chunk.finish.summary)} if answer.include_metrics else data
-    raise RuntimeError("an answer ended without a finish")
+async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
+    """The answers in one body: of each prompt the `num_choices` that the model found likeliest, by their mean logprob.
+
+    Where there are no more of them, all, in their order.
+    """
+    chunks: list[list[Chunk]] = [[] for _ in choices.answers]
+    tally = Tally(choices)
+    async for number, chunk in choices.chunks():
+        tally.add(number, chunk)
+        chunks[number].append(chunk)
+    kept = _best([Chunk.join(of_one) for of_one in chunks], choices.per_prompt, num_choices)
+    written = [shape.choice(index, choices.answers[number]).write(chunk) for index, (number, chunk) in enumerate(kept)]
+    return shape.whole(written, tally.usage) | tally.metrics
+
+
+def _best(answers: list[Chunk], per_prompt: int, num_choices: int) -> list[tuple[int, Chunk]]:
+    numbered = list(enumerate(answers))
+    if num_choices == per_prompt:
+        return numbered
+    kept = []
+    for start in range(0, len(numbered), per_prompt):
+        kept += sorted(numbered[start : start + per_prompt], key=lambda pair: -_mean_logprob(pair[1]))[:num_choices]
+    return kept
+
+
+def _mean_logprob(answer: Chunk) -> float:
+    return sum(each.logprob for each in answer.logprobs) / max(1, len(answer.logprobs))

@@ -68,6 +68,16 @@ class ModelTokenizer:
         """Token ids of a plain prompt, with the special tokens this model wants around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=True)
 
+    def spell(self, token_id: int) -> str:
+        """One token as text: a special one by its name; bytes that are no text of their own, as OpenAI writes them."""
+        data = self.token_bytes.of(token_id)
+        if not data:
+            return str(self.tokenizer.backend_tokenizer.id_to_token(token_id) or "")
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a piece of text, with nothing around it."""
         return self._encode(text, None, add_special_tokens=False)

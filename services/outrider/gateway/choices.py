@@ -1,0 +1,98 @@
+"""Several answers to one request of a client: for several prompts, and several to each prompt (`n`, `best_of`).
+
+The first answer to a prompt runs ahead to its first token. The others then find the prompt in the target's cache, so
+that it is read once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from outrider.gateway.generation import Answer, Chunk, Generator
+from outrider.gateway.requests import Generation
+from outrider.telemetry.context import NO_CONTEXT, TraceContext
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Under way, in the order of prompts, then of the answers to each."""
+
+    answers: list[Answer]
+    num_prompts: int
+
+    @property
+    def id(self) -> str:
+        return self.answers[0].id
+
+    @property
+    def model(self) -> str:
+        return self.answers[0].model
+
+    @property
+    def per_prompt(self) -> int:
+        return len(self.answers) // self.num_prompts
+
+    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """(number of the answer, chunk), as they come. Raises what any of them raises; the others are then over."""
+        if len(self.answers) == 1:
+            async for chunk in self.answers[0].chunks:
+                yield 0, chunk
+            return
+        async with aclosing(self._merged()) as merged:
+            async for numbered in merged:
+                yield numbered
+
+    async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
+        came: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+        begun = [asyncio.Event() for _ in range(self.num_prompts)]
+        tasks = [
+            asyncio.create_task(self._feed(number, came, begun[number // self.per_prompt]))
+            for number in range(len(self.answers))
+        ]
+        try:
+            running = len(tasks)
+            while running:
+                numbered = await came.get()
+                if isinstance(numbered, Exception):
+                    raise numbered
+                yield numbered
+                running -= numbered[1].finish is not None
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(
+        self, number: int, came: asyncio.Queue[tuple[int, Chunk] | Exception], begun: asyncio.Event
+    ) -> None:
+        if number % self.per_prompt:
+            await begun.wait()
+        try:
+            async for chunk in self.answers[number].chunks:
+                came.put_nowait((number, chunk))
+                begun.set()
+        except Exception as error:
+            came.put_nowait(error)
+
+
+@asynccontextmanager
+async def start_choices(
+    core: Generator,
+    generations: Sequence[Sequence[Generation]],
+    *,
+    default_max_tokens: int | None,
+    trace_context: TraceContext = NO_CONTEXT,
+) -> AsyncIterator[Choices]:
+    """`generations` of each prompt, as many for each. Each counts as a request. Raises as Generator.start."""
+    async with AsyncExitStack() as stack:
+        answers = [
+            await stack.enter_async_context(
+                core.start(generation, default_max_tokens=default_max_tokens, trace_context=trace_context)
+            )
+            for of_prompt in generations
+            for generation in of_prompt
+        ]
+        yield Choices(answers, len(generations))

@@ -1,0 +1,45 @@
+"""What several answers to one request cost together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.gateway.choices import Choices
+from outrider.gateway.generation import Chunk
+from outrider.gateway.http import bodies
+from outrider.gateway.stats import Finish, Usage
+
+
+@dataclass(slots=True)
+class Tally:
+    """A prompt counts once, however many answers it has; an answer's tokens count also where it is not shown."""
+
+    choices: Choices
+    _finishes: dict[int, Finish] = field(default_factory=dict)
+
+    def add(self, number: int, chunk: Chunk) -> None:
+        if chunk.finish is not None:
+            self._finishes[number] = chunk.finish
+
+    @property
+    def usage(self) -> Usage:
+        """To be asked for at the end."""
+        firsts = [finish.usage for number, finish in self._finishes.items() if not number % self.choices.per_prompt]
+        shown = [
+            finish.usage.completion_tokens
+            for number, finish in self._finishes.items()
+            if not self.choices.answers[number].options.prompt_only
+        ]
+        return Usage(
+            sum(usage.prompt_tokens for usage in firsts), sum(shown), sum(usage.cached_tokens for usage in firsts)
+        )
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Of the one answer, when it has ended. None for several, as in vLLM: their times overlap."""
+        if not self.choices.answers[0].options.include_metrics or not self._finishes:
+            return {}
+        if len(self.choices.answers) > 1:
+            return {"metrics": None}
+        return {"metrics": bodies.metrics(self._finishes[0].summary)}

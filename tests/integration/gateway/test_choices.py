@@ -1,0 +1,241 @@
+"""Several answers to one request, log probabilities, and the prompt as a part of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.v1 import router_pb2, sequence_pb2
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, until
+
+EOS = 2
+STOP = sequence_pb2.FINISH_REASON_STOP
+LENGTH = sequence_pb2.FINISH_REASON_LENGTH
+
+
+def logprob(token_id: int) -> float:
+    """What the scripted model says of a token, wherever it comes."""
+    return -token_id / 100
+
+
+def told(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb2.TokenLogprobs:
+    top = [token_id + 1 + i for i in range(request.logprobs.num_top)]
+    return sequence_pb2.TokenLogprobs(
+        logprob=logprob(token_id), top_token_ids=top, top_logprobs=[logprob(each) for each in top]
+    )
+
+
+async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+    """Says the prompt backwards, then as often as the seed says its first token, then stops."""
+    prompt = list(request.prompt_token_ids)
+    text = [*reversed(prompt), *prompt[:1] * (request.sampling.seed if request.seeded else 0), EOS]
+    text = text[: request.stopping.max_new_tokens]
+    for at, token_id in enumerate(text):
+        last = at == len(text) - 1
+        response = round_of([token_id], num_cached_tokens=1 if at == 0 else 0)
+        response.finish_reason = (STOP if token_id == EOS else LENGTH) if last else 0
+        if request.HasField("logprobs"):
+            response.logprobs.append(told(request, token_id))
+            if request.logprobs.prompt and at == 0:
+                response.prompt_logprobs.extend(told(request, each) for each in prompt[1:])
+        yield response
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+    return ScriptedRouter(echoing, tokenizer.fingerprint)
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway, router: ScriptedRouter) -> Any:
+    @asynccontextmanager
+    async def served() -> AsyncIterator[openai.AsyncOpenAI]:
+        async with routing(router) as address, gateway(address) as running:
+            base = f"http://{running.http_address}/v1"
+            async with openai.AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+                yield client
+
+    return served
+
+
+async def test_several_prompts_have_several_answers_each(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as client:
+        answer = await client.completions.create(model=MODEL, prompt=["ab", "cde"], n=2, seed=1, max_tokens=20)
+    assert [choice.text for choice in answer.choices] == ["baa", "baaa", "edcc", "edccc"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop"] * 4
+    # A prompt counts once.
+    assert answer.usage.prompt_tokens == 5
+    assert answer.usage.completion_tokens == 4 + 5 + 5 + 6
+    assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    assert len({request.request_id for request in router.requests}) == 4
+
+
+async def test_streamed_choices_are_told_apart_by_their_index(serve: Any) -> None:
+    async with serve() as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            n=3,
+            seed=5,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    texts, ends = ["", "", ""], [0, 0, 0]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] += choice.finish_reason == "stop"
+    assert texts == ["\ntnatsissa\n"] * 3
+    assert ends == [1, 1, 1]
+    assert sum(choice.delta.role == "assistant" for chunk in chunks for choice in chunk.choices) == 3
+    assert not chunks[-1].choices
+    # Backwards, up to the end of the turn before.
+    assert chunks[-1].usage.completion_tokens == 3 * (len(texts[0]) + 2)
+
+
+async def test_the_first_answer_reads_the_prompt_before_the_others_are_asked_for(
+    serve: Any, router: ScriptedRouter
+) -> None:
+    begun = asyncio.Event()
+
+    async def held(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        if len(router.requests) == 1:
+            await begun.wait()
+        async for response in echoing(request):
+            yield response
+
+    router.script = held
+    async with serve() as client:
+        asking = asyncio.create_task(client.completions.create(model=MODEL, prompt=["ab"], n=4))
+        await until(lambda: len(router.requests) == 1)
+        await asyncio.sleep(0.1)
+        assert len(router.requests) == 1
+        begun.set()
+        assert len((await asking).choices) == 4
+
+
+async def test_best_of_shows_the_likeliest(serve: Any) -> None:
+    async with serve() as client:
+        # More of the first token, which is less likely than the second, in each answer.
+        answer = await client.completions.create(model=MODEL, prompt="zb", n=1, best_of=3, seed=0, max_tokens=20)
+    assert answer.choices[0].text == "bz"
+    assert answer.usage.completion_tokens == 3 + 4 + 5
+    assert answer.choices[0].logprobs is None
+
+
+async def test_a_failure_of_one_answer_is_the_request_s(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.completions.create(model=MODEL, prompt=["ab", "c" * 600])
+    assert refused.value.body["param"] == "prompt[1]"
+    assert not router.requests
+
+
+async def test_a_client_that_leaves_ends_every_answer(serve: Any, router: ScriptedRouter) -> None:
+    async def slow(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        while True:
+            yield round_of([40])
+            await asyncio.sleep(0.05)
+
+    router.script = slow
+    async with serve() as client:
+        stream = await client.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=400, stream=True)
+        await anext(aiter(stream))
+        await until(lambda: len(router.requests) == 4)
+        await stream.close()
+        await until(lambda: router.num_cancelled == 4)
+
+
+async def test_chat_logprobs_whole_and_streamed(serve: Any, tokenizer: ModelTokenizer) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "hi"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "max_tokens": 60,
+    }
+    async with serve() as client:
+        whole = await client.chat.completions.create(**asked)
+        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
+        nothing = await client.chat.completions.create(model=MODEL, messages=asked["messages"])
+    content = whole.choices[0].logprobs.content
+    streamed = [each for chunk in chunks if (found := chunk.choices[0].logprobs) for each in found.content or []]
+    assert [each.model_dump() for each in streamed] == [each.model_dump() for each in content]
+    assert len(content) == whole.usage.completion_tokens
+    assert nothing.choices[0].logprobs is None
+    last = content[-1]
+    assert (last.token, last.bytes, last.logprob) == ("<|im_end|>", [], pytest.approx(logprob(EOS)))
+    [n] = tokenizer.encode("n")
+    [plain] = [each for each in content if each.token == "n"]
+    assert (plain.bytes, plain.logprob) == ([ord("n")], pytest.approx(logprob(n)))
+    assert [top.logprob for top in plain.top_logprobs] == [pytest.approx(logprob(n + 1)), pytest.approx(logprob(n + 2))]
+
+
+async def test_completion_logprobs_have_the_token_that_came_and_offsets_in_the_text(
+    serve: Any, tokenizer: ModelTokenizer
+) -> None:
+    async with serve() as client:
+        answer = await client.completions.create(model=MODEL, prompt="abc", logprobs=1, max_tokens=2)
+        torn = await client.completions.create(model=MODEL, prompt="é", logprobs=1, max_tokens=2)
+    [choice] = answer.choices
+    [b, c] = tokenizer.encode("bc")
+    assert choice.logprobs.tokens == ["c", "b"]
+    assert choice.logprobs.token_logprobs == [pytest.approx(logprob(c)), pytest.approx(logprob(b))]
+    assert choice.logprobs.text_offset == [0, 1]
+    assert [set(top) for top in choice.logprobs.top_logprobs] == [{"c", "d"}, {"b", "c"}]
+    # Half a character is no text.
+    assert torn.choices[0].logprobs.tokens == ["bytes:\\xa9", "bytes:\\xc3"]
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+async def test_an_evaluation_harness_reads_the_logprobs_of_prompts(
+    serve: Any, tokenizer: ModelTokenizer, as_tokens: bool
+) -> None:
+    """As EleutherAI's lm-evaluation-harness asks: several prompts, echo, and a token that it ignores."""
+    texts = ["abc", "de"]
+    prompt: Any = [tokenizer.encode(text) for text in texts] if as_tokens else texts
+    async with serve() as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt=prompt, max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234
+        )
+        alone = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=0, logprobs=1, echo=True)
+    assert [choice.text for choice in answer.choices] == ["abcc", "dee"]
+    assert [choice.text for choice in alone.choices] == texts
+    assert alone.usage.completion_tokens == 0
+    for text, one, other in zip(texts, answer.choices, alone.choices, strict=True):
+        ids = tokenizer.encode(text)
+        found = one.logprobs
+        assert found.tokens == [*text, text[-1]]
+        assert found.token_logprobs[0] is None
+        assert found.token_logprobs[1:-1] == [pytest.approx(logprob(each)) for each in ids[1:]]
+        assert found.top_logprobs[0] is None
+        assert text[1] in found.top_logprobs[1]
+        assert found.text_offset == list(range(len(text) + 1))
+        assert other.logprobs.token_logprobs == found.token_logprobs[:-1]
+
+
+async def test_echo_without_logprobs_is_text_alone(serve: Any) -> None:
+    async with serve() as client:
+        stream = await client.completions.create(model=MODEL, prompt="abc", echo=True, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "abccba"
+
+
+async def test_logprobs_of_a_prompt_too_long_for_one_message_are_refused(
+    gateway: OpenGateway, router: ScriptedRouter
+) -> None:
+    router.max_context_len = 1 << 20
+    body = {"model": MODEL, "prompt": [5] * 7000, "max_tokens": 1, "echo": True, "logprobs": 20}
+    async with routing(router) as address, gateway(address) as running, httpx.AsyncClient() as http:
+        answer = await http.post(f"http://{running.http_address}/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
