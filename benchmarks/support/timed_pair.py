@@ -23,8 +23,8 @@ from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, Tally
 from outrider.target.scheduler import Batching
-from outrider.target.sequence import SequenceKey
 from outrider.target.worker import TargetWorker
+from outrider.worker.events import SequenceKey
 
 _STREAM = 1
 
@@ -66,8 +66,7 @@ class TimedPair:
         self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
         self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
-        self._target_worker = TargetWorker(self.target, self._limits, Batching(info.block_size), clock)
-        self._target_worker.take_late = self._take_late
+        self._target_worker = TargetWorker(self.target, self._limits, Batching(info.block_size), clock, self._take_late)
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
     @property
@@ -151,7 +150,7 @@ class TimedPair:
     def _next_round(self) -> float:
         """When the draft begins one; infinite while it has nothing to do."""
         worker = self._draft_worker
-        if worker.has_due or worker.may_run_ahead:
+        if worker.has_work:
             return self._draft_free_at
         return max(self._draft_free_at, self._to_draft[0][0]) if self._to_draft else math.inf
 

@@ -27,8 +27,8 @@ from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed
 from outrider.target.scheduler import Batching
-from outrider.target.sequence import SequenceKey
 from outrider.target.worker import TargetWorker
+from outrider.worker.events import Closed, SequenceKey
 
 _STREAM = 1
 
@@ -192,7 +192,7 @@ class Pair:
                 stop_token_ids=opening.stopping.stop_token_ids,
                 salt=opening.salt,
             )
-            self._draft.apply(draft_events.Opened(draft_events.SequenceKey(*key), asked, now_s))
+            self._draft.apply(draft_events.Opened(key, asked, now_s))
             self._drafted.add(key)
         return key
 
@@ -215,7 +215,7 @@ class Pair:
                     parents=tuple(tree.parents),
                     confidence=tuple(tree.confidence),
                 )
-            self._target.apply(target_events.Offered(SequenceKey(*proposed.key), offered))
+            self._target.apply(target_events.Offered(proposed.key, offered))
 
     def _step(self) -> Iterator[Committed]:
         self._target.step()
@@ -230,12 +230,12 @@ class Pair:
         """Tells the draft, if it has the sequence."""
         if committed.key not in self._drafted:
             return
-        key, outcome = draft_events.SequenceKey(*committed.key), committed.outcome
+        key, outcome = committed.key, committed.outcome
         finished = outcome.finish is not Finish.NONE
         tokens = tuple(outcome.token_ids)
         self._draft.apply(draft_events.Committed(key, committed.base_len, tokens, finished, time.monotonic()))
         if finished:
-            self._draft.apply(draft_events.Closed(key))
+            self._draft.apply(Closed(key))
             self._drafted.remove(committed.key)
 
 

@@ -14,6 +14,7 @@ class _Loop(Protocol):
     """StepLoop of a target or a draft, its thread never started."""
 
     load: Any
+    busy_since_s: float | None
 
     def turn(self, events: Iterable[Any]) -> float | None: ...
 
@@ -67,6 +68,10 @@ class VirtualSteps:
     @property
     def load(self) -> Any:
         return self._loop.load
+
+    @property
+    def busy_since_s(self) -> float | None:
+        return self._loop.busy_since_s
 
     def start(self) -> None:
         """The process runs `run` itself."""

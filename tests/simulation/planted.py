@@ -12,7 +12,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from outrider.draft.events import StreamEnded
 from outrider.draft.worker import DraftWorker
 from outrider.engine import Engine
 from outrider.engine.blocks import BlockPool
@@ -22,6 +21,7 @@ from outrider.target import events, judge, worker
 from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
 from outrider.target.worker import TargetWorker
+from outrider.worker.events import StreamEnded
 from outrider_controller.router.course import Course
 from outrider_controller.router.rounds import Rounds
 from outrider_controller.router.session import Session

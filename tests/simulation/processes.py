@@ -8,9 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from outrider.draft.events import DrainExpired as DraftDrainExpired
-from outrider.draft.events import DrainStarted as DraftDrainStarted
-from outrider.draft.loop import StepLoop as DraftLoop
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
@@ -18,13 +15,12 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramConfig, NgramDrafter
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.target.events import DrainExpired
-from outrider.target.loop import StepLoop as TargetLoop
 from outrider.target.opening import Limits as TargetLimits
 from outrider.target.scheduler import Batching
-from outrider.target.server import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.testing.workers import simulated_info
+from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.notices import Notices
 from outrider_controller.router.rounds import Rounds
@@ -87,9 +83,9 @@ class Worker(Process):
     @abstractmethod
     def expire_drain(self) -> None: ...
 
-    def _make_steps(self, loop: Callable[..., Any], shipped: Any, deliver: Callable[[Any], None]) -> VirtualSteps:
+    def _make_steps(self, shipped: Any, deliver: Callable[[Any], None]) -> VirtualSteps:
         clock = self.machine.clock
-        self._steps = VirtualSteps(lambda collect: loop(shipped, collect, clock), deliver, self.machine)
+        self._steps = VirtualSteps(lambda collect: StepLoop(shipped, collect, clock), deliver, self.machine)
         self.host.spawn(self._steps.run())
         return self._steps
 
@@ -133,7 +129,7 @@ class TargetProcess(Worker):
             info,
             limits,
             partial(store.prefix_changed, name),
-            make_steps=lambda shipped, deliver: self._make_steps(TargetLoop, shipped, deliver),
+            make_steps=self._make_steps,
             clock=self.machine.clock,
             connect=partial(network.channel, self.host),  # type: ignore[arg-type]
             read_leases=partial(store.workers, worker.WORKER_ROLE_DRAFT),
@@ -150,7 +146,7 @@ class TargetProcess(Worker):
         self.servicer.start_drain()
 
     def expire_drain(self) -> None:
-        self.servicer.post(DrainExpired())
+        self.servicer.expire_drain()
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._sequences]
@@ -185,7 +181,7 @@ class DraftProcess(Worker):
             DraftLimits(VOCAB_SIZE, plan.max_context_len, 8),
             DraftMetrics(CollectorRegistry(), info, self.worker.tally),
             partial(store.prefix_changed, name),
-            make_steps=lambda shipped, deliver: self._make_steps(DraftLoop, shipped, deliver),
+            make_steps=self._make_steps,
             clock=self.machine.clock,
         )
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self.servicer, network.listen(self.host, address))
@@ -201,10 +197,10 @@ class DraftProcess(Worker):
 
     def start_drain(self) -> None:
         self.draining = True
-        self.servicer.post(DraftDrainStarted())
+        self.servicer.start_drain()
 
     def expire_drain(self) -> None:
-        self.servicer.post(DraftDrainExpired())
+        self.servicer.expire_drain()
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._open]

@@ -8,9 +8,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider.draft.report import Load, Report, Tally
+from outrider.draft.report import Report, Tally
 from outrider.rpc.v1 import worker_pb2
 from outrider.telemetry.metrics import WorkerMetrics
+from outrider.worker.report import Load
 
 
 class DraftMetrics:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from outrider.draft.events import SequenceKey
 from outrider.drafters import Drafted
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.worker.events import SequenceKey
+from outrider.worker.report import WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,43 +31,13 @@ class Proposed:
     """Made unasked for what may come instead: `drafted`, which may have grown, then the paths that leave it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A sequence that ended by a fault."""
-
-    key: SequenceKey
-    error: Exception
-
-
-@dataclass(slots=True)
-class Report:
+@dataclass(slots=True, kw_only=True)
+class Report(WorkerReport):
     """One round, or the faults found before one."""
 
     proposals: list[Proposed] = field(default_factory=list)
-    failures: list[Failed] = field(default_factory=list)
     round_s: float = 0.0
     """How long the round took."""
-    prefix_added: list[bytes] = field(default_factory=list)
-    """Hashes of the blocks that became findable in the prefix cache."""
-    prefix_removed: list[bytes] = field(default_factory=list)
-    drained: bool = False
-    """Nothing is open, and nothing will be."""
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to say."""
-        return bool(self.proposals or self.failures or self.prefix_added or self.prefix_removed or self.drained)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How the worker fares, as of the last round."""
-
-    num_running: int = 0
-    """Open sequences that speculate."""
-    num_waiting: int = 0
-    """Of those, how many still wait for a proposal: they are catching up."""
-    num_free_blocks: int = 0
-    draining: bool = False
 
 
 @dataclass(slots=True)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider.draft import events
-from outrider.draft.events import Event, SequenceKey
+from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
-from outrider.draft.worker import error_of
 from outrider.drafters import Opening, merge
 from outrider.errors import OutriderError
 from outrider.protocol.convert import (
@@ -27,6 +26,7 @@ from outrider.protocol.limits import MAX_ALTERNATIVES, MAX_RUN_AHEAD_TOKENS
 from outrider.protocol.validate import check_opening, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
+from outrider.worker.events import Closed, Refused, SequenceKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         count, ahead, alternatives = _allowed(setting.speculation, limits)
         yield events.Limited(SequenceKey(stream, setting.sequence_id), count, ahead, now_s, alternatives)
     for close in request.closes:
-        yield events.Closed(SequenceKey(stream, close.sequence_id))
+        yield Closed(SequenceKey(stream, close.sequence_id))
 
 
 def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int, int]:
@@ -67,7 +67,7 @@ def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
     try:
         return translate()
     except OutriderError as error:
-        return events.Refused(key, error)
+        return Refused(key, error)
 
 
 def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> events.Opened:
@@ -115,7 +115,7 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
     for proposed in report.proposals:
         responses.setdefault(proposed.key.stream, draft_pb2.DraftResponse()).drafts.append(_draft(proposed, now_s))
     for failed in report.failures:
-        error = to_sequence_error(failed.key.sequence_id, error_of(failed))
+        error = to_sequence_error(failed.key.sequence_id, failed.error)
         responses.setdefault(failed.key.stream, draft_pb2.DraftResponse()).errors.append(error)
     return responses
 

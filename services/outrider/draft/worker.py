@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from outrider.draft import events
-from outrider.draft.events import Event, SequenceKey
-from outrider.draft.report import Failed, Load, Proposed, Report, Tally
+from outrider.draft.events import Event
+from outrider.draft.report import Proposed, Report, Tally
 from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
-from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.report import Failed, Load
 
 log = logging.getLogger(__name__)
+
+# A system that lets who computes finish its turn of some milliseconds would keep what was just said from being sent,
+# where a worker has a single core. Nobody waits for what is guessed ahead.
+_BEFORE_RUNNING_AHEAD_S = 0.0005
 
 
 @dataclass(slots=True)
@@ -49,25 +54,20 @@ class DraftWorker:
         self._report = Report()
 
     @property
-    def has_due(self) -> bool:
-        """Whether somebody waits for a proposal."""
-        return bool(self._due)
-
-    @property
-    def may_run_ahead(self) -> bool:
-        return bool(self._ahead or self._preparing)
+    def has_work(self) -> bool:
+        """Whether somebody waits for a proposal, or one may be continued ahead."""
+        return bool(self._due or self._ahead or self._preparing)
 
     @property
     def load(self) -> Load:
         running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.max_draft_tokens)
         free = self._drafter.num_free_blocks
-        return Load(running, len(self._due), free, self.draining)
+        return Load(running, len(self._due), free, len(self._open), self.draining)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
         report, self._report = self._report, Report()
         report.prefix_added, report.prefix_removed = self._drafter.take_prefix_changes()
-        report.drained = self.draining and not self._open
         return report
 
     def apply(self, event: Event) -> None:
@@ -79,23 +79,34 @@ class DraftWorker:
                 self._commit(event)
             case events.Limited():
                 self._limit(event)
-            case events.Closed():
+            case Closed():
                 if self._remove(event.key) is None:
                     self.tally.num_unknown += 1
-            case events.StreamEnded():
+            case StreamEnded():
                 for key in [k for k in self._open if k.stream == event.stream]:
                     self._remove(key)
-            case events.Refused():
+            case Refused():
                 self._fail(event.key, event.error)
-            case events.DrainStarted():
+            case DrainStarted():
                 self.draining = True
-            case events.DrainExpired():
+            case DrainExpired():
                 self.fail_all(Unavailable("the worker is shutting down", reason="DRAINING"))
             case _:
                 assert_never(event)
 
-    def step(self) -> None:
+    def step(self) -> float | None:
         """One round for every sequence whose proposal is due; while none is, one forward ahead for the others."""
+        started_s = self._clock()
+        self._round(started_s)
+        ended_s = self._clock()
+        self._report.round_s = ended_s - started_s
+        if self._due:
+            return 0.0
+        if not self.has_work:
+            return None
+        return ended_s + _BEFORE_RUNNING_AHEAD_S if self._report.proposals or self._report.failures else 0.0
+
+    def _round(self, started_s: float) -> None:
         if not self._due:
             if self._preparing:
                 self._prepare()
@@ -107,7 +118,6 @@ class DraftWorker:
         if not sequences:
             return
         self.tally.num_rounds += 1
-        started_s = self._clock()
         outcomes = self._draft(sequences)
         spent_s = self._clock() - started_s
         for key, sequence, outcome in zip(keys, sequences, outcomes, strict=True):
@@ -125,7 +135,7 @@ class DraftWorker:
             outcomes = self._drafter.prepare(sequences)
         except Exception as error:
             # Nobody waits for these, either.
-            _log_failure(error)
+            log.error("preparing failed", exc_info=error)
             self.tally.num_round_failures += 1
             self._preparing.clear()
             return
@@ -154,7 +164,7 @@ class DraftWorker:
             added = self._drafter.run_ahead(sequences)
         except Exception as error:
             # Nobody waits for these. The next commit tells whose fault it was, if it was a sequence's.
-            _log_failure(error)
+            log.error("running ahead failed", exc_info=error)
             self.tally.num_round_failures += 1
             self._ahead.clear()
             return
@@ -174,7 +184,7 @@ class DraftWorker:
         try:
             return self._drafter.draft(sequences)
         except Exception as error:
-            _log_failure(error)
+            log.error("a round failed", exc_info=error)
             self.tally.num_round_failures += 1
         # One of them may be what broke the round, and only that one should end.
         return [self._draft_alone(sequence) for sequence in sequences]
@@ -183,7 +193,7 @@ class DraftWorker:
         try:
             return self._drafter.draft([sequence])[0]
         except Exception as error:
-            _log_failure(error)
+            log.error("a sequence failed in its round", exc_info=error)
             return error
 
     def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:
@@ -300,16 +310,3 @@ class DraftWorker:
         if found is not None and found.sequence is not None:
             self._drafter.close(found.sequence)
         return found
-
-
-def error_of(failed: Failed) -> OutriderError:
-    """What the router is told. The message of an unforeseen error could carry anything, so only its kind leaves."""
-    if isinstance(failed.error, OutriderError):
-        return failed.error
-    return OutriderError(f"{type(failed.error).__name__} in the draft round")
-
-
-def _log_failure(error: Exception) -> None:
-    # The message of an error could carry token ids; its kind and place are enough to find it.
-    place = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a draft round failed: %s\n%s", type(error).__name__, place)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
-from outrider.errors import MAX_MESSAGE_CHARS, Code, OutriderError, make_error
+from outrider.errors import MAX_MESSAGE_CHARS, Code, InternalError, OutriderError, make_error
 from outrider.protocol.limits import MAX_ERROR_NAME_CHARS
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 
-def to_sequence_error(sequence_id: int, error: OutriderError) -> sequence_pb2.SequenceError:
+def to_sequence_error(sequence_id: int, error: Exception) -> sequence_pb2.SequenceError:
     """The error as one sequence's own end on a worker's stream."""
+    if not isinstance(error, OutriderError):
+        # The message of an unforeseen error could quote a prompt; its kind is all that leaves the worker.
+        error = InternalError(f"{type(error).__name__} in a step")
     return sequence_pb2.SequenceError(
         sequence_id=sequence_id,
         code=error.code,

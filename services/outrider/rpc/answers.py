@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 M = TypeVar("M")
 
 # A client that has stopped reading has a write under way for ever.
-_GRACE_S = 1.0
+GRACE_S = 1.0
 
 
 async def write_answers(outbox: asyncio.Queue[M | None], context: Any) -> None:
@@ -18,15 +18,17 @@ async def write_answers(outbox: asyncio.Queue[M | None], context: Any) -> None:
         outbox.task_done()
 
 
-async def stop_writing(writer: asyncio.Task[None], outbox: asyncio.Queue[M | None]) -> None:
-    """Ends `write_answers` after the message under way, and drops the rest."""
+async def stop_writing(
+    writer: asyncio.Task[None], outbox: asyncio.Queue[M | None], grace_s: float | None = GRACE_S
+) -> None:
+    """Ends `write_answers` after the message under way, if that ends within `grace_s`, and drops the rest."""
     while not outbox.empty():
         outbox.get_nowait()
     outbox.put_nowait(None)
-    await let_end(writer)
+    await let_end(writer, grace_s)
 
 
-async def let_end(writer: asyncio.Task[None]) -> None:
+async def let_end(writer: asyncio.Task[None], grace_s: float | None = GRACE_S) -> None:
     """For one that ends after the message under way.
 
     Never in the middle of it: gRPC takes one operation at a time, the call's own end is one too, and a client would
@@ -35,6 +37,6 @@ async def let_end(writer: asyncio.Task[None]) -> None:
     # A client that left fails the write under way, and may cancel the handler in here.
     writer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
-        await asyncio.wait({writer}, timeout=_GRACE_S)
+        await asyncio.wait({writer}, timeout=grace_s)
     finally:
         writer.cancel()

@@ -14,7 +14,7 @@ from outrider.errors import Unavailable
 from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
-from outrider.target.sequence import SequenceKey
+from outrider.worker.events import SequenceKey
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What can happen to the worker from outside, already translated and checked. Applied in order, between two steps."""
+"""What can happen to a target worker from outside, already translated and checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Opening, Speculation
-from outrider.target.sequence import SequenceKey
+from outrider.worker.events import SequenceKey, WorkerEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +30,6 @@ class Adjusted:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    key: SequenceKey
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
-    """A router is gone, and with it all that it opened."""
-
-    stream: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A message about one sequence that cannot be followed: it ends the sequence."""
-
-    key: SequenceKey
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
 class DraftRefused:
     """A malformed draft. The sequence goes on without it."""
 
@@ -57,14 +37,5 @@ class DraftRefused:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStarted:
-    """From now on nothing new is opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainExpired:
-    """What still runs is given back to its router, which goes on elsewhere."""
-
-
-Event = Opened | Offered | Adjusted | Closed | StreamEnded | Refused | DraftRefused | DrainStarted | DrainExpired
+TargetEvent = Opened | Offered | Adjusted | DraftRefused
+Event = TargetEvent | WorkerEvent

@@ -9,8 +9,9 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.report import Load, Report, Tally
+from outrider.target.report import Report, Tally
 from outrider.telemetry.metrics import SpeculationMetrics, WorkerMetrics
+from outrider.worker.report import Load
 
 
 class TargetMetrics:

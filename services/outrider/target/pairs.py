@@ -22,8 +22,8 @@ from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
 from outrider.target.events import DraftRefused, Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report
-from outrider.target.sequence import SequenceKey
 from outrider.target.wire import checked_draft
+from outrider.worker.events import SequenceKey
 
 # More drafts than one target is ever given.
 _MAX_LINKS = 256

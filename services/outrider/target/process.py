@@ -21,12 +21,16 @@ from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.draft_leases import no_leases
+from outrider.target.events import Event, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
+from outrider.target.report import Report
 from outrider.target.scheduler import Batching
-from outrider.target.server import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.worker import process
+from outrider.worker.inbox import Inbox
+from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped
 
@@ -118,7 +122,14 @@ def _servicer(
         max_draft_tokens=config.max_draft_tokens,
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    worker = TargetWorker(engine, limits, batching, time.monotonic)
-    metrics = TargetMetrics(registry, info, worker.tally)
-    read_leases = partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases
-    return TargetServicer(worker, info, limits, publisher.note, metrics, read_leases=read_leases)
+    inbox: Inbox[Event] = Inbox()
+    worker = TargetWorker(engine, limits, batching, time.monotonic, inbox.take)
+    return TargetServicer(
+        worker,
+        info,
+        limits,
+        publisher.note,
+        TargetMetrics(registry, info, worker.tally),
+        make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
+        read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
+    )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.commit import Outcome
-from outrider.target.sequence import SequenceKey
 from outrider.target.times import Times
+from outrider.worker.events import SequenceKey
+from outrider.worker.report import Failed, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,45 +33,15 @@ class Committed:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A sequence that ended by a fault, or a draft that was refused."""
-
-    key: SequenceKey
-    error: Exception
-
-
-@dataclass(slots=True)
-class Report:
-    """One turn of the loop: a step, or only what was found before one. May say nothing."""
+@dataclass(slots=True, kw_only=True)
+class Report(WorkerReport):
+    """One step, or what was found before one."""
 
     commits: list[Committed] = field(default_factory=list)
-    failures: list[Failed] = field(default_factory=list)
     refused_drafts: list[Failed] = field(default_factory=list)
     step_us: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
-    prefix_added: list[bytes] = field(default_factory=list)
-    """Hashes of the blocks that became findable in the prefix cache."""
-    prefix_removed: list[bytes] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How the worker fares, as of the last step."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_free_blocks: int = 0
-    draining: bool = False
-
-    @property
-    def num_sequences(self) -> int:
-        return self.num_running + self.num_waiting
-
-    @property
-    def drained(self) -> bool:
-        return self.draining and not self.num_sequences
 
 
 @dataclass(slots=True)

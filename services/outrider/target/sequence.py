@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from outrider.engine import EngineSequence
 from outrider.speculation import LogitsProcessor, VerificationMode
@@ -11,13 +10,7 @@ from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.target.times import Times
-
-
-class SequenceKey(NamedTuple):
-    """Sequence ids are made by routers, each for its own stream."""
-
-    stream: int
-    sequence_id: int
+from outrider.worker.events import SequenceKey
 
 
 @dataclass(slots=True, eq=False)

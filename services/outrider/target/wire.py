@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from outrider.errors import InternalError, OutriderError
+from outrider.errors import OutriderError
 from outrider.protocol import convert, logits_options, logprobs
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.drafts import OfferedDraft
-from outrider.target.events import Adjusted, Closed, Event, Opened, Refused
+from outrider.target.events import Adjusted, Event, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, Failed, Report
-from outrider.target.sequence import SequenceKey
+from outrider.target.report import Committed, Report
+from outrider.worker.events import Closed, Refused, SequenceKey
 
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
@@ -106,7 +106,7 @@ def response_of(
     for committed in report.commits:
         to(committed.key).commits.append(_commit(committed, draft_stats.get(committed.key)))
     for failed in report.failures:
-        to(failed.key).errors.append(_error(failed))
+        to(failed.key).errors.append(to_sequence_error(failed.key.sequence_id, failed.error))
     return responses
 
 
@@ -143,11 +143,3 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
 
 def _us(seconds: float) -> int:
     return clamp_us(round(seconds * 1e6))
-
-
-def _error(failed: Failed) -> sequence_pb2.SequenceError:
-    error = failed.error
-    if not isinstance(error, OutriderError):
-        # The message of an unforeseen error could carry anything; its kind is all that leaves the worker.
-        error = InternalError(f"{type(error).__name__} in the engine step")
-    return to_sequence_error(failed.key.sequence_id, error)

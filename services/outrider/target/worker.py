@@ -19,10 +19,12 @@ from outrider.target.commit import Finish, conclude
 from outrider.target.events import Event
 from outrider.target.judge import Judgement, judge, kv_of, sibling_of
 from outrider.target.opening import Limits
-from outrider.target.report import Committed, Failed, Load, Report, Tally
+from outrider.target.report import Committed, Report, Tally
 from outrider.target.scheduler import Batching, Plan, PlannedRow, admissible, plan
-from outrider.target.sequence import SequenceKey, TargetSequence
+from outrider.target.sequence import TargetSequence
 from outrider.target.step_cost import StepCost
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.report import Failed, Load
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,14 @@ TakeLate = Callable[[Callable[[Event], bool]], Iterable[Event]]
 class TargetWorker:
     """Sequences and the engine that runs them."""
 
-    def __init__(self, engine: Engine, limits: Limits, batching: Batching, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        batching: Batching,
+        clock: Clock,
+        take_late: TakeLate = lambda wanted: (),
+    ) -> None:
         self.tally = Tally()
         self.draining = False
         self._engine = engine
@@ -46,13 +55,13 @@ class TargetWorker:
         self._serials = itertools.count()
         self._report = Report()
         self._cost = StepCost()
-        self.take_late: TakeLate = lambda wanted: ()
+        self._take_late = take_late
 
     @property
     def load(self) -> Load:
         running = sum(1 for s in self._sequences.values() if s.kv is not None)
         waiting = len(self._sequences) - running
-        return Load(running, waiting, self._engine.num_free_blocks, self.draining)
+        return Load(running, waiting, self._engine.num_free_blocks, len(self._sequences), self.draining)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
@@ -70,19 +79,19 @@ class TargetWorker:
             case events.Adjusted():
                 if sequence := self._find(event.key):
                     sequence.adjust(event.speculation)
-            case events.Closed():
+            case Closed():
                 if self._find(event.key):
                     self._remove(event.key)
                     self.tally.num_closed += 1
-            case events.StreamEnded():
+            case StreamEnded():
                 for key in [k for k in self._sequences if k.stream == event.stream]:
                     self._remove(key)
                     self.tally.num_closed += 1
-            case events.Refused():
+            case Refused():
                 self._fail(event.key, event.error)
-            case events.DrainStarted():
+            case DrainStarted():
                 self.draining = True
-            case events.DrainExpired():
+            case DrainExpired():
                 self.fail_all(Unavailable("the worker is shutting down"))
             case _:
                 assert_never(event)
@@ -156,7 +165,7 @@ class TargetWorker:
             sequence = self._sequences[event.key]
             return sequence.drafts.continued_by(event.draft, sequence.tokens)
 
-        for event in self.take_late(wanted) if keys else ():
+        for event in self._take_late(wanted) if keys else ():
             self.apply(event)
 
     def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:

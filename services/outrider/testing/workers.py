@@ -36,8 +36,8 @@ from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
 from outrider.target.report import Committed, Report
-from outrider.target.sequence import SequenceKey
 from outrider.target.times import Times
+from outrider.worker.events import SequenceKey
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"
 DRAFT_SERVICE = "outrider.rpc.v1.DraftService"

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 import pytest
-from outrider.draft import service
 from outrider.draft.service import DraftServicer
 from outrider.drafters import DrafterKind
 from outrider.rpc.v1 import draft_pb2
@@ -141,21 +140,30 @@ async def test_a_router_that_stops_reading_and_leaves_is_forgotten_too(served: S
         await until(lambda: is_empty(servicer, 0))
 
 
-async def test_what_a_router_leaves_unread_is_bounded_and_others_are_served(
-    served: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "MAX_UNREAD_MESSAGES", 4)
+async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_are_served(served: Serve) -> None:
     async with served(DrafterKind.NGRAM, max_sequences=2) as (stub, servicer):
-        deaf, other = stub.Draft(), stub.Draft()
+        servicer._max_unread = 4
+        deaf = stub.Draft()
         # Each is answered by an error of its own, until the buffers between hold no more.
         many = draft_pb2.DraftRequest(opens=[opening(i, [384]) for i in range(2000)])
-        async with asyncio.timeout(20):
-            while not servicer.num_unread_dropped:
+
+        async def talk() -> None:
+            while True:
                 await deaf.write(many)
+
+        talking = asyncio.create_task(talk())
+        await until(lambda: servicer.tally.num_failed > 0 and not servicer._streams)
+        other = stub.Draft()
         await other.write(draft_pb2.DraftRequest(opens=[opening(1)]))
         assert len((await read(other)).drafts) == 1
-        deaf.cancel()
         other.cancel()
+        # It hears of it as soon as it listens again.
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            async for _ in deaf:
+                pass
+        assert ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            await talking
         await until(lambda: is_empty(servicer, 0))
 
 

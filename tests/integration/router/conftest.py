@@ -27,7 +27,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
-from outrider.target.server import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router

@@ -29,7 +29,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.opening import Limits
 from outrider.target.process import load, serve
 from outrider.target.scheduler import Batching
-from outrider.target.server import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.worker.process import RunningWorker
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from outrider.draft import events
-from outrider.draft.events import SequenceKey
-from outrider.draft.report import Failed, Proposed, Report
+from outrider.draft.report import Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
 from outrider.drafters import Drafted
 from outrider.drafters.sequence import Beside
@@ -16,6 +15,8 @@ from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+from outrider.worker.events import Closed, Refused, SequenceKey
+from outrider.worker.report import Failed
 
 LIMITS = Limits(vocab_size=100, max_context_len=16, max_draft_tokens=8)
 
@@ -59,7 +60,7 @@ def test_events_keep_the_order_of_the_fields() -> None:
         events.Committed(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
         events.Committed(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
         events.Limited(SequenceKey(1, 2), 8, 0, 2.0),
-        events.Closed(SequenceKey(1, 1)),
+        Closed(SequenceKey(1, 1)),
     ]
 
 
@@ -132,7 +133,7 @@ def test_a_bad_opening_is_refused_by_its_field(spoil: Callable[[pb.OpenSequence]
     message = good_opening()
     spoil(message)
     [event] = events_of(draft_pb2.DraftRequest(opens=[message]), 1, LIMITS, 0.0)
-    assert isinstance(event, events.Refused)
+    assert isinstance(event, Refused)
     assert event.key == SequenceKey(1, 7)
     assert isinstance(event.error, InvalidRequest)
     assert event.error.field == field
@@ -141,7 +142,7 @@ def test_a_bad_opening_is_refused_by_its_field(spoil: Callable[[pb.OpenSequence]
 def test_a_commit_outside_the_vocabulary_is_refused_by_its_field() -> None:
     commit = pb.Commit(sequence_id=7, base_len=3, token_ids=[1, 100])
     [event] = events_of(draft_pb2.DraftRequest(commits=[commit]), 1, LIMITS, 0.0)
-    assert isinstance(event, events.Refused)
+    assert isinstance(event, Refused)
     assert isinstance(event.error, InvalidRequest)
     assert event.error.field == "token_ids[1]"
 
@@ -153,7 +154,9 @@ def proposed(mode: VerificationMode, drafted: Drafted, stream: int = 1) -> Propo
 
 def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
     drafted = Drafted("model", [4, 5], [0.5, 0.25])
-    [(stream, response)] = responses_of(Report([proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025).items()
+    [(stream, response)] = responses_of(
+        Report(proposals=[proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025
+    ).items()
     assert stream == 1
     [draft] = response.drafts
     assert (draft.sequence_id, draft.epoch, draft.base_len, list(draft.token_ids)) == (7, 2, 9, [4, 5])
@@ -165,7 +168,7 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
 
 def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_first_path() -> None:
     drafted = Drafted("model", [4, 5], [0.5, 0.25], siblings=[Beside(1, 9, 0.125), Beside(0, 8, 0.0625)])
-    [response] = responses_of(Report([proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
+    [response] = responses_of(Report(proposals=[proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
     assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
@@ -174,7 +177,7 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
 
 def test_what_was_prepared_travels_as_one_tree() -> None:
     paths = (Drafted("ngram", [3, 4]), Drafted("model", [3, 9, 1], [1.0, 0.5, 0.25]))
-    report = Report([replace(proposed(VerificationMode.GREEDY, paths[0]), prepared=paths, run_ahead=True)])
+    report = Report(proposals=[replace(proposed(VerificationMode.GREEDY, paths[0]), prepared=paths, run_ahead=True)])
     [response] = responses_of(report, now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([3, 4, 9, 1], [-1, 0, 0, 2])
@@ -184,7 +187,7 @@ def test_what_was_prepared_travels_as_one_tree() -> None:
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:
     drafted = Drafted("model", [4], [0.5], [DraftDistribution((4, 5), (32768, 32768))])
-    [response] = responses_of(Report([proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
+    [response] = responses_of(Report(proposals=[proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.q[0].token_ids), list(draft.q[0].counts)) == ([4, 5], [32768, 32768])
     assert (draft.sampling.temperature, draft.sampling.top_p, draft.sampling.seed) == (0.5, 1.0, 3)
@@ -193,8 +196,11 @@ def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under()
 def test_each_stream_gets_one_message_with_all_that_concerns_it() -> None:
     greedy = VerificationMode.GREEDY
     report = Report(
-        [proposed(greedy, Drafted(), 1), proposed(greedy, Drafted(), 2), proposed(greedy, Drafted(), 1)],
-        [Failed(SequenceKey(2, 8), InvalidRequest("mode", "bad")), Failed(SequenceKey(3, 9), KeyError("secret text"))],
+        proposals=[proposed(greedy, Drafted(), 1), proposed(greedy, Drafted(), 2), proposed(greedy, Drafted(), 1)],
+        failures=[
+            Failed(SequenceKey(2, 8), InvalidRequest("mode", "bad")),
+            Failed(SequenceKey(3, 9), KeyError("secret text")),
+        ],
     )
     responses = responses_of(report, now_s=1.0)
     assert {stream: (len(r.drafts), len(r.errors)) for stream, r in responses.items()} == {

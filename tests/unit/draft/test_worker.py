@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.draft.events import (
-    Closed,
-    Committed,
-    DrainExpired,
-    DrainStarted,
-    Event,
-    Limited,
-    Opened,
-    Refused,
-    SequenceKey,
-    StreamEnded,
-)
+from outrider.draft.events import Committed, Event, Limited, Opened
 from outrider.draft.report import Report
-from outrider.draft.worker import DraftWorker, error_of
+from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafted, Drafter, DraftSequence, NgramConfig, NgramDrafter, Opening
 from outrider.errors import Code, InvalidRequest
+from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 
 ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
@@ -45,7 +36,7 @@ def turn(worker: DraftWorker, *events: Event) -> Report:
 
 
 def failed(report: Report) -> list[tuple[SequenceKey, str | None, Code]]:
-    return [(f.key, error_of(f).reason, error_of(f).code) for f in report.failures]
+    return [(f.key, e.reason or None, Code(e.code)) for f in report.failures for e in [to_sequence_error(1, f.error)]]
 
 
 def test_an_opening_is_answered_with_a_proposal_from_its_end(worker: DraftWorker) -> None:
@@ -60,7 +51,7 @@ def test_each_commit_is_answered_once(worker: DraftWorker) -> None:
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert (proposed.base_len, proposed.drafted.token_ids, proposed.epoch) == (7, [23, 20, 21], 0)
     assert not turn(worker).proposals
-    assert not worker.has_due and not worker.may_run_ahead
+    assert not worker.has_work
 
 
 def test_commits_that_came_in_together_are_answered_together(worker: DraftWorker) -> None:
@@ -100,7 +91,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
     report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 0, 1.0), Closed(ONE))
-    assert not report
+    assert not report.proposals and not report.failures
     assert worker.tally.num_unknown == 3
 
 
@@ -141,7 +132,7 @@ def test_a_finished_sequence_waits_only_for_its_close(worker: DraftWorker) -> No
     turn(worker, opened(ONE))
     assert not turn(worker, committed(ONE, 6, 22, finished=True)).proposals
     assert worker.load.num_running == 0
-    assert not turn(worker, Closed(ONE))
+    assert not turn(worker, Closed(ONE)).failures
     assert worker.tally.num_unknown == 0
 
 
@@ -150,15 +141,16 @@ def test_draining_refuses_openings_and_is_over_when_nothing_is_open(worker: Draf
     report = turn(worker, DrainStarted(), opened(TWO), committed(ONE, 6, 22))
     assert failed(report) == [(TWO, "DRAINING", Code.UNAVAILABLE)]
     assert [p.key for p in report.proposals] == [ONE]
-    assert not report.drained
-    assert turn(worker, Closed(ONE)).drained
+    assert not worker.load.drained
+    turn(worker, Closed(ONE))
+    assert worker.load.drained
 
 
 def test_what_outlasts_the_drain_is_given_back(worker: DraftWorker) -> None:
     turn(worker, opened(ONE), DrainStarted())
     report = turn(worker, DrainExpired())
     assert failed(report) == [(ONE, "DRAINING", Code.UNAVAILABLE)]
-    assert report.drained
+    assert worker.load.drained
 
 
 class FragileDrafter(NgramDrafter):
@@ -174,7 +166,7 @@ def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_te
     worker = DraftWorker(FragileDrafter(384, 512, NgramConfig()), max_sequences=4)
     report = turn(worker, opened(ONE), opened(TWO, (99, 98)))
     assert failed(report) == [(TWO, "INTERNAL", Code.INTERNAL)]
-    assert "99" not in str(error_of(report.failures[0]))
+    assert "99" not in to_sequence_error(1, report.failures[0].error).message
     assert [p.key for p in report.proposals] == [ONE]
     assert worker.tally.num_round_failures == 1
 
@@ -216,7 +208,7 @@ def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_
     start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, 2, 2, received_s=1.0))
     assert said(start) == [(2, [3, 4])]
     assert [said(turn(counting)) for _ in range(3)] == [[(4, [5])], [(5, [6])], []]
-    assert not counting.has_due and not counting.may_run_ahead
+    assert not counting.has_work
 
 
 def prepares(monkeypatch: pytest.MonkeyPatch, *outcomes: tuple[Drafted, ...] | None) -> None:
@@ -248,7 +240,7 @@ def test_what_goes_wrong_while_preparing_ends_no_sequence(
     turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), settings)
     prepares(monkeypatch)
     report = turn(counting)
-    assert not report and not counting.has_due and not counting.may_run_ahead
+    assert not report.proposals and not report.failures and not counting.has_work
     assert counting.tally.num_round_failures == 1
 
 
@@ -268,6 +260,6 @@ def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(_Counter, "extend", broken)
         report = turn(counting)
-    assert not report.failures and not counting.has_due and not counting.may_run_ahead
+    assert not report.failures and not counting.has_work
     assert counting.tally.num_round_failures == 1
     assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]

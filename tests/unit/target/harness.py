@@ -12,12 +12,13 @@ from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
-from outrider.target.events import Adjusted, Closed, Event, Offered, Opened, StreamEnded
+from outrider.target.events import Adjusted, Event, Offered, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, Failed, Report
+from outrider.target.report import Committed, Report
 from outrider.target.scheduler import Batching
-from outrider.target.sequence import SequenceKey
 from outrider.target.worker import TargetWorker
+from outrider.worker.events import Closed, SequenceKey, StreamEnded
+from outrider.worker.report import Failed
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)

@@ -18,9 +18,10 @@ from outrider.target.draft_leases import DraftLeases
 from outrider.target.events import DraftRefused, Offered
 from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
-from outrider.target.report import Committed, Failed, Report
-from outrider.target.sequence import SequenceKey
+from outrider.target.report import Committed, Report
 from outrider.target.times import Times
+from outrider.worker.events import SequenceKey
+from outrider.worker.report import Failed
 
 from tests.simulation.network import Host, Network
 from tests.simulation.virtual_time import VirtualLoop, run_virtually

@@ -7,7 +7,8 @@ from outrider.engine import EngineSequence
 from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Speculation
 from outrider.target.scheduler import Batching, Plan, admissible, plan
-from outrider.target.sequence import SequenceKey, TargetSequence
+from outrider.target.sequence import TargetSequence
+from outrider.worker.events import SequenceKey
 
 from tests.unit.target.harness import FOUR_AHEAD, opening
 

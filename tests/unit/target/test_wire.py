@@ -10,9 +10,10 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
 from outrider.target.commit import Finish, Outcome
-from outrider.target.report import Committed, Failed, Report
+from outrider.target.report import Committed, Report
 from outrider.target.times import Times
 from outrider.target.wire import events_of, response_of
+from outrider.worker.report import Failed
 
 from tests.unit.target.harness import Bench, key, opening
 
@@ -99,7 +100,9 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002, draft_queue_s=0.00005)
     committed = Committed(key(5, stream=1), 10, outcome, [9, 3], 4, 12, times, 6, 3)
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
-    responses = response_of(Report([committed], [failed], [], step_us=900, batch_sequences=2, batch_tokens=9))
+    responses = response_of(
+        Report(commits=[committed], failures=[failed], step_us=900, batch_sequences=2, batch_tokens=9)
+    )
     commit = sp.Commit(
         sequence_id=5, base_len=10, token_ids=[7, 8], num_drafted=3, num_verified=2, num_accepted=1,
         finish_reason=sp.FINISH_REASON_STOP, num_dropped=4, queue_us=250, num_cached_tokens=3,

@@ -14,9 +14,9 @@ from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
-from outrider.target.events import DraftRefused, DrainExpired, DrainStarted, Event, Offered, Opened
-from outrider.target.loop import StepLoop
+from outrider.target.events import DraftRefused, Event, Offered, Opened
 from outrider.target.opening import Opening, Speculation
+from outrider.worker.events import DrainExpired, DrainStarted
 from torch import Tensor
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
@@ -124,7 +124,7 @@ def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: 
         came = [offered(9, length + 3), offered(8, length), offered(5, length)]
         return [event for event in came if wanted(event)][:1]
 
-    bench.worker.take_late = take_late
+    bench.worker._take_late = take_late
     judged = []
     for _ in range(12):
         bench.apply(offered(7, len(bench.tokens[key(0)])))
@@ -149,19 +149,6 @@ def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: 
         bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q, params)))
         bench.step()
         assert bench.told[key(0)].commits[-1].outcome.num_drafted <= 1
-
-
-def test_the_loop_hands_out_during_a_step_what_is_wanted_then_and_keeps_the_rest(tiny: Path) -> None:
-    worker, heard = Bench(tiny).worker, []
-    loop = StepLoop(worker, lambda report: None)
-    first, second, third = (Offered(key(i), OfferedDraft(0, 9, (i,))) for i in range(3))
-    loop.post([first, second, third])
-    assert worker.take_late(lambda event: event is second) == [second]
-    assert worker.take_late(lambda event: event is second) == []
-    worker.apply = heard.append  # type: ignore[method-assign]
-    loop.start()
-    loop.stop()
-    assert heard in ([], [first, third]), "stopped before its first step, or after it"
 
 
 def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:

@@ -1,0 +1,86 @@
+"""TargetService: one stream per router, on a target worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
+from outrider.target.draft_link import Connect
+from outrider.target.events import Event, TargetEvent
+from outrider.target.metrics import TargetMetrics
+from outrider.target.opening import Limits
+from outrider.target.pairs import Pairs
+from outrider.target.report import Report
+from outrider.target.wire import empty_response, events_of, response_of
+from outrider.target.worker import TargetWorker
+from outrider.worker.loop import StepLoop
+from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
+
+
+class TargetServicer(
+    WorkerServicer[TargetEvent, Report, target_pb2.VerifyRequest, target_pb2.VerifyResponse],
+    target_pb2_grpc.TargetServiceServicer,
+):
+    def __init__(
+        self,
+        worker: TargetWorker,
+        info: worker_pb2.WorkerInfo,
+        limits: Limits,
+        prefix_listener: PrefixListener = lambda added, removed: None,
+        metrics: TargetMetrics | None = None,
+        make_steps: MakeSteps[TargetEvent, Report] = StepLoop[TargetEvent, Report],
+        clock: Callable[[], float] = time.monotonic,
+        connect: Connect = create_channel,
+        max_silence_s: float = 1.0,
+        read_leases: ReadLeases = no_leases,
+    ) -> None:
+        """`connect`: to the drafts that routers name; `read_leases`: which of them there are. A stream
+        that heard nothing for `max_silence_s` hears of the next step, whatever is in it."""
+        super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
+        self.tally = worker.tally
+        self._limits = limits
+        self._max_silence_s = max_silence_s
+        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, DraftLeases(read_leases, clock), connect)
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.pairs.stop()
+        await super().__aexit__(*exception)
+
+    async def GetInfo(
+        self, request: target_pb2.TargetServiceGetInfoRequest, context: object
+    ) -> target_pb2.TargetServiceGetInfoResponse:
+        return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load_message())
+
+    # The generated type knows generators only.
+    async def Verify(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
+    ) -> None:
+        await self._serve(request_iterator, context)
+
+    def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
+        self.pairs.apply(stream, request)
+        return list(events_of(request, stream, self._limits, self._clock()))
+
+    def _stream_ended(self, stream: int) -> None:
+        self.pairs.stream_ended(stream)
+
+    def _dispatch(self, report: Report) -> None:
+        draft_stats = self.pairs.follow(report)
+        # What goes to drafts is waited for, and leaves before the rest is made.
+        self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
+
+    def _note(self, report: Report) -> None:
+        if report.batch_sequences:
+            self._tell_progress(report)
+        super()._note(report)
+
+    def _tell_progress(self, report: Report) -> None:
+        """A long prefill commits nothing for minutes: by ended steps a router tells it from a worker that hangs."""
+        now_s = self._clock()
+        for number, stream in self._streams.items():
+            if now_s - stream.answered_s >= self._max_silence_s:
+                self._answer(number, empty_response(report))

@@ -1,0 +1,182 @@
+"""A worker's streams: messages become events for the step loop, its reports become messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from outrider.errors import Overloaded
+from outrider.rpc.answers import GRACE_S, stop_writing, write_answers
+from outrider.rpc.v1 import worker_pb2
+from outrider.worker.events import DrainExpired, DrainStarted, StreamEnded, WorkerEvent
+from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
+from outrider.worker.report import Load, WorkerReport
+
+log = logging.getLogger(__name__)
+
+E = TypeVar("E")
+R = TypeVar("R", bound=WorkerReport)
+Q = TypeVar("Q")
+A = TypeVar("A")
+R_contra = TypeVar("R_contra", contravariant=True)
+
+MAX_UNREAD_MESSAGES = 4096
+"""To one peer. One that leaves more unread has stopped reading."""
+
+PrefixListener = Callable[[list[bytes], list[bytes]], None]
+"""Told which block hashes were added to and removed from the prefix cache; called in the event loop."""
+MakeSteps = Callable[[StepMachine[E, R], Deliver[R]], Steps[E]]
+
+
+class Metrics(Protocol[R_contra]):
+    def observe(self, report: R_contra, load: Load) -> None:
+        """One turn of the loop."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Stream(Generic[A]):
+    """The answering side of one peer's stream."""
+
+    outbox: asyncio.Queue[A | None]
+    answered_s: float
+    """When something was said last, by the service's clock."""
+    reading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Ends the stream when it is due: once the outbox is full."""
+
+
+class WorkerServicer(ABC, Generic[E, R, Q, A]):
+    """One stream per peer. Lives in the event loop in which it was made; the machine lives on the step thread.
+
+    E: events of this kind of worker, R: reports, Q: messages of a peer, A: answers.
+    """
+
+    def __init__(
+        self,
+        machine: StepMachine[E, R],
+        info: worker_pb2.WorkerInfo,
+        metrics: Metrics[R] | None = None,
+        prefix_listener: PrefixListener = lambda added, removed: None,
+        make_steps: MakeSteps[E, R] = StepLoop,
+        clock: Callable[[], float] = time.monotonic,
+        max_unread: int = MAX_UNREAD_MESSAGES,
+    ) -> None:
+        self.info = info
+        self.drained = asyncio.Event()
+        """Set once nothing is open and nothing will be."""
+        self._clock = clock
+        self._metrics = metrics
+        self._prefix_listener = prefix_listener
+        self._max_unread = max_unread
+        self._draining = False
+        self._streams: dict[int, _Stream[A]] = {}
+        self._stream_numbers = itertools.count(1)
+        self._event_loop = asyncio.get_running_loop()
+        self.steps = make_steps(machine, self._hand_over)
+
+    async def __aenter__(self) -> Self:
+        self.steps.start()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.to_thread(self.steps.stop)
+
+    @property
+    def load(self) -> Load:
+        return self.steps.load
+
+    def load_message(self) -> worker_pb2.WorkerLoad:
+        load = self.load
+        return worker_pb2.WorkerLoad(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            draining=self._draining,
+        )
+
+    def start_drain(self) -> None:
+        """Nothing new is opened from now on; the load says so at once."""
+        self._draining = True
+        self.post(DrainStarted())
+
+    def expire_drain(self) -> None:
+        """What is still open is given back."""
+        self.post(DrainExpired())
+
+    async def flushed(self) -> None:
+        """Returns when gRPC has taken every message made so far."""
+        await asyncio.gather(*(stream.outbox.join() for stream in self._streams.values()))
+
+    def post(self, *events: E | WorkerEvent) -> None:
+        self.steps.post(events)
+
+    # A coroutine that writes, not a generator: its end is then certain to come when the call ends, not when it is
+    # collected.
+    async def _serve(self, requests: AsyncIterator[Q], context: Any) -> None:
+        """One stream, to its end. Raises Overloaded when its peer has stopped reading."""
+        number = next(self._stream_numbers)
+        stream = self._streams[number] = _Stream(asyncio.Queue(self._max_unread), self._clock())
+        writer = asyncio.create_task(write_answers(stream.outbox, context), name=f"write stream {number}")
+        try:
+            async with stream.reading:
+                async for request in requests:
+                    self.steps.post(self._events_of(number, request))
+        except TimeoutError:
+            if not stream.reading.expired():
+                raise
+            raise Overloaded(f"{self._max_unread} messages are unread", reason="UNREAD") from None
+        finally:
+            # However it ended: half-closed, cancelled, past its deadline, or the peer is gone.
+            self.steps.post([StreamEnded(number)])
+            self._stream_ended(number)
+            self._streams.pop(number, None)
+            # One that does not read cannot be told so before it reads again, or is gone.
+            await stop_writing(writer, stream.outbox, None if stream.reading.expired() else GRACE_S)
+
+    @abstractmethod
+    def _events_of(self, stream: int, request: Q) -> Iterable[E | WorkerEvent]:
+        """What a message asks for. Does not raise."""
+
+    @abstractmethod
+    def _dispatch(self, report: R) -> None:
+        """In the event loop, after each turn: has to lead to `_tell`."""
+
+    def _stream_ended(self, stream: int) -> None:
+        """A peer is gone."""
+
+    def _hand_over(self, report: R) -> None:
+        """On the step thread."""
+        with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+            self._event_loop.call_soon_threadsafe(self._dispatch, report)
+
+    def _tell(self, answers: Mapping[int, A], report: R) -> None:
+        for stream, answer in answers.items():
+            self._answer(stream, answer)
+        # Answers are waited for, and leave before the rest is done.
+        self._event_loop.call_soon(self._note, report)
+
+    def _note(self, report: R) -> None:
+        if report.prefix_added or report.prefix_removed:
+            self._prefix_listener(report.prefix_added, report.prefix_removed)
+        if self._metrics is not None:
+            self._metrics.observe(report, self.load)
+        if self.load.drained:
+            self.drained.set()
+
+    def _answer(self, number: int, answer: A) -> None:
+        if (stream := self._streams.get(number)) is None:
+            return
+        stream.answered_s = self._clock()
+        try:
+            stream.outbox.put_nowait(answer)
+        except asyncio.QueueFull:
+            # Nothing of a stream may be left out: it ends, and its peer takes up its sequences again elsewhere.
+            del self._streams[number]
+            stream.reading.reschedule(self._event_loop.time())

@@ -1,0 +1,89 @@
+"""One turn of a worker: what comes in, what goes out, and what a fault in it may cost."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+
+import pytest
+from outrider.telemetry.logging import configure_logging
+from outrider.worker.events import DrainStarted, StreamEnded
+from outrider.worker.inbox import Inbox
+from outrider.worker.loop import StepLoop
+from outrider.worker.report import WorkerReport
+
+from .fake_machine import FakeMachine
+
+
+def test_a_turn_applies_all_in_order_steps_once_and_hands_out_what_came_of_it() -> None:
+    machine, reports = FakeMachine(), list[WorkerReport]()
+    machine.wake_at_s = 7.0
+    loop = StepLoop(machine, reports.append)
+    assert loop.turn(["a", "b"]) == 7.0
+    assert (machine.heard, machine.num_steps) == (["a", "b"], 1)
+    assert [str(failed.error) for failed in reports[0].failures] == ["a", "b"]
+    assert loop.load.num_running == 1
+
+
+def test_a_fault_in_one_event_costs_no_other_event() -> None:
+    machine = FakeMachine()
+    loop = StepLoop(machine, lambda report: None, lambda: 5.0)
+    loop.turn(["a", FakeMachine.BREAKS, StreamEnded(3), DrainStarted()])
+    assert machine.heard == ["a", StreamEnded(3), DrainStarted()]
+    assert len(machine.failed) == 1 and machine.num_steps == 1
+
+
+def test_a_fault_in_the_step_is_told_to_all_and_the_next_waits_a_little() -> None:
+    machine, reports = FakeMachine(), list[WorkerReport]()
+    machine.step_breaks = True
+    wake_at_s = StepLoop(machine, reports.append, lambda: 5.0).turn(["a"])
+    assert wake_at_s is not None and 5.0 < wake_at_s < 6.0
+    assert len(machine.failed) == len(reports) == 1
+
+
+@pytest.fixture
+def logged() -> io.StringIO:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("draft", "human", stream=stream)
+    yield stream
+    root.handlers[:], root.level = handlers, level
+
+
+def test_the_log_says_where_a_fault_was_and_nothing_that_its_message_may_quote(logged: io.StringIO) -> None:
+    StepLoop(FakeMachine(), lambda report: None).turn([FakeMachine.BREAKS])
+    lines = logged.getvalue()
+    assert "the step loop failed" in lines and "ValueError" in lines and "fake_machine.py" in lines
+    assert "4711" not in lines
+
+
+def test_it_is_known_from_outside_how_long_a_turn_has_lasted() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Slow(FakeMachine):
+        def step(self) -> float | None:
+            entered.set()
+            assert leave.wait(30)
+            return super().step()
+
+    loop = StepLoop(Slow(), lambda report: None)
+    loop.start()
+    assert loop.busy_since_s is None
+    before_s = time.monotonic()
+    loop.post(["a"])
+    assert entered.wait(30)
+    assert loop.busy_since_s is not None and before_s <= loop.busy_since_s <= time.monotonic()
+    leave.set()
+    loop.stop()
+    assert loop.busy_since_s is None
+
+
+def test_an_inbox_of_the_machines_own_is_where_events_come_in() -> None:
+    inbox: Inbox[str | object] = Inbox()
+    loop = StepLoop(FakeMachine(), lambda report: None, inbox=inbox)
+    loop.post(["first", "second", "third"])
+    assert inbox.take(lambda event: event == "second") == ["second"]
+    assert inbox.wait(None) == ["first", "third"]
