@@ -1,11 +1,16 @@
-"""No module of the product imports itself, by whatever way round."""
+"""Which module may import which: no circles, and every package has its layer. `make lint` holds the layers."""
 
 from __future__ import annotations
 
 import graphlib
+import pkgutil
+import tomllib
 from collections.abc import Mapping, Set
+from pathlib import Path
 
 import grimp
+import outrider
+import outrider_controller
 import pytest
 
 GENERATED = "outrider.rpc.v1"
@@ -30,3 +35,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 @pytest.mark.parametrize("closing", ["a", "b"])
 def test_a_circle_would_be_found(closing: str) -> None:
     assert closing in circle({"a": {"b"}, "b": {"c"}, "c": {closing}})
+
+
+def test_every_package_has_its_place_among_the_layers() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    layers = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    placed = {name.strip(" ()") for layer in layers for name in layer.split("|")}
+    found = {
+        f"{package.__name__}.{module.name}"
+        for package in (outrider, outrider_controller)
+        for module in pkgutil.iter_modules(package.__path__)
+    }
+    assert found - placed == set()
