@@ -27,7 +27,7 @@ from benchmarks.peers.plan import Measure, plan
 from benchmarks.peers.subjects import PeerFailed, Subject
 
 # A round in which another process took part of the core is made again, until there are this many times as many.
-_MOST_ROUNDS = 1.5
+_MAX_ROUNDS = 1.5
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> di
             subject.ask(request)
     replies: list[dict[str, list[float]]] = []
     shares: list[dict[str, float]] = []
-    while len(replies) < rounds * _MOST_ROUNDS and figures.count_undisturbed(shares) < rounds:
+    while len(replies) < rounds * _MAX_ROUNDS and figures.count_undisturbed(shares) < rounds:
         order = subjects if len(replies) % 2 == 0 else subjects[::-1]
         turn = {subject.name: subject.ask(measure.each) for subject in order}
         shares.append({name: reply.pop("core_share") for name, reply in turn.items()})

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
-_MOST_SEQUENCES, _MOST_TOKENS = 32, 1024
+_MAX_SEQUENCES, _MAX_TOKENS = 32, 1024
 
 
 class LlamaCpp:
@@ -25,14 +25,14 @@ class LlamaCpp:
         self._c.llama_backend_init()
         self._model = self._c.llama_model_load_from_file(path.encode(), self._c.llama_model_default_params())
         settings = self._c.llama_context_default_params()
-        settings.n_seq_max = _MOST_SEQUENCES
-        settings.n_ctx = _MOST_SEQUENCES * _MOST_TOKENS
+        settings.n_seq_max = _MAX_SEQUENCES
+        settings.n_ctx = _MAX_SEQUENCES * _MAX_TOKENS
         settings.n_threads = settings.n_threads_batch = threads
         self._context = self._c.llama_init_from_model(self._model, settings)
         if not self._context:
             raise RuntimeError(f"llama.cpp does not load {path}; see above")
         self._vocab_size = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(self._model))
-        self._batch = self._c.llama_batch_init(_MOST_TOKENS, 0, 1)
+        self._batch = self._c.llama_batch_init(_MAX_TOKENS, 0, 1)
         self._lengths: list[int] = []
         self._next: list[int] = []
 
@@ -49,7 +49,7 @@ class LlamaCpp:
     def close(self) -> dict[str, Any]:
         """Forgets the open sequences."""
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), False)
-        self._lengths = [0] * _MOST_SEQUENCES
+        self._lengths = [0] * _MAX_SEQUENCES
         self._next = []
         return {}
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
-_MOST_TOKENS = 1024
+_MAX_TOKENS = 1024
 
 
 class OpenVino:
@@ -40,7 +40,7 @@ class OpenVino:
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Prefills the prompts; `decode` goes on from there."""
-        self._open = [self._add(prompt, _MOST_TOKENS) for prompt in prompts]
+        self._open = [self._add(prompt, _MAX_TOKENS) for prompt in prompts]
         waiting = list(self._open)
         while waiting:
             self._pipeline.step()

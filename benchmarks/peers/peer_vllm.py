@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
-_MOST_TOKENS = 1024
+_MAX_TOKENS = 1024
 
 
 class Vllm:
@@ -35,7 +35,7 @@ class Vllm:
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Prefills the prompts; `decode` goes on from there."""
-        self._requests = [self._add(prompt, _MOST_TOKENS) for prompt in prompts]
+        self._requests = [self._add(prompt, _MAX_TOKENS) for prompt in prompts]
         waiting = set(self._requests)
         while waiting:
             waiting -= {output.request_id for output in self._engine.step() if output.outputs[0].token_ids}

@@ -19,7 +19,7 @@ from benchmarks.peers.plan import Request
 _LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EVERYONE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Far beyond the slowest start, which compiles a model.
-_MOST_S = 900.0
+_MAX_S = 900.0
 
 
 class PeerFailed(Exception):
@@ -66,7 +66,7 @@ class Subject:
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout
         # One that hangs is ended: then there is an end to read.
-        limit = Timer(_MOST_S, self._process.kill)
+        limit = Timer(_MAX_S, self._process.kill)
         limit.daemon = True
         limit.start()
         line = self._process.stdout.readline()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.engine.loader import load_engine
 
 _CONTEXT, _VERIFIED, _CHUNK = 128, 5, 512
-_MOST_OF_READING, _MOST_OF_A_STEP = 1.7, 1.15
+_MAX_OF_READING, _MAX_OF_A_STEP = 1.7, 1.15
 
 Measure = Callable[[], object]
 
@@ -145,7 +145,7 @@ def _take_turns(all_times: Sequence[Times], number: int, *, long: bool) -> None:
 
 def _row(times: Times, read_ms: float, prompt_tokens: int) -> dict[str, object]:
     decode, verify = times.least("decode"), times.least("verify")
-    holds = decode <= _MOST_OF_READING * read_ms and verify <= _MOST_OF_A_STEP * decode
+    holds = decode <= _MAX_OF_READING * read_ms and verify <= _MAX_OF_A_STEP * decode
     return {
         "variant": times.variant,
         "step ms": round(decode, 2),

@@ -42,17 +42,17 @@ class BadDrafter(Drafter):
     def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
         return self._inner.take_prefix_changes()
 
-    def attach(self, sequence: DraftSequence) -> None:
-        self._inner.attach(sequence)
+    def on_open(self, sequence: DraftSequence) -> None:
+        self._inner.on_open(sequence)
 
-    def follow(self, sequence: DraftSequence, known_len: int) -> None:
-        self._inner.follow(sequence, known_len)
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
+        self._inner.on_commit(sequence, known_len)
 
-    def pause(self, sequence: DraftSequence) -> None:
-        self._inner.pause(sequence)
+    def release(self, sequence: DraftSequence) -> None:
+        self._inner.release(sequence)
 
-    def detach(self, sequence: DraftSequence) -> None:
-        self._inner.detach(sequence)
+    def on_close(self, sequence: DraftSequence) -> None:
+        self._inner.on_close(sequence)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         return [None if drafted is None else self._spoil(drafted) for drafted in self._inner.propose(sequences)]

@@ -18,7 +18,7 @@ from typing import Any
 
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.testing.workers import SimulatedTarget
+from outrider.testing.fakes import FakeTarget
 
 VOCAB_SIZE = 65_536
 MAX_CONTEXT_LEN = 1 << 20
@@ -84,7 +84,7 @@ class _Row:
         )
 
 
-class PacedTarget(SimulatedTarget):
+class PacedTarget(FakeTarget):
     """Steps every `step_s`, waits for nothing. `accuracy` and `draft_step_s` are of its drafts."""
 
     def __init__(

@@ -22,7 +22,7 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.workers import serving_target, simulated_info
+from outrider.testing.fakes import fake_info, serving_target
 
 from benchmarks.support.paced import MAX_CONTEXT_LEN, VOCAB_SIZE, Marks, PacedTarget
 
@@ -149,7 +149,7 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
     for _ in range(load.num_drafts):
         # A lease is all that a router ever sees of a draft.
-        info = simulated_info(
+        info = fake_info(
             worker_pb2.WORKER_ROLE_DRAFT,
             vocab_size=VOCAB_SIZE,
             max_context_len=MAX_CONTEXT_LEN,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
-_LEAST_WAIT_S = 1e-6
+_MIN_WAIT_S = 1e-6
 
 
 class _Loop(Protocol):
@@ -104,6 +104,6 @@ class VirtualSteps:
             if timeout_s <= 0:
                 return
             # Less than the clock can tell would be no time at all, and be waited for again for ever.
-            timeout_s = max(timeout_s, _LEAST_WAIT_S)
+            timeout_s = max(timeout_s, _MIN_WAIT_S)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._filled.wait(), timeout_s)

@@ -17,7 +17,7 @@ from outrider.engine import Engine
 from outrider.engine.blocks import BlockPool
 from outrider.gateway.generation import _Job
 from outrider.speculation import verification
-from outrider.target import events, judge, worker
+from outrider.target import events, verify, worker
 from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
 from outrider.target.worker import TargetWorker
@@ -78,11 +78,11 @@ def _shifted(shipped: Any) -> Any:
 
 
 def _no_stop(shipped: Any) -> Any:
-    def conclude(verdict: Any, num_drafted: int, *, stop_token_ids: Any, remaining: int) -> Any:
+    def apply_stop_conditions(verdict: Any, num_drafted: int, *, stop_token_ids: Any, remaining: int) -> Any:
         stops = stop_token_ids if len(verdict.token_ids) == 1 else ()
         return shipped(verdict, num_drafted, stop_token_ids=stops, remaining=remaining)
 
-    return conclude
+    return apply_stop_conditions
 
 
 def _one_more(shipped: property) -> property:
@@ -109,11 +109,11 @@ def _leak(shipped: Any) -> Any:
 
 
 def _mistake_sibling(shipped: Any) -> Any:
-    def follow(engine: Any, sequence: Any, number: int) -> None:
+    def accept_branch(engine: Any, sequence: Any, number: int) -> None:
         sibling = sequence.siblings[number]
         sequence.tokens[sibling.position :] = [sibling.token_id]
 
-    return follow
+    return accept_branch
 
 
 def _keep_preempted(shipped: Any) -> Any:
@@ -197,12 +197,12 @@ def _any_position(shipped: Any) -> Any:
 
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.UNJUDGED: (verification, "_judge_by_choice", _unjudged),
-    Planted.SHIFTED_NOISE: (judge, "_candidate", _shifted),
-    Planted.STOP_IGNORED: (worker, "conclude", _no_stop),
+    Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
+    Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (Engine, "close", _leak),
-    Planted.SIBLING_MISTAKEN: (Engine, "follow", _mistake_sibling),
+    Planted.SIBLING_MISTAKEN: (Engine, "accept_branch", _mistake_sibling),
     Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),

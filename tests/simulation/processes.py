@@ -19,7 +19,7 @@ from outrider.target.opening import Limits as TargetLimits
 from outrider.target.scheduler import Batching
 from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
-from outrider.testing.workers import simulated_info
+from outrider.testing.fakes import fake_info
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.notices import Notices
@@ -114,7 +114,7 @@ class TargetProcess(Worker):
         self.worker = TargetWorker(
             self.engine, limits, Batching(schedule.block_size, plan.max_batch_tokens), self.machine.clock
         )
-        info = simulated_info(
+        info = fake_info(
             worker.WORKER_ROLE_TARGET,
             worker_id=name,
             model=MODEL,
@@ -165,7 +165,7 @@ class DraftProcess(Worker):
         self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
         self.drafter = self._drafter(plan)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
-        info = simulated_info(
+        info = fake_info(
             worker.WORKER_ROLE_DRAFT,
             worker_id=name,
             vocab_size=VOCAB_SIZE,

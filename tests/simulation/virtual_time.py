@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_MOST_TURNS_AT_ONE_TIME = 50_000
+_MAX_TURNS_AT_ONE_TIME = 50_000
 
 
 class Deadlock(RuntimeError):
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._now_s += timeout
             self._turns = 0
         self._turns += 1
-        if self._turns > _MOST_TURNS_AT_ONE_TIME:
+        if self._turns > _MAX_TURNS_AT_ONE_TIME:
             raise Livelock("time does not get on")
         return []
 

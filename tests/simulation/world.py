@@ -23,7 +23,7 @@ WAIT_FOR_TARGET_S = 4.0
 WAIT_TO_RESUME_S = 8.0
 _DRAIN_FLUSH_S = 0.2
 # Steps of a worker that one fault may have fail.
-_MOST_FAILURES = 4
+_MAX_FAILURES = 4
 
 
 class World:
@@ -155,7 +155,7 @@ class World:
             case Kind.STALL if isinstance(process, Worker):
                 process.stall(now_s + fault.for_s)
             case Kind.FAIL if isinstance(process, Worker):
-                process.machine.failures_due += self.rng.choice((1, 2, _MOST_FAILURES))
+                process.machine.failures_due += self.rng.choice((1, 2, _MAX_FAILURES))
             case Kind.DRAIN if isinstance(process, Worker):
                 process.start_drain()
                 await asyncio.sleep(fault.for_s)
@@ -196,7 +196,7 @@ def _close_within_s(schedule: Schedule) -> float | None:
         return None
     longest_step_s = max(plan.step_s + plan.token_s * plan.max_batch_tokens for plan in schedule.targets)
     # What fails is run again in two halves.
-    failures = sum(_MOST_FAILURES for f in schedule.faults if f.kind is Kind.FAIL and f.role is Role.TARGET)
+    failures = sum(_MAX_FAILURES for f in schedule.faults if f.kind is Kind.FAIL and f.role is Role.TARGET)
     longest_step_s *= 1 + 2 * failures
     return 3 * schedule.delay_s[1] + 3 * longest_step_s
 

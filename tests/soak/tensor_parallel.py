@@ -44,7 +44,7 @@ _WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "coupled": ({"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 100 + number}, "off"),
 }
 _KILL_AFTER_TOKENS = 8
-_MOST_S = 15.0
+_MAX_S = 15.0
 _GIVE_UP_S = 60.0
 
 
@@ -62,7 +62,7 @@ class Recovery:
 
     @property
     def holds(self) -> bool:
-        return self.seconds <= _MOST_S and (self.equal or bool(self.error))
+        return self.seconds <= _MAX_S and (self.equal or bool(self.error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row
 from outrider.speculation import likeliest, propose
 
 # A forward each. Proposals are two and a half tokens long on average, and what comes later may come as drafts do.
-_MOST_AFTER = 3
+_MAX_AFTER = 3
 # Tokens looked at in each position for what the target may say there.
 _RANKED = 4
 
@@ -182,4 +182,4 @@ def _confidence(guess: Drafted, count: int) -> list[float]:
 
 def _wanted_after(sequence: DraftSequence, outcome: Outcome) -> int:
     """Tokens worth guessing after an outcome."""
-    return max(0, min(_MOST_AFTER, sequence.max_draft_tokens, sequence.reach - outcome.num_accepted - 1))
+    return max(0, min(_MAX_AFTER, sequence.max_draft_tokens, sequence.reach - outcome.num_accepted - 1))

@@ -35,21 +35,21 @@ class CombinedDrafter(Drafter):
     def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
         return self._model.take_prefix_changes()
 
-    def attach(self, sequence: DraftSequence) -> None:
-        self._ngram.attach(sequence)
-        self._model.attach(sequence)
+    def on_open(self, sequence: DraftSequence) -> None:
+        self._ngram.on_open(sequence)
+        self._model.on_open(sequence)
 
-    def follow(self, sequence: DraftSequence, known_len: int) -> None:
-        self._ngram.follow(sequence, known_len)
-        self._model.follow(sequence, known_len)
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
+        self._ngram.on_commit(sequence, known_len)
+        self._model.on_commit(sequence, known_len)
 
-    def pause(self, sequence: DraftSequence) -> None:
-        self._ngram.pause(sequence)
-        self._model.pause(sequence)
+    def release(self, sequence: DraftSequence) -> None:
+        self._ngram.release(sequence)
+        self._model.release(sequence)
 
-    def detach(self, sequence: DraftSequence) -> None:
-        self._ngram.detach(sequence)
-        self._model.detach(sequence)
+    def on_close(self, sequence: DraftSequence) -> None:
+        self._ngram.on_close(sequence)
+        self._model.on_close(sequence)
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         return self._model.extend(sequences)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # A tree with all its paths, and so many beside each of them, is a message that routers take.
 MAX_SIBLINGS = 5
 # In one position: further ones hardly ever come.
-_MOST_OTHERS = 3
+_MAX_OTHERS = 3
 
 
 class DrafterKind(enum.StrEnum):
@@ -38,7 +38,7 @@ class ModelConfig:
     @property
     def others_looked_at(self) -> int:
         """In each position, for siblings."""
-        return min(self.num_siblings, _MOST_OTHERS)
+        return min(self.num_siblings, _MAX_OTHERS)
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence < 1:

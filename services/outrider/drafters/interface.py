@@ -1,6 +1,6 @@
 """The one interface of all drafters, and what they share: opening, committing, limits, epochs.
 
-A kind says how it guesses (`propose`) and what it keeps per sequence (`attach`, `follow`, `pause`, `detach`).
+A kind says how it guesses (`propose`) and what it keeps per sequence (`on_open`, `on_commit`, `release`, `on_close`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Drafter(ABC):
 
     def open(self, opening: Opening) -> DraftSequence:
         sequence = DraftSequence.start(opening)
-        self.attach(sequence)
+        self.on_open(sequence)
         return sequence
 
     def commit(self, sequence: DraftSequence, base_len: int, token_ids: Sequence[int]) -> None:
         """Takes committed tokens as the truth. Raises CommitMismatch, with nothing changed."""
         known_len = sequence.committed_len
         sequence.commit(base_len, token_ids)
-        self.follow(sequence, known_len)
+        self.on_commit(sequence, known_len)
 
     def set_limit(
         self, sequence: DraftSequence, max_draft_tokens: int, run_ahead_tokens: int = 0, num_alternatives: int = 0
@@ -53,10 +53,10 @@ class Drafter(ABC):
         sequence.num_alternatives = num_alternatives
         if not max_draft_tokens:
             sequence.drop_guess()
-            self.pause(sequence)
+            self.release(sequence)
 
     def close(self, sequence: DraftSequence) -> None:
-        self.detach(sequence)
+        self.on_close(sequence)
 
     def draft(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         """One proposal per sequence, made in one batched round; what stands of the last one is repeated in it.
@@ -112,19 +112,19 @@ class Drafter(ABC):
         return [], []
 
     @abstractmethod
-    def attach(self, sequence: DraftSequence) -> None:
+    def on_open(self, sequence: DraftSequence) -> None:
         """The sequence begins."""
 
     @abstractmethod
-    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         """The sequence's truth has grown beyond `known_len`."""
 
     @abstractmethod
-    def pause(self, sequence: DraftSequence) -> None:
+    def release(self, sequence: DraftSequence) -> None:
         """The sequence will not draft for a while: give back what is scarce."""
 
     @abstractmethod
-    def detach(self, sequence: DraftSequence) -> None:
+    def on_close(self, sequence: DraftSequence) -> None:
         """The sequence is over: give back everything."""
 
     @abstractmethod

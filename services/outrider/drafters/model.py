@@ -79,10 +79,10 @@ class ModelDrafter(Drafter):
         changes = self._engine.take_prefix_changes()
         return changes.added, changes.removed
 
-    def attach(self, sequence: DraftSequence) -> None:
+    def on_open(self, sequence: DraftSequence) -> None:
         """Nothing yet: KV is opened by the first round that needs it."""
 
-    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         """Cuts the KV back to what the truth and the standing guess have in common with it."""
         self._brancher.give_up(sequence)
         kv = self._kv.get(sequence)
@@ -91,14 +91,14 @@ class ModelDrafter(Drafter):
         expected = [*sequence.tokens[known_len:], *_standing(sequence).token_ids]
         self._engine.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
 
-    def pause(self, sequence: DraftSequence) -> None:
+    def release(self, sequence: DraftSequence) -> None:
         self._brancher.give_up(sequence)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._engine.close(kv)
 
-    def detach(self, sequence: DraftSequence) -> None:
-        self.pause(sequence)
+    def on_close(self, sequence: DraftSequence) -> None:
+        self.release(sequence)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         for sequence in sequences:
@@ -152,7 +152,7 @@ class ModelDrafter(Drafter):
                 free -= needed
                 admitted.append(run)
             else:
-                self.pause(run.sequence)
+                self.release(run.sequence)
         return admitted
 
     def _kv_of(self, sequence: DraftSequence, chain: Chain) -> EngineSequence:

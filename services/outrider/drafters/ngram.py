@@ -84,18 +84,18 @@ class NgramDrafter(Drafter):
         self._config = config or NgramConfig()
         self._indexes: dict[DraftSequence, NgramIndex] = {}
 
-    def attach(self, sequence: DraftSequence) -> None:
+    def on_open(self, sequence: DraftSequence) -> None:
         index = NgramIndex(sequence.tokens, self._config)
         index.update()
         self._indexes[sequence] = index
 
-    def follow(self, sequence: DraftSequence, known_len: int) -> None:
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         self._indexes[sequence].update()
 
-    def pause(self, sequence: DraftSequence) -> None:
+    def release(self, sequence: DraftSequence) -> None:
         """Keeps the index: it is cheap to extend, and costly to make again."""
 
-    def detach(self, sequence: DraftSequence) -> None:
+    def on_close(self, sequence: DraftSequence) -> None:
         del self._indexes[sequence]
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:

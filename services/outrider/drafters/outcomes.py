@@ -12,9 +12,9 @@ from outrider.drafters.sequence import Drafted
 from outrider.speculation import Proposal
 
 # Less likely ones are not worth a forward's row, nor the bytes.
-_LEAST_CHANCE = 0.03
+_MIN_CHANCE = 0.03
 # What another source guessed says more than this model's own doubt of it.
-_LEAST_TRUST_IN_OTHERS = 0.6
+_MIN_TRUST_IN_OTHERS = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def likely_outcomes(
     reached = 1.0
     for position, likely in enumerate(ranked):
         guessed = guess[position] if position < len(guess) else None
-        trust = 0.0 if own else _LEAST_TRUST_IN_OTHERS
+        trust = 0.0 if own else _MIN_TRUST_IN_OTHERS
         for proposal in likely:
             if proposal.token_id == guessed:
                 trust = max(trust, proposal.confidence)
@@ -49,7 +49,7 @@ def likely_outcomes(
                 found.append(Outcome(position, proposal.token_id, proposal.confidence, chance))
         reached *= trust
     found.sort(key=lambda outcome: -outcome.chance)
-    return [outcome for outcome in found[:count] if outcome.chance >= _LEAST_CHANCE]
+    return [outcome for outcome in found[:count] if outcome.chance >= _MIN_CHANCE]
 
 
 @dataclass(slots=True)

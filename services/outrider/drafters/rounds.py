@@ -11,7 +11,7 @@ from outrider.drafters.sequence import Beside, Drafted
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
 
 # What is less likely to come is not worth the bytes, wherever it is judged.
-_LEAST_CHANCE = 0.02
+_MIN_CHANCE = 0.02
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
@@ -81,7 +81,7 @@ class Chain:
         if proposal.q is not None and index == self._num_told:
             self.wanted = min(self.wanted, index + self._num_worth_drawing(before, _peak(proposal.q)))
         found = [(before * chance, Beside(index, token_id, chance)) for token_id, chance in proposal.others]
-        self._others += [pair for pair in found if pair[0] >= _LEAST_CHANCE]
+        self._others += [pair for pair in found if pair[0] >= _MIN_CHANCE]
         self.drafted.token_ids.append(proposal.token_id)
         self.drafted.confidence.append(proposal.confidence)
         if proposal.q is not None:

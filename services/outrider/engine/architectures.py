@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def architecture_problem(config: Any) -> str | None:
@@ -52,8 +52,8 @@ def tensors_problem(report: Mapping[str, Any]) -> str | None:
 
 def _named(what: str, keys: Iterable[str]) -> str:
     names = sorted(keys)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"tensors {what}: {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"tensors {what}: {', '.join(names[:_MAX_NAMED])}{more}" if names else ""
 
 
 def _flat(names: Iterable[str | tuple[str, ...]]) -> Iterator[str]:

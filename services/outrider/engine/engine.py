@@ -197,7 +197,7 @@ class Engine:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids)
 
-    def follow(self, sequence: EngineSequence, number: int) -> None:
+    def accept_branch(self, sequence: EngineSequence, number: int) -> None:
         """Goes on with the sibling of that number of the last forward: it takes the place of what it ran beside."""
         sibling = sequence.siblings.pop(number)
         at = sibling.position // self.info.block_size

@@ -26,7 +26,7 @@ _PACK_FOR_ROWS = 8
 # Fewer rows are filled up to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth
 # for the wider matrices; and that of a single row sums more than 1024 columns in another order, so that a token's
 # logits would depend on whether it was verified among others.
-_FEWEST_ROWS = 4
+_MIN_ROWS = 4
 
 
 def _pack(*weights: Tensor) -> Tensor:
@@ -37,8 +37,8 @@ def _pack(*weights: Tensor) -> Tensor:
 
 def _linear(x: Tensor, packed: Tensor) -> Tensor:
     rows = x.shape[0]
-    if rows < _FEWEST_ROWS:
-        x = F.pad(x, (0, 0, 0, _FEWEST_ROWS - rows))
+    if rows < _MIN_ROWS:
+        x = F.pad(x, (0, 0, 0, _MIN_ROWS - rows))
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return out[:rows]
 

@@ -30,7 +30,9 @@ class Outcome:
     finish: Finish
 
 
-def conclude(verdict: Verdict, num_drafted: int, *, stop_token_ids: Collection[int], remaining: int) -> Outcome:
+def apply_stop_conditions(
+    verdict: Verdict, num_drafted: int, *, stop_token_ids: Collection[int], remaining: int
+) -> Outcome:
     """Cuts a verdict at the first stop token, which is kept, or after `remaining` tokens, whichever comes first."""
     tokens, finish = verdict.token_ids, Finish.NONE
     for count, token in enumerate(tokens, start=1):

@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequest
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 # A proposal, what was prepared meanwhile, and one for each token that was said ahead.
-_MOST_TREES = 12
+_MAX_TREES = 12
 
 
 class Arrival(NamedTuple):
@@ -150,7 +150,7 @@ class DraftBuffer:
     """The committed length for which a draft said that it has nothing."""
     held: OfferedDraft | None = None
     """A tree whose guess is in the buffer, for when a commit leaves it."""
-    trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MOST_TREES))
+    trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MAX_TREES))
     """The last ones offered: of what may be judged beside the guess."""
     num_taken: int = 0
     """Of such trees, how many knew what was committed. Since the last commit."""

@@ -15,14 +15,14 @@ from outrider.engine import Engine, OutOfBlocks
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import Verdict, VerificationMode
 from outrider.target import events
-from outrider.target.commit import Finish, conclude
+from outrider.target.commit import Finish, apply_stop_conditions
 from outrider.target.events import Event
-from outrider.target.judge import Judgement, judge, kv_of, sibling_of
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, Tally
 from outrider.target.scheduler import Batching, Plan, PlannedRow, admissible, plan
 from outrider.target.sequence import TargetSequence
 from outrider.target.step_cost import StepCost
+from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
 
@@ -108,13 +108,13 @@ class TargetWorker:
         if not planned.rows:
             return planned.wake_at_s
         try:
-            judgements = judge(self._engine, planned.rows, lambda: self._hear_drafts(planned.rows))
+            results = verify_rows(self._engine, planned.rows, lambda: self._poll_late_drafts(planned.rows))
         except OutOfBlocks as error:
             # The plan and the pool disagree. Giving up the newest sequence's KV is always safe.
             log.error("planned a step that does not fit: %s", error)
             self._recover(planned.rows)
             return 0.0
-        self._finish_step(planned.rows, judgements, started_s)
+        self._finish_step(planned.rows, results, started_s)
         return 0.0
 
     def fail_all(self, error: Exception) -> None:
@@ -154,7 +154,7 @@ class TargetWorker:
                 self._engine.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
-    def _hear_drafts(self, rows: Sequence[PlannedRow]) -> None:
+    def _poll_late_drafts(self, rows: Sequence[PlannedRow]) -> None:
         """Drafts that came during the step and go on where those being judged end."""
         # In the other modes a commit leaves the buffer as it is where the target says the same.
         keys = {row.sequence.key for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO}
@@ -168,12 +168,12 @@ class TargetWorker:
         for event in self._take_late(wanted) if keys else ():
             self.apply(event)
 
-    def _finish_step(self, rows: Sequence[PlannedRow], judgements: Sequence[Judgement], started_s: float) -> None:
+    def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
         committed_before = self.tally.num_committed_tokens
-        for row, judgement in zip(rows, judgements, strict=True):
+        for row, result in zip(rows, results, strict=True):
             row.sequence.start_step(started_s, row.num_judged)
             try:
-                self._settle(row, judgement)
+                self._settle(row, result)
             except Exception as error:
                 log.error("a sequence failed in its step", exc_info=error)
                 self.tally.num_step_failures += 1
@@ -193,11 +193,11 @@ class TargetWorker:
             num_committed = self.tally.num_committed_tokens - committed_before
             self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)
 
-    def _settle(self, row: PlannedRow, judgement: Judgement) -> None:
+    def _settle(self, row: PlannedRow, result: Verified) -> None:
         sequence = row.sequence
-        if isinstance(judgement, Exception):
-            raise judgement
-        finish = Finish.NONE if judgement is None else self._commit(row, judgement)
+        if isinstance(result, Exception):
+            raise result
+        finish = Finish.NONE if result is None else self._commit(row, result)
         self._engine.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
@@ -206,13 +206,13 @@ class TargetWorker:
     def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
         sequence, num_drafted = row.sequence, row.num_judged
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
-        outcome = conclude(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
+        outcome = apply_stop_conditions(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
         prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
         self.tally.num_siblings += len(row.siblings)
         if (number := sibling_of(row, verdict)) is not None:
-            self._engine.follow(kv_of(sequence), number)
+            self._engine.accept_branch(kv_of(sequence), number)
             # A stop token before it may have ended the text.
             self.tally.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)

@@ -28,7 +28,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
-from outrider.testing.workers import SimulatedDraft, SimulatedTarget, serving_draft, serving_target
+from outrider.testing.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
@@ -83,14 +83,14 @@ class Fleet:
     router: RunningRouter | None = None
     stub: router_pb2_grpc.RouterServiceAsyncStub | None = None
 
-    async def target(self, target: SimulatedTarget | None = None) -> SimulatedTarget:
-        target = await self.stack.enter_async_context(serving_target(target or SimulatedTarget()))
+    async def target(self, target: FakeTarget | None = None) -> FakeTarget:
+        target = await self.stack.enter_async_context(serving_target(target or FakeTarget()))
         self.num_workers += 1
         await self.stack.enter_async_context(self.store.register(target.info, target.address, lambda: target.load))
         return target
 
-    async def draft(self, draft: SimulatedDraft | None = None) -> SimulatedDraft:
-        draft = await self.stack.enter_async_context(serving_draft(draft or SimulatedDraft()))
+    async def draft(self, draft: FakeDraft | None = None) -> FakeDraft:
+        draft = await self.stack.enter_async_context(serving_draft(draft or FakeDraft()))
         self.num_workers += 1
         await self.stack.enter_async_context(self.store.register(draft.info, draft.address, lambda: draft.load))
         return draft

@@ -19,7 +19,7 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, serving_draft, serving_target
+from outrider.testing.fakes import FakeDraft, FakeTarget, continuation, serving_draft, serving_target
 
 from tests.route_call import RouteCall
 
@@ -98,7 +98,7 @@ def listening_addresses(process: psutil.Process) -> set[str]:
 
 async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(metadata_url, fleet, ray_dir):
     store = MetadataStore.connect(metadata_url)
-    target, draft = SimulatedTarget(), SimulatedDraft()
+    target, draft = FakeTarget(), FakeDraft()
     async with (
         store,
         serving_target(target),

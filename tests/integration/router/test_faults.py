@@ -10,7 +10,7 @@ from outrider.errors import Code, OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation
+from outrider.testing.fakes import FakeDraft, FakeTarget, continuation
 from outrider_controller.router.config import FailoverConfig
 from outrider_controller.router.session import Request
 
@@ -48,7 +48,7 @@ def tokens(rounds: list[router.RouteResponse]) -> list[int]:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
 async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet, fault, sampling):
-    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     draft = await fleet.draft()
     await fleet.start()
 
@@ -68,7 +68,7 @@ async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet, fault, sa
 
 
 async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and_counted(fleet):
-    stale, other = SimulatedTarget(step_s=0.003), SimulatedTarget(step_s=0.003)
+    stale, other = FakeTarget(step_s=0.003), FakeTarget(step_s=0.003)
     stale.heeds_closes = False
     other.load.num_running = 9
     lied = False
@@ -92,7 +92,7 @@ async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and
 
 
 async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(fleet, eventually):
-    honest, liar = await fleet.target(SimulatedTarget(step_s=0.003)), SimulatedTarget()
+    honest, liar = await fleet.target(FakeTarget(step_s=0.003)), FakeTarget()
     await fleet.start()
     asking = asyncio.create_task(collect(fleet.call(fleet.request(PROMPT, 400))))
     await eventually(lambda: honest.num_steps > 3)
@@ -129,7 +129,7 @@ COUNTERS = ("num_drafted", "num_verified", "num_dropped", "num_cached_tokens", "
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie):
-    targets = [SimulatedTarget(), SimulatedTarget()]
+    targets = [FakeTarget(), FakeTarget()]
     targets[1].load.num_running = 9
 
     def corrupt(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
@@ -149,7 +149,7 @@ async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie
 
 
 async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet):
-    mute, other = SimulatedTarget(step_s=0.003), SimulatedTarget(step_s=0.003)
+    mute, other = FakeTarget(step_s=0.003), FakeTarget(step_s=0.003)
     other.load.num_running = 9
 
     async def hush() -> None:
@@ -170,7 +170,7 @@ async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rej
     targets = [await fleet.target() for _ in range(4)]
     await fleet.start()
 
-    def poison(target: SimulatedTarget):
+    def poison(target: FakeTarget):
         def corrupt(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
             target.break_streams()
             return message
@@ -186,7 +186,7 @@ async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rej
 
 
 async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
-    class FailsOnce(SimulatedTarget):
+    class FailsOnce(FakeTarget):
         def _refusal(self, opening):
             self.refuse_opens = None if self.opens[:-1] else Code.INTERNAL
             return super()._refusal(opening)
@@ -200,7 +200,7 @@ async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
 
 async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet):
     """As when the router's own network fails: the request goes to a target that is only thought to be up."""
-    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     await fleet.start(failover=FailoverConfig(stall_after_s=0.2))
 
     async def fail() -> None:
@@ -217,20 +217,20 @@ async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet):
 
 
 async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fleet):
-    first = await fleet.target(SimulatedTarget(step_s=0.005))
+    first = await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start()
 
     async def replace() -> None:
         await first.kill()
         await asyncio.sleep(0.2)
-        await fleet.target(SimulatedTarget(step_s=0.001))
+        await fleet.target(FakeTarget(step_s=0.001))
 
     rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 30, replace)
     assert tokens(rounds) == truth(100)
 
 
 async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
-    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
     started_s = 0.0
 
@@ -246,7 +246,7 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
 
 
 async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fleet):
-    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
 
     async def be_away() -> None:
@@ -255,7 +255,7 @@ async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fle
         with pytest.raises(OutriderError) as caught:
             await fleet.ask(fleet.request([8], 5))
         assert caught.value.reason == "NO_TARGET"
-        await fleet.target(SimulatedTarget(step_s=0.001))
+        await fleet.target(FakeTarget(step_s=0.001))
 
     rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 30, be_away)
     assert tokens(rounds) == truth(100)
@@ -274,8 +274,8 @@ async def test_an_answer_that_another_router_began_waits_as_long(fleet, eventual
 
 
 async def test_a_failover_stays_on_the_same_weights(fleet):
-    first = await fleet.target(SimulatedTarget(step_s=0.005))
-    other = SimulatedTarget(model_revision="2")
+    first = await fleet.target(FakeTarget(step_s=0.005))
+    other = FakeTarget(model_revision="2")
     other.load.num_running = 100
     await fleet.target(other)
     await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
@@ -287,9 +287,9 @@ async def test_a_failover_stays_on_the_same_weights(fleet):
 
 @pytest.mark.parametrize("sampling", [{}, {"sampling": sequence.Sampling(temperature=1, top_p=1), "seeded": True}])
 async def test_a_failover_prefers_the_same_arithmetic(fleet, sampling):
-    first = await fleet.target(SimulatedTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
-    twin = SimulatedTarget(model_revision="w/bfloat16-native-amx")
-    other = SimulatedTarget(model_revision="w/bfloat16-native-avx2")
+    first = await fleet.target(FakeTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
+    twin = FakeTarget(model_revision="w/bfloat16-native-amx")
+    other = FakeTarget(model_revision="w/bfloat16-native-avx2")
     twin.load.num_running = 100
     other.load.num_running = 99
     await fleet.target(twin)
@@ -303,8 +303,8 @@ async def test_a_failover_prefers_the_same_arithmetic(fleet, sampling):
 
 
 async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplog):
-    first = await fleet.target(SimulatedTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
-    other = SimulatedTarget(model_revision="w/bfloat16-native-avx2")
+    first = await fleet.target(FakeTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
+    other = FakeTarget(model_revision="w/bfloat16-native-avx2")
     other.load.num_running = 100
     await fleet.target(other)
     await fleet.start()
@@ -317,8 +317,8 @@ async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplo
 
 
 async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet):
-    weights, arithmetic = SimulatedTarget(model_revision="v/1"), SimulatedTarget(model_revision="w/2")
-    same = SimulatedTarget(model_revision="w/1")
+    weights, arithmetic = FakeTarget(model_revision="v/1"), FakeTarget(model_revision="w/2")
+    same = FakeTarget(model_revision="w/1")
     same.load.num_running = 100
     for target in (weights, arithmetic, same):
         await fleet.target(target)
@@ -330,7 +330,7 @@ async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet
 
 
 async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
-    await fleet.target(SimulatedTarget(model_revision="v/1"))
+    await fleet.target(FakeTarget(model_revision="v/1"))
     await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
     resumed = fleet.request(PROMPT, 30, resume_token_ids=truth(10), resume_revision="w/1")
     with pytest.raises(OutriderError) as caught:
@@ -339,7 +339,7 @@ async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
 
 
 async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet):
-    leaving, staying = SimulatedTarget(), SimulatedTarget()
+    leaving, staying = FakeTarget(), FakeTarget()
     leaving.refuse_opens = Code.UNAVAILABLE
     staying.load.num_running = 9
     await fleet.target(leaving)
@@ -352,7 +352,7 @@ async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_
 
 @pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
 async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet, fault):
-    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 200)), 60, getattr(draft, fault))
@@ -363,7 +363,7 @@ async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet, fault):
 
 
 async def test_another_draft_takes_over_with_the_committed_prefix(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.target(FakeTarget(step_s=0.005))
     drafts = [await fleet.draft() for _ in range(2)]
     await fleet.start()
 
@@ -382,7 +382,7 @@ async def test_another_draft_takes_over_with_the_committed_prefix(fleet):
 
 
 async def test_speculation_resumes_when_a_draft_appears(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 300)), 30, fleet.draft)
     assert tokens(rounds) == truth(300)
@@ -392,7 +392,7 @@ async def test_speculation_resumes_when_a_draft_appears(fleet):
 
 async def test_a_silent_draft_is_not_waited_for(fleet):
     """Frozen, it answers nothing: after two rounds the target is told not to hold the sequence back, for good."""
-    target = await fleet.target(SimulatedTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start(failover=FailoverConfig(stall_after_s=30))
     told = 0
@@ -414,8 +414,8 @@ async def test_a_silent_draft_is_not_waited_for(fleet):
 
 
 async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet):
-    target = await fleet.target(SimulatedTarget(step_s=0.003))
-    await fleet.draft(SimulatedDraft(delay_s=0.2))
+    target = await fleet.target(FakeTarget(step_s=0.003))
+    await fleet.draft(FakeDraft(delay_s=0.2))
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 200)))
     assert tokens(rounds) == truth(200)
@@ -438,7 +438,7 @@ DRAFT_LIES = {
 @pytest.mark.parametrize("lie", DRAFT_LIES)
 async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet, lie):
     target = await fleet.target()
-    draft = SimulatedDraft()
+    draft = FakeDraft()
 
     def corrupt(message):
         for each in message.drafts:
@@ -457,8 +457,8 @@ async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet, lie):
 
 
 async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.005))
-    draft = SimulatedDraft()
+    await fleet.target(FakeTarget(step_s=0.005))
+    draft = FakeDraft()
 
     def corrupt(message):
         draft.break_streams()
@@ -473,7 +473,7 @@ async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet):
 
 
 async def test_faults_are_on_the_events_stream(fleet, eventually):
-    await fleet.target(SimulatedTarget(step_s=0.005))
+    await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start()
     await collect(fleet.call(fleet.request(PROMPT, 60)), 20, draft.kill)
@@ -486,7 +486,7 @@ async def test_faults_are_on_the_events_stream(fleet, eventually):
 
 
 async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet, eventually):
-    targets = [await fleet.target(SimulatedTarget(step_s=0.005)) for _ in range(2)]
+    targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     drafts = [await fleet.draft() for _ in range(2)]
     running = await fleet.start()
     asking = [asyncio.create_task(fleet.ask(fleet.request([i + 1], 150))) for i in range(30)]
@@ -505,7 +505,7 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet
 
 async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fleet):
     """The only target: its link is made again, and the request goes on where it was."""
-    target = await fleet.target(SimulatedTarget(step_s=0.003))
+    target = await fleet.target(FakeTarget(step_s=0.003))
     await fleet.start()
 
     def garble_once() -> None:
@@ -522,7 +522,7 @@ async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fl
 
 async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take(fleet):
     """It answers that it takes nothing new, which is an answer."""
-    target = SimulatedTarget(step_s=0.05)
+    target = FakeTarget(step_s=0.05)
     await fleet.target(target)
     await fleet.start()
 

@@ -15,7 +15,7 @@ from outrider.errors import Code
 from outrider.protocol.errors import from_route_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.workers import SimulatedTarget, continuation
+from outrider.testing.fakes import FakeTarget, continuation
 
 
 @dataclass
@@ -61,7 +61,7 @@ async def gateway_stream(fleet: Any) -> AsyncIterator[OpenStream]:
 
 
 async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.target(FakeTarget(step_s=0.02))
     draft = await fleet.draft()
     await fleet.start()
     prompts = {i: (i, i + 1, 7) for i in range(1, 21)}
@@ -87,7 +87,7 @@ async def test_a_bad_call_fails_by_itself(fleet):
 
 
 async def test_an_id_in_use_is_refused(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request()), (1, fleet.request()))
@@ -96,7 +96,7 @@ async def test_an_id_in_use_is_refused(fleet):
 
 
 async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet, eventually):
-    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request(max_new_tokens=500)), (2, fleet.request(max_new_tokens=20)))
@@ -108,7 +108,7 @@ async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet, 
 
 
 async def test_all_calls_end_with_the_stream(fleet, eventually):
-    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask(*((i, fleet.request(max_new_tokens=500)) for i in range(5)))
@@ -117,7 +117,7 @@ async def test_all_calls_end_with_the_stream(fleet, eventually):
 
 
 async def test_a_calls_time_is_its_own(fleet, eventually):
-    target = await fleet.target(SimulatedTarget(step_s=0.02))
+    target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request(max_new_tokens=500)), timeout_us=100_000)
@@ -127,7 +127,7 @@ async def test_a_calls_time_is_its_own(fleet, eventually):
 
 
 async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.target(FakeTarget(step_s=0.02))
     running = await fleet.start()
     async with gateway_stream(fleet) as stream:
         await stream.ask((1, fleet.request(max_new_tokens=10)))
@@ -141,7 +141,7 @@ async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet):
 
 @pytest.mark.parametrize("speculation", [router.SPECULATION_MODE_OFF, router.SPECULATION_MODE_AUTO])
 async def test_a_target_that_dies_is_not_noticed_on_the_stream(fleet, speculation):
-    targets = [await fleet.target(SimulatedTarget(step_s=0.01)) for _ in range(2)]
+    targets = [await fleet.target(FakeTarget(step_s=0.01)) for _ in range(2)]
     await fleet.draft()
     await fleet.start()
     async with gateway_stream(fleet) as stream:

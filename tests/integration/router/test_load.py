@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.workers import simulated_info
+from outrider.testing.fakes import fake_info
 from outrider_controller.router.policy import Pace, Setting
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
@@ -19,7 +19,7 @@ LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64
 
 async def running(fleet) -> LeaseRecord:
     router = await fleet.start()
-    return LeaseRecord(simulated_info(worker.WORKER_ROLE_ROUTER), worker.WorkerLoad(), router.address, os.getpid())
+    return LeaseRecord(fake_info(worker.WORKER_ROLE_ROUTER), worker.WorkerLoad(), router.address, os.getpid())
 
 
 async def test_a_fleet_is_served_at_its_pace_with_one_message_per_step_and_way(fleet):

@@ -14,7 +14,7 @@ from outrider.metadata.embedded import EmbeddedServer
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.workers import SimulatedDraft, SimulatedTarget, continuation, next_token
+from outrider.testing.fakes import FakeDraft, FakeTarget, continuation, next_token
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
 
 from tests.integration.router.conftest import Fleet
@@ -79,7 +79,7 @@ async def test_counters_equal_the_sums_over_requests(fleet):
 
 async def test_a_stop_token_ends_the_answer_inside_an_accepted_block(fleet):
     target = await fleet.target()
-    await fleet.draft(SimulatedDraft(accuracy=1.0))
+    await fleet.draft(FakeDraft(accuracy=1.0))
     await fleet.start()
     truth = continuation([9, 9], 30, target.info.vocab_size)
     stop = truth[17]
@@ -128,7 +128,7 @@ async def test_every_kind_of_sampling_opens_in_its_mode(fleet):
 
 async def test_a_draft_of_another_tokenizer_is_not_paired_and_the_log_says_what_differs(fleet, caplog):
     await fleet.target()
-    draft = await fleet.draft(SimulatedDraft(tokenizer_fingerprint="0" * 16, vocab_size=999))
+    draft = await fleet.draft(FakeDraft(tokenizer_fingerprint="0" * 16, vocab_size=999))
     await fleet.start()
     answer = await fleet.ask(fleet.request())
     assert answer.metrics.num_draft_tokens == 0
@@ -139,7 +139,7 @@ async def test_a_draft_of_another_tokenizer_is_not_paired_and_the_log_says_what_
 
 
 async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(fleet, caplog):
-    await fleet.target(SimulatedTarget(protocol_version=9))
+    await fleet.target(FakeTarget(protocol_version=9))
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2))
     error = await refusal_of(fleet, fleet.request())
     assert error.code is Code.UNAVAILABLE
@@ -165,7 +165,7 @@ async def test_a_cached_prefix_decides_between_equal_targets(fleet):
 
 
 async def test_load_decides_between_targets_without_the_prefix(fleet):
-    busy, idle = SimulatedTarget(), SimulatedTarget()
+    busy, idle = FakeTarget(), FakeTarget()
     busy.load.num_running = 50
     await fleet.target(busy)
     await fleet.target(idle)
@@ -179,14 +179,14 @@ async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet):
     await fleet.target()
     await fleet.target()
     await fleet.draft()
-    await fleet.draft(SimulatedDraft(vocab_size=5))
+    await fleet.draft(FakeDraft(vocab_size=5))
     await fleet.start()
     [model] = (await fleet.stub.ListModels(router.ListModelsRequest())).models
     assert (model.model, model.vocab_size, model.num_targets, model.num_drafts) == ("simulated", 1000, 2, 1)
 
 
 async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(fleet, eventually):
-    target, draft = await fleet.target(SimulatedTarget(step_s=0.005)), await fleet.draft()
+    target, draft = await fleet.target(FakeTarget(step_s=0.005)), await fleet.draft()
     running = await fleet.start()
     rng = random.Random(1)
     asked = [([i + 1, 3], rng.randint(1, 60)) for i in range(100)]
@@ -204,7 +204,7 @@ async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(f
 
 
 async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eventually):
-    target, draft = await fleet.target(SimulatedTarget(step_s=0.01)), await fleet.draft()
+    target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     running = await fleet.start()
     for _ in range(5):
         call = fleet.call(fleet.request(max_new_tokens=4000))
@@ -220,7 +220,7 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eve
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])
 async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet, eventually, budget_s):
-    target, draft = await fleet.target(SimulatedTarget(step_s=0.01)), await fleet.draft()
+    target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     await fleet.start()
     await fleet.ask(fleet.request(max_new_tokens=1))
     started_s = time.monotonic()
@@ -245,7 +245,7 @@ async def test_without_any_target_yet_no_model_is_unknown(fleet):
 
 
 async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
-    target = await fleet.target(SimulatedTarget(max_sequences=2, step_s=0.02))
+    target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     await fleet.start()
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
     for call in calls:
@@ -259,7 +259,7 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
 
 
 async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_be_full_for_ever(tmp_path):
-    target = SimulatedTarget(max_sequences=2)
+    target = FakeTarget(max_sequences=2)
     target.load.num_running = 2
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(EmbeddedServer.start(tmp_path))
@@ -277,7 +277,7 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
 
 
 async def test_a_target_that_refuses_for_want_of_room_is_not_asked_twice_by_a_new_request(fleet):
-    target = SimulatedTarget()
+    target = FakeTarget()
     target.refuse_opens = Code.RESOURCE_EXHAUSTED
     await fleet.target(target)
     await fleet.start()
@@ -287,7 +287,7 @@ async def test_a_target_that_refuses_for_want_of_room_is_not_asked_twice_by_a_ne
 
 
 async def test_a_router_at_its_limit_turns_requests_away(fleet):
-    await fleet.target(SimulatedTarget(step_s=0.02))
+    await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start(admission=AdmissionConfig(max_sessions=1, retry_after_s=2.5))
     call = fleet.call(fleet.request(max_new_tokens=4000))
     await call.read()
@@ -297,7 +297,7 @@ async def test_a_router_at_its_limit_turns_requests_away(fleet):
 
 
 async def test_a_targets_word_on_a_bad_request_reaches_the_client_with_the_field(fleet):
-    target = SimulatedTarget()
+    target = FakeTarget()
     target.refuse_opens = Code.INVALID_ARGUMENT
     await fleet.target(target)
     await fleet.start()
@@ -347,7 +347,7 @@ async def test_all_stop_ids_that_a_client_may_give_fit_beside_the_models_own(fle
 
 async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet):
     await fleet.target()
-    await fleet.draft(SimulatedDraft(accuracy=1.0))
+    await fleet.draft(FakeDraft(accuracy=1.0))
     await fleet.start()
     for limit in (1, 3):
         answer = await fleet.ask(fleet.request(max_draft_tokens=limit, speculation=router.SPECULATION_MODE_ON))

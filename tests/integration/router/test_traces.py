@@ -17,7 +17,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import trace_pb2_grpc
-from outrider.testing.workers import SimulatedDraft, SimulatedTarget
+from outrider.testing.fakes import FakeDraft, FakeTarget
 from outrider_controller.router.config import TraceConfig
 
 from tests.integration.router.conftest import Answer, Fleet
@@ -81,8 +81,8 @@ async def test_the_rounds_of_a_trace_are_the_rounds_of_the_answer(fleet: Fleet) 
 
 async def test_parts_of_a_round_are_not_more_than_the_round(fleet: Fleet) -> None:
     """Slow steps and a slow draft: each is found where it belongs."""
-    await fleet.target(SimulatedTarget(step_s=0.02))
-    await fleet.draft(SimulatedDraft(delay_s=0.005, accuracy=0.5))
+    await fleet.target(FakeTarget(step_s=0.02))
+    await fleet.draft(FakeDraft(delay_s=0.005, accuracy=0.5))
     await fleet.start()
     await fleet.ask(fleet.request(speculation=router.SPECULATION_MODE_ON))
     # Not the first ones: what is done for the first time in a process takes long.
@@ -115,7 +115,7 @@ async def test_real_workers_report_what_a_trace_needs(real_fleet: Fleet) -> None
 
 
 async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet, eventually: Eventually) -> None:
-    await fleet.target(SimulatedTarget(step_s=0.01))
+    await fleet.target(FakeTarget(step_s=0.01))
     draft = await fleet.draft()
     await fleet.start()
     asking = asyncio.create_task(fleet.ask(fleet.request(max_new_tokens=60)))
@@ -132,7 +132,7 @@ async def test_a_draft_that_dies_is_told_where_it_died(fleet: Fleet, eventually:
 
 
 async def test_a_request_that_moves_says_so_and_goes_on_counting(fleet: Fleet, eventually: Eventually) -> None:
-    first, second = await fleet.target(SimulatedTarget(step_s=0.01)), await fleet.target(SimulatedTarget(step_s=0.01))
+    first, second = await fleet.target(FakeTarget(step_s=0.01)), await fleet.target(FakeTarget(step_s=0.01))
     await fleet.start()
     asking = asyncio.create_task(fleet.ask(fleet.request()))
     await eventually(lambda: first.num_steps or second.num_steps)
@@ -148,7 +148,7 @@ async def test_a_request_that_moves_says_so_and_goes_on_counting(fleet: Fleet, e
 
 
 async def test_a_running_request_can_be_watched_and_a_cancelled_one_is_kept(fleet: Fleet) -> None:
-    await fleet.target(SimulatedTarget(step_s=0.01))
+    await fleet.target(FakeTarget(step_s=0.01))
     await fleet.start()
     call = fleet.call(fleet.request(max_new_tokens=4000))
     await call.read()

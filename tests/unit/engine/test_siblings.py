@@ -76,7 +76,7 @@ def test_a_sibling_that_is_followed_leaves_what_plain_decoding_would(engine: Eng
         want = alone[at - PROMPT + 1 :]
         assert torch.equal(logits[: right + 1], want[: right + 1])
         assert torch.equal(logits[len(guess) + 2], want[right + 1]), at
-        engine.follow(sequence, 1)
+        engine.accept_branch(sequence, 1)
         engine.rewind(sequence, at + right + 2)
         assert sequence.tokens == TEXT[: at + right + 2]
         engine.publish(sequence, sequence.cached_len)
@@ -123,7 +123,7 @@ def test_on_a_gpus_kernels_a_sibling_is_what_a_chain_would_be(tmp_path: Path) ->
     want = chain.forward([Row(alone, tokens, 5)])
     got = engine.forward([Row(beside, [tokens[at], WRONG], 2, [Sibling(0, tokens[at + 1])])])
     torch.testing.assert_close(got[[0, 2]], want[:2])
-    engine.follow(beside, 0)
+    engine.accept_branch(beside, 0)
     torch.testing.assert_close(engine.forward([Row(beside, tokens[at + 2 :], 3)]), want[2:])
 
 

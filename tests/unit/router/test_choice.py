@@ -9,12 +9,12 @@ from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.workers import simulated_info
+from outrider.testing.fakes import fake_info
 from outrider_controller.router.choice import Candidate, believed_load, rank
 from outrider_controller.router.faults import Fault, Loss, UnreachablePairs, fault_of, loss_of
 from outrider_controller.router.pairing import info_problem, pairing_problem, verification_mode
 
-TARGET = simulated_info(worker.WORKER_ROLE_TARGET, worker_id="t")
+TARGET = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t")
 
 
 def candidate(worker_id: str, matched: int = 0, load: int = 0, limit: int = 10, waiting: int = 0) -> Candidate:
@@ -55,14 +55,14 @@ def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_take
 @pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
 def test_a_pair_that_cannot_work_is_told_what_differs(field):
     value = {"protocol_version": 2, "tokenizer_fingerprint": "other", "vocab_size": 7}[field]
-    draft = simulated_info(worker.WORKER_ROLE_DRAFT, worker_id="d", **{field: value})
+    draft = fake_info(worker.WORKER_ROLE_DRAFT, worker_id="d", **{field: value})
     problem = pairing_problem(TARGET, draft)
     assert problem is not None and field in problem and repr(value) in problem
     assert sum(f in problem for f in ("protocol_version", "tokenizer_fingerprint", "vocab_size")) == 1
 
 
 def test_a_fitting_pair_has_no_problem():
-    assert pairing_problem(TARGET, simulated_info(worker.WORKER_ROLE_DRAFT)) is None
+    assert pairing_problem(TARGET, fake_info(worker.WORKER_ROLE_DRAFT)) is None
 
 
 def test_a_worker_is_who_its_lease_says_or_it_is_not_used():
@@ -70,7 +70,7 @@ def test_a_worker_is_who_its_lease_says_or_it_is_not_used():
     assert "worker_id" in str(info_problem(TARGET, worker.WORKER_ROLE_TARGET, "x"))
     assert "role" in str(info_problem(TARGET, worker.WORKER_ROLE_DRAFT, "t"))
     for field in ("protocol_version", "vocab_size", "max_context_len"):
-        broken = simulated_info(worker.WORKER_ROLE_TARGET, worker_id="t", **{field: 0})
+        broken = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t", **{field: 0})
         assert field in str(info_problem(broken, worker.WORKER_ROLE_TARGET, "t"))
 
 

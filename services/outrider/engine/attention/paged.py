@@ -28,7 +28,7 @@ NUM_SPLITS = 16
 FEW = 64
 """Rows with at most this many queries have their keys split."""
 _TILE_KEYS = 64
-_TILE_ROWS_FEW, _TILE_ROWS_MANY = 16, 64
+_TILE_ROWS_SMALL, _TILE_ROWS_LARGE = 16, 64
 
 
 class TritonMissing(ValueError):
@@ -80,7 +80,7 @@ class Shape:
 
 def _rows_of_many(dtype: torch.dtype) -> int:
     """Of a prefill's tiles. Larger ones of float32 do not fit what memory a multiprocessor shares."""
-    return _TILE_ROWS_FEW if dtype == torch.float32 else _TILE_ROWS_MANY
+    return _TILE_ROWS_SMALL if dtype == torch.float32 else _TILE_ROWS_LARGE
 
 
 def _power_of_two(count: int) -> int:
@@ -121,7 +121,7 @@ class TritonAttention:
     @property
     def tile_queries(self) -> int:
         """Queries of one tile of a row of few."""
-        return self.shape.tile_queries(_TILE_ROWS_FEW)
+        return self.shape.tile_queries(_TILE_ROWS_SMALL)
 
     def batch(
         self,
@@ -230,7 +230,7 @@ class TritonBatch:
             self._workspace = Workspace.allocate(self._shape, query.shape[0], query, split=self._few > 0)
         work = self._workspace
         if self._few:
-            self._launch(query, layer, scale, slice(0, self._few), _TILE_ROWS_FEW)
+            self._launch(query, layer, scale, slice(0, self._few), _TILE_ROWS_SMALL)
             self._reduce(query.shape[0])
         if self._many:
             rows = _rows_of_many(self.cached(layer)[0].dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.engine.attention.interface import KVCache, Moves, RowSpan
 
 # Rows with at most this many queries share a padded call; padding a prefill to its neighbours would waste it.
-_FEW = 16
+_MAX_SMALL_TOKENS = 16
 # The CPU kernel takes keys in parts of this many.
 _PART = 512
 # Key lengths are rounded up to this: the vector loop's remainder is rounded differently.
@@ -24,7 +24,7 @@ _ALIGN = 16
 # So many keys are summed in one go. More of them are parted at places that depend on how many they are, and on the CPU.
 _AT_ONCE = 192
 # Queries are taken in parts of this many or a multiple of it; a part of fewer than four is summed in another order.
-_QUERY_PART, _FEWEST = 32, 4
+_QUERY_PART, _MIN_PART = 32, 4
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ def _padded(kv_len: int) -> int:
 def _missing(queries: int) -> int:
     """How many queries more make the last part long enough."""
     rest = queries % _QUERY_PART
-    return _FEWEST - rest if 0 < rest < _FEWEST else 0
+    return _MIN_PART - rest if 0 < rest < _MIN_PART else 0
 
 
 def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
@@ -116,8 +116,8 @@ class SdpaAttention:
         """Lays out a step. Spans are in the order of the flat batch."""
         device = cache.keys[0].device
         write = [slot for span in spans for slot in span.written_slots()]
-        few = [span for span in spans if span.num_tokens <= _FEW]
-        many = [span for span in spans if span.num_tokens > _FEW]
+        few = [span for span in spans if span.num_tokens <= _MAX_SMALL_TOKENS]
+        many = [span for span in spans if span.num_tokens > _MAX_SMALL_TOKENS]
         groups = [_group(few, device)] if few else []
         groups.extend(_group([span], device) for span in many)
         return SdpaBatch(cache, torch.tensor(write, device=device), groups, Moves.of(spans, device))

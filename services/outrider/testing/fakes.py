@@ -1,7 +1,7 @@
-"""Simulated workers: real gRPC servers that speak the protocol, with a text that is a function of the prefix.
+"""Fake workers: real gRPC servers that speak the protocol, with a text that is a function of the prefix.
 
-A `SimulatedTarget` answers as a target whose model is `next_token`, and talks to its drafts as a real one does, with
-the same code; a `SimulatedDraft` guesses that function with a given accuracy. Both can be made to break, freeze or lie,
+A `FakeTarget` answers as a target whose model is `next_token`, and talks to its drafts as a real one does, with
+the same code; a `FakeDraft` guesses that function with a given accuracy. Both can be made to break, freeze or lie,
 so that what depends on them can be tested in milliseconds and without weights. What a router tells them they do not
 check: that is the real workers' business.
 """
@@ -60,8 +60,8 @@ def continuation(prefix: Sequence[int], count: int, vocab_size: int) -> list[int
     return tokens[len(prefix) :]
 
 
-def simulated_info(role: worker.WorkerRole.ValueType, **overrides: Any) -> worker.WorkerInfo:
-    """Who a simulated worker says it is; any field can be overridden."""
+def fake_info(role: worker.WorkerRole.ValueType, **overrides: Any) -> worker.WorkerInfo:
+    """Who a fake worker says it is; any field can be overridden."""
     kind = {worker.WORKER_ROLE_DRAFT: "draft", worker.WORKER_ROLE_TARGET: "target"}.get(role, "worker")
     fields: dict[str, Any] = {
         "protocol_version": 1,
@@ -217,11 +217,11 @@ class _RouterStream:
     pending: target_pb2.VerifyResponse = field(default_factory=target_pb2.VerifyResponse)
 
 
-class SimulatedTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
+class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     """A target that takes `step_s` per step, however many sequences are in it."""
 
     def __init__(self, *, step_s: float = 0.002, **info: Any) -> None:
-        super().__init__(simulated_info(worker.WORKER_ROLE_TARGET, **info))
+        super().__init__(fake_info(worker.WORKER_ROLE_TARGET, **info))
         self.step_s = step_s
         self.corrupt: Callable[[target_pb2.VerifyResponse], target_pb2.VerifyResponse] | None = None
         """Applied to every response, to tell lies."""
@@ -408,11 +408,11 @@ def _times(state: _Sequence, started_s: float) -> sequence.Commit:
     )
 
 
-class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
+class FakeDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
     """A draft that guesses each token right with probability `accuracy`, `delay_s` after the commit."""
 
     def __init__(self, *, accuracy: float = 0.8, delay_s: float = 0.0, **info: Any) -> None:
-        super().__init__(simulated_info(worker.WORKER_ROLE_DRAFT, **info))
+        super().__init__(fake_info(worker.WORKER_ROLE_DRAFT, **info))
         self.accuracy = accuracy
         self.delay_s = delay_s
         self.corrupt: Callable[[draft_pb2.DraftResponse], draft_pb2.DraftResponse] | None = None
@@ -506,7 +506,7 @@ class SimulatedDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
 
 
 @asynccontextmanager
-async def serving_target(target: SimulatedTarget, address: str = "127.0.0.1:0") -> AsyncIterator[SimulatedTarget]:
+async def serving_target(target: FakeTarget, address: str = "127.0.0.1:0") -> AsyncIterator[FakeTarget]:
     """Serves until the block is left."""
     server = create_server()
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
@@ -524,7 +524,7 @@ async def serving_target(target: SimulatedTarget, address: str = "127.0.0.1:0") 
 
 
 @asynccontextmanager
-async def serving_draft(draft: SimulatedDraft, address: str = "127.0.0.1:0") -> AsyncIterator[SimulatedDraft]:
+async def serving_draft(draft: FakeDraft, address: str = "127.0.0.1:0") -> AsyncIterator[FakeDraft]:
     """Serves until the block is left."""
     server = create_server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)

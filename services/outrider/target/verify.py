@@ -1,4 +1,4 @@
-"""Runs planned rows through the model and judges their drafts.
+"""Runs planned rows through the model and verifies their drafts.
 
 A fault is narrowed down by halves until it lies with one row, so that it ends one sequence and nothing else.
 """
@@ -13,19 +13,21 @@ from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, 
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
 
-Judgement = Verdict | Exception | None
+Verified = Verdict | Exception | None
 """None: a chunk of prefill, which decides nothing."""
 
 
-def judge(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None] = lambda: None) -> list[Judgement]:
-    """One judgement per row. A row that failed has its KV as it was before; the others are not affected.
+def verify_rows(
+    engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None] = lambda: None
+) -> list[Verified]:
+    """One result per row. A row that failed has its KV as it was before; the others are not affected.
 
-    `listen` is called between the model's run and the judging: what drafts say then is heard, where it is of use.
+    `poll_late_drafts` is called between the model's run and the verification, which may then use what drafts said.
     Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
-        return _run(engine, rows, listen)
+        return _run(engine, rows, poll_late_drafts)
     except OutOfBlocks:
         raise
     except Exception as error:
@@ -36,14 +38,16 @@ def judge(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None]
                 return [error]
             # It may be what was guessed that fails. A draft is only ever a latency matter: once more without.
             rows[0].drop_draft()
-            return judge(engine, rows, listen)
+            return verify_rows(engine, rows, poll_late_drafts)
         middle = len(rows) // 2
-        return judge(engine, rows[:middle], listen) + judge(engine, rows[middle:], listen)
+        return verify_rows(engine, rows[:middle], poll_late_drafts) + verify_rows(
+            engine, rows[middle:], poll_late_drafts
+        )
 
 
-def _run(engine: Engine, rows: Sequence[PlannedRow], listen: Callable[[], None]) -> list[Judgement]:
+def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None]) -> list[Verified]:
     logits = engine.forward([_engine_row(row) for row in rows])
-    listen()
+    poll_late_drafts()
     for row in rows:
         row.late = row.decides and _judges_one_more(row)
     deciding = [row for row in rows if row.decides]
