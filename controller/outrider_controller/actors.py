@@ -36,6 +36,7 @@ from outrider_controller.router.server import RunningRouter, running_router
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+C = TypeVar("C", ControlConfig, RouterConfig)
 
 
 class StartError(Exception):
@@ -201,11 +202,10 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
     with _local_ray(config.ray):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        control = replace(config.control, listen=_definite(config.control.listen))
+        control = _definite(config.control)
         actors = [supervised(ControlPlane).remote(control, config.metadata_url, config.log_format)]
         for router in config.routers:
-            definite = replace(router, listen=_definite(router.listen))
-            actors.append(supervised(Router).remote(definite, config.metadata_url, config.log_format))
+            actors.append(supervised(Router).remote(_definite(router), config.metadata_url, config.log_format))
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:
@@ -256,8 +256,12 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
         yield
 
 
-def _definite(listen: str) -> str:
-    """HOST:PORT with port 0 replaced by a free one: a restarted actor has to come back where clients know it."""
+def _definite(config: C) -> C:
+    """Ports of 0 replaced by free ones: a restarted actor has to come back where others know it."""
+    return replace(config, listen=_free(config.listen), ops_listen=_free(config.ops_listen))
+
+
+def _free(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     if port != "0":
         return listen

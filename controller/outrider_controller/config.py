@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.metadata import MetadataStore
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.router.config import PolicyConfig, RouterConfig
+from outrider_controller.router.config import PolicyConfig, RouterConfig, TraceConfig
 
 _MIN_SALT_KEY_BYTES = 16
 
@@ -66,9 +67,8 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     listens = options.router_listen or ["127.0.0.1:0"] * (options.routers or 1)
     if options.routers is not None and options.routers != len(listens):
         raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
-    advertised = options.router_advertise or [""] * len(listens)
-    if len(advertised) != len(listens):
-        raise ValueError(f"router_advertise: {len(advertised)} addresses given for {len(listens)} routers")
+    advertised = _one_each("router_advertise", options.router_advertise, len(listens), "")
+    ops = _one_each("router_ops_listen", options.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
     key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
     policy = PolicyConfig(
         max_draft_tokens=options.max_draft_tokens,
@@ -80,19 +80,28 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
         RouterConfig(
             listen=listen,
             advertise=advertise,
+            ops_listen=ops_listen,
             cache_salt_key=key,
             drain_timeout_s=options.drain_timeout,
             policy=policy,
+            traces=TraceConfig(record_tokens=options.trace_tokens),
         )
-        for listen, advertise in zip(listens, advertised, strict=True)
+        for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
     ]
     return ControllerConfig(
         metadata_url=options.metadata,
         routers=tuple(routers),
-        control=ControlConfig(options.control_listen, options.control_advertise),
+        control=ControlConfig(options.control_listen, options.control_advertise, options.control_ops_listen),
         ray=RayConfig(temp_dir=options.ray_temp_dir),
         log_format=options.log_format,
     )
+
+
+def _one_each(name: str, given: list[str], num_routers: int, otherwise: str) -> list[str]:
+    """One address per router. Raises ValueError when there are more or fewer."""
+    if given and len(given) != num_routers:
+        raise ValueError(f"{name}: {len(given)} addresses given for {num_routers} routers")
+    return given or [otherwise] * num_routers
 
 
 def _read_key(path: str) -> bytes:
@@ -120,6 +129,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="where gateways reach a router; one per router, in their order; the bound addresses if not given",
     )
+    add(
+        "--router-ops-listen",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="a router's health, metrics and options; one per router, in their order; a free port if not given",
+    )
+    add("--control-ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="the same of the control plane")
     add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
     add("--control-advertise", default="", metavar="HOST:PORT", help="where operators reach it; the bound one if empty")
     add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
@@ -139,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
     )
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
+    add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
     add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
     add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")

@@ -15,6 +15,7 @@ from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.requests import Generation, Options, TokenPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import TokenBytes
+from prometheus_client import CollectorRegistry
 
 from tests.simulation.hash_model import VOCAB_SIZE
 from tests.simulation.processes import MODEL
@@ -22,7 +23,7 @@ from tests.simulation.schedule import RequestPlan
 from tests.simulation.world import World
 
 FAILOVER = Failover(window_s=8.0)
-_METRICS = GatewayMetrics()
+_METRICS = GatewayMetrics(CollectorRegistry())
 _BYTES = TokenBytes(tuple(bytes([64 + token % 64]) for token in range(VOCAB_SIZE)))
 
 

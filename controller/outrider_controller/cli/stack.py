@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from outrider.metadata.embedded import ServerCommand
 from outrider.rpc.v1 import control_pb2
@@ -47,6 +49,8 @@ class Stack:
     gateway_http: str
     control: str
     routers: tuple[str, ...]
+    ops: Mapping[str, str]
+    """Address of each process's ops port, by its name."""
     run_dir: Path
     target_path: Path
     metadata_url: str
@@ -85,7 +89,8 @@ class Stack:
         except OSError as error:
             raise ProcessFailed(str(error)) from error
         self.gateway_grpc, self.gateway_http = plan.gateway.address, plan.gateway.endpoints["http"]
-        self.control, self.routers = plan.controller.address, plan.routers
+        self.control, self.routers, self.ops = plan.controller.address, plan.routers, plan.ops
+        self.scrape_file.write_text(json.dumps(scrape_targets(self.ops), indent=2) + "\n")
         await exits.enter_async_context(self._running([redis, *plan.tiers]))
         await self._all_ready(started_s)
         await self.assembled()
@@ -182,6 +187,11 @@ class Stack:
                     return process
             await asyncio.sleep(_POLL_S)
 
+    @property
+    def scrape_file(self) -> Path:
+        """For Prometheus' `file_sd_configs`."""
+        return self.run_dir / "prometheus.json"
+
     async def workers(self) -> list[control_pb2.WorkerStatus]:
         """Everyone with a lease. Raises CommandError while the control plane is away."""
         return list((await list_workers(self.control)).workers)
@@ -195,6 +205,15 @@ class Stack:
             "http": self.gateway_http,
             "control": self.control,
         }
+
+
+def scrape_targets(ops: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What Prometheus reads from a file to find the processes: all under our names, and under vLLM's what has them."""
+    return [
+        {"targets": [address], "labels": {"process": name, "__metrics_path__": path}}
+        for name, address in ops.items()
+        for path in ("/metrics", *(["/metrics/vllm"] if name.startswith(("gateway", "target")) else []))
+    ]
 
 
 def _make_run_dir(wanted: Path | None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,8 @@ class StackConfig:
     """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
+    trace_tokens: bool = False
+    """Routers keep the output tokens of requests, for `outrider trace`."""
     kv_cache_bytes: int = 0
     """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
@@ -103,6 +105,8 @@ class Plan:
     gateway: ProcessSpec
     routers: tuple[str, ...]
     """Addresses of the routers, which live inside Ray."""
+    ops: Mapping[str, str]
+    """Address of every process's ops port, by its name; routers and control plane as `router-0` and `control`."""
     others: tuple[ProcessSpec, ...] = ()
     """Up to who amends a plan; they start first."""
 
@@ -121,6 +125,7 @@ class Planner:
         self._num_cores = len(available)
         assign = pinned if config.pin else shared
         self.cores: Cores = assign(available, config.targets, config.drafts)
+        self._ops: dict[str, str] = {}
 
     def plan(self, ports: Ports) -> Plan:
         """Raises OSError when a port that was asked for is in use."""
@@ -130,12 +135,14 @@ class Planner:
         routers = tuple(f"{_HOST}:{ports.claim()}" for _ in range(config.routers))
         worker_ports = [ports.claim() for _ in range(config.targets + config.drafts)]
         target_ports, draft_ports = worker_ports[: config.targets], worker_ports[config.targets :]
+        self._ops = {name: f"{_HOST}:{ports.claim()}" for name in _names(config)}
         return Plan(
             targets=tuple(self._target(number, port) for number, port in enumerate(target_ports)),
             drafts=tuple(self._draft(number, port) for number, port in enumerate(draft_ports)),
             controller=self._controller(control, routers),
             gateway=self._gateway(f"{_HOST}:{grpc_port}", f"{_HOST}:{http_port}"),
             routers=routers,
+            ops=self._ops,
         )
 
     def _target(self, number: int, port: int) -> ProcessSpec:
@@ -172,14 +179,17 @@ class Planner:
         return (*flags, *(() if config.prefix_cache else ("--no-prefix-cache",)))
 
     def _spec(self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...]) -> ProcessSpec:
-        return ProcessSpec(name, (sys.executable, "-m", module, *flags), f"{_HOST}:{port}", cores=cores)
+        argv = (sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
+        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores)
 
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         flags += ["--num-alternatives", str(self._config.num_alternatives)]
-        for address in routers:
-            flags += ["--router-listen", address]
+        for number, address in enumerate(routers):
+            flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
+        flags += ["--control-ops-listen", self._ops["control"]]
+        flags += ["--trace-tokens"] if self._config.trace_tokens else []
         argv = (sys.executable, "-m", "outrider_controller", *flags)
         return ProcessSpec("controller", argv, control, cores=self.cores.rest)
 
@@ -187,5 +197,12 @@ class Planner:
         flags = ("--metadata", self._metadata_url, "--listen-grpc", grpc_address, "--listen-http", http_address)
         more = ("--model-path", f"{self._config.model}={self._target_path}", "--log-format", "human")
         drain = ("--drain-timeout-s", f"{self._config.stop_timeout_s / 2:g}")
-        argv = (sys.executable, "-m", "outrider.gateway", *flags, *more, *drain)
-        return ProcessSpec("gateway", argv, grpc_address, {"http": http_address}, self.cores.rest)
+        ops = self._ops["gateway"]
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *more, *drain, "--ops-listen", ops)
+        return ProcessSpec("gateway", argv, grpc_address, {"http": http_address, "ops": ops}, self.cores.rest)
+
+
+def _names(config: StackConfig) -> list[str]:
+    """Of all processes and actors that have an ops port."""
+    numbered = {"target": config.targets, "draft": config.drafts, "router": config.routers}
+    return ["gateway", "control", *(f"{role}-{n}" for role, count in numbered.items() for n in range(count))]

@@ -21,10 +21,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def stack_options(*, pin: bool, borrow_cores: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def stack_options(
+    *, pin: bool, borrow_cores: bool = False, trace_tokens: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Adds the options and hands the command one `config: StackConfig` made of them.
 
-    `pin` and `borrow_cores` are the defaults of the options of these names; `--realtime` goes with `--pin`.
+    `pin`, `borrow_cores` and `trace_tokens` are the defaults of the options of these names; `--realtime` goes with
+    `--pin`.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +40,7 @@ def stack_options(*, pin: bool, borrow_cores: bool = False) -> Callable[[Callabl
                 raise click.UsageError(str(error)) from None
             return command(config=config, **given)
 
-        for option in reversed(_options(pin, borrow_cores)):
+        for option in reversed(_options(pin, borrow_cores, trace_tokens)):
             run = option(run)
         return run
 
@@ -63,6 +66,7 @@ _FIELDS = (
     "realtime",
     "run_ahead_tokens",
     "num_alternatives",
+    "trace_tokens",
     "kv_cache_bytes",
     "metadata_url",
     "run_dir",
@@ -70,7 +74,7 @@ _FIELDS = (
 )
 
 
-def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
+def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable[[F], F]]:
     option, number = click.option, click.IntRange
     quantization = click.Choice(QUANTIZATIONS)
     path = click.Path(file_okay=False, path_type=Path)
@@ -104,6 +108,12 @@ def _options(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
             default=StackConfig().num_alternatives,
             metavar="N",
             help="Other outcomes of a step for which a draft may prepare what follows, where that is faster.",
+            **shown,
+        ),
+        option(
+            "--trace-tokens/--no-trace-tokens",
+            default=trace_tokens,
+            help="Keep the tokens of answers for `outrider trace`.",
             **shown,
         ),
         option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Of each worker; 0: chosen by it."),

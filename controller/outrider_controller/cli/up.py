@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,11 @@ from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.supervisor import Supervisor
 
+_ACTORS = ("router", "control")
+
 
 @click.command("up")
-@stack_options(pin=False, borrow_cores=True)
+@stack_options(pin=False, borrow_cores=True, trace_tokens=True)
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="OpenAI API; 0: any.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
 @click.option("--control-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="Control; 0: any.")
@@ -91,16 +94,23 @@ async def process_rows(stack: Stack) -> list[dict[str, Any]]:
         actors = spec.name == "controller"
         rows.append({"process": spec.name, "pid": process.pid, "address": "-" if actors else address})
         if actors:
-            rows += [
-                {"process": f"  {row['role']} (Ray actor)", "pid": row["pid"], "address": row["address"]}
-                for row in worker_rows(await stack.workers())
-                if row["role"] in ("router", "control")
-            ]
+            rows += [_actor_row(stack, row) for row in worker_rows(await stack.workers()) if row["role"] in _ACTORS]
     return rows
+
+
+def _actor_row(stack: Stack, row: Mapping[str, Any]) -> dict[str, Any]:
+    address = row["address"]
+    name = f"router-{stack.routers.index(address)}" if address in stack.routers else row["role"]
+    where = f"{address}, ops {stack.ops[name]}" if name in stack.ops else address
+    return {"process": f"  {row['role']} (Ray actor)", "pid": row["pid"], "address": where}
 
 
 def process_table(rows: list[dict[str, Any]]) -> str:
     return columns(["PROCESS", "PID", "ADDRESS"], [[row["process"], row["pid"], row["address"]] for row in rows])
+
+
+_TOKENS_KEPT = """
+Routers keep the tokens of answers for `outrider trace`; --no-trace-tokens has them keep counts and times alone."""
 
 
 def _first_requests(stack: Stack, context: str) -> str:
@@ -120,4 +130,6 @@ Ask it:
   outrider generate{named} "Why is the sky blue?"
   outrider get workers{named}
 
-Logs: {stack.run_dir}"""
+Logs: {stack.run_dir}
+Every process answers at its ops address: /livez, /readyz, /metrics and /configz. For Prometheus (file_sd_configs):
+{stack.scrape_file}{_TOKENS_KEPT if stack.config.trace_tokens else ""}"""

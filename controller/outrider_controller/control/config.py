@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.address import check_advertised
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,8 @@ class ControlConfig:
     """HOST:PORT; port 0 lets the system choose."""
     advertise: str = ""
     """HOST:PORT under which operators reach it; empty takes the bound address."""
+    ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
 
     def __post_init__(self) -> None:
         check_advertised("control.advertise", self.advertise, self.listen)

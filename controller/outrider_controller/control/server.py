@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -15,6 +16,8 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.config import ControlConfig
 
@@ -58,9 +61,13 @@ async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncI
         version=package_version(),
     )
     async with AsyncExitStack() as stack:
+        ops = Ops("control", config)
+        MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         server = create_server()
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store), server)
         life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
+        ops.ready["server"] = lambda: life.problem
+        await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
         log.info("control plane %s listens on %s", info.worker_id, life.address)

@@ -12,6 +12,7 @@ from outrider.protocol.limits import (
     MAX_STREAM_BYTES,
     MAX_WAIT_US,
 )
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -134,7 +135,7 @@ class TraceConfig:
     """The first so many of each request."""
     max_total_rounds: int = 65_536
     """Of all requests remembered, some half a kilobyte each; the oldest request goes first."""
-    record_tokens: bool = True
+    record_tokens: bool = False
     """Output tokens and rejected drafts, for whoever may ask this router. The prompt is never recorded."""
 
     def __post_init__(self) -> None:
@@ -151,8 +152,8 @@ class RouterConfig:
     """HOST:PORT; port 0 lets the system choose."""
     advertise: str = ""
     """HOST:PORT under which gateways reach it; empty takes the bound address."""
-    metrics_listen: str = ""
-    """HOST:PORT of the Prometheus endpoint; empty means none."""
+    ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
     drain_timeout_s: float = 30.0
     """After the drain began, how long running requests may take."""
     cache_salt_key: bytes = b""

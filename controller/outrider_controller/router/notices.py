@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol
 
 from outrider.errors import OutriderError
 from outrider.protocol.rounds import Round
-from outrider.telemetry.metrics import RouterMetrics, SpeculationMetrics
+from outrider.telemetry.metrics import RouterMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from outrider_controller.router.faults import Fault, Loss
 from outrider_controller.router.session import Request
@@ -34,7 +32,6 @@ class Notices:
 
     def __init__(self, registry: CollectorRegistry, events: EventStream) -> None:
         self._metrics = RouterMetrics(registry)
-        self._models = _PerModel(registry)
         self._late = Counter(
             "outrider_late_replies", "Replies about sequences no longer open there.", ["role"], registry=registry
         )
@@ -53,18 +50,17 @@ class Notices:
             with suppress(asyncio.CancelledError):
                 await self._task
 
-    def rounds(self, model: str, done: list[Round]) -> None:
+    def rounds(self, done: list[Round]) -> None:
         """Those of one engine step."""
-        count, phases = self._models[model].round, self._metrics.phases
-        network, draft = [], []
+        phases, queue, other, draft = self._metrics.phases, [], [], []
         for one in done:
-            network.append(max(0, one.round_us - one.queue_us - one.verify_us) / 1e6)
-            if one.num_drafted or one.num_dropped:
-                count(one.num_drafted, one.num_verified, one.num_accepted, one.num_dropped)
-                if one.num_drafted:
-                    draft.append(one.draft_us / 1e6)
+            queue.append(one.queue_us / 1e6)
+            other.append(max(0, one.round_us - one.queue_us - one.verify_us) / 1e6)
+            if one.num_drafted:
+                draft.append(one.draft_us / 1e6)
         phases.observe_same("verify", done[0].verify_us / 1e6, len(done))
-        phases.observe("network", network)
+        phases.observe("queue", queue)
+        phases.observe("other", other)
         phases.observe("draft", draft)
 
     def late_reply(self, role: str) -> None:
@@ -113,26 +109,3 @@ class Notices:
                 await self._events.emit(kind, fields)
             except ValueError as error:
                 log.error("event %s not written: %s", kind, error)
-
-
-class _PerModel(Collector):
-    """Speculation counters, one set per model, shown as one family each."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._models: dict[str, tuple[CollectorRegistry, SpeculationMetrics]] = {}
-        registry.register(self)
-
-    def __getitem__(self, model: str) -> SpeculationMetrics:
-        if model not in self._models:
-            registry = CollectorRegistry()
-            self._models[model] = registry, SpeculationMetrics(registry, model)
-        return self._models[model][1]
-
-    def collect(self) -> Iterator[Metric]:
-        families: dict[str, Metric] = {}
-        for registry, _ in self._models.values():
-            for metric in registry.collect():
-                families.setdefault(metric.name, metric)
-                if families[metric.name] is not metric:
-                    families[metric.name].samples.extend(metric.samples)
-        yield from families.values()

@@ -159,6 +159,13 @@ class Pools:
         done.set()
         self._on_change()
 
+    @property
+    def problem(self) -> str:
+        """Why no request can be placed; empty when one can. May be asked from any thread."""
+        if not self._refreshed.is_set():
+            return "the leases have not been read yet"
+        return "" if any(target.up for target in list(self._targets.values())) else "no target is connected"
+
     # -- choosing
 
     async def choose_target(

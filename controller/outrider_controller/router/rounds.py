@@ -346,7 +346,7 @@ class Rounds:
         self, link: TargetLink, counted: Sequence[tuple[Course, DraftOpening | None, Round]], now_us: int
     ) -> None:
         """What follows from one step's rounds, of which each was drafted for by the opening given, if any."""
-        self._notices.rounds(link.info.model, [done for _, _, done in counted])
+        self._notices.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for course, draft, done in counted:
             if draft is None or course.draft is not draft:

@@ -19,7 +19,8 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
@@ -121,6 +122,8 @@ class RunningRouter:
     life: ServerLife
     rounds: Rounds
     registry: CollectorRegistry
+    ops_address: str
+    """Empty without an ops port."""
 
     @property
     def address(self) -> str:
@@ -149,7 +152,7 @@ def _send_spans(stack: AsyncExitStack, rounds: Rounds) -> None:
 @asynccontextmanager
 async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
     """Serves until the block is left. Raises OSError when the address cannot be bound."""
-    registry = CollectorRegistry()
+    ops = Ops("router", config)
     info = worker.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         role=worker.WORKER_ROLE_ROUTER,
@@ -158,7 +161,7 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         version=package_version(),
     )
     async with AsyncExitStack() as stack:
-        notices = await stack.enter_async_context(Notices(registry, store))
+        notices = await stack.enter_async_context(Notices(ops.registry, store))
         rounds = await stack.enter_async_context(Rounds(store, config, notices))
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
@@ -170,10 +173,11 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(rounds.traces), server)
         services = [SERVICE, TRACE_SERVICE]
         life = await stack.enter_async_context(serving(server, config.listen, services=services, draining=draining))
-        MetadataCollector(registry, lambda: store.available, lambda: asdict(store.counters))
-        if config.metrics_listen:
-            stack.callback(start_metrics_server(config.metrics_listen, registry).stop)
+        MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
+        ops.ready["server"] = lambda: life.problem
+        ops.ready["targets"] = lambda: rounds.pools.problem
+        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
         log.info("router %s listens on %s", info.worker_id, life.address)
-        yield RunningRouter(info.worker_id, life, rounds, registry)
+        yield RunningRouter(info.worker_id, life, rounds, ops.registry, ops_address)

@@ -18,7 +18,8 @@ class DraftMetrics:
     """One worker's part of a registry."""
 
     def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, tally: Tally) -> None:
-        self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
+        shape = {"block_size": info.block_size, "num_blocks": info.num_blocks}
+        self._worker = WorkerMetrics(registry, info.model, **shape, prefix="outrider_draft_")
         registry.register(_TallyCollector(info.model, tally))
 
     def observe(self, report: Report, load: Load) -> None:
@@ -27,8 +28,7 @@ class DraftMetrics:
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks
         )
         if report.proposals:
-            num_tokens = sum(len(proposed.drafted.token_ids) for proposed in report.proposals if not proposed.prepared)
-            self._worker.step(duration_s=report.round_s, num_tokens=num_tokens)
+            self._worker.step(report.round_s)
 
 
 class _TallyCollector(Collector):
@@ -46,14 +46,14 @@ class _TallyCollector(Collector):
             ("draft_prepared", "Trees of what may come instead of a proposal.", tally.num_prepared),
             ("draft_divergences", "Guesses that a commit contradicted.", tally.num_diverged),
             ("draft_sequence_errors", "Sequences that ended by a fault.", tally.num_failed),
-            ("step_failures", "Rounds that failed and were repeated one by one.", tally.num_round_failures),
-            ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
+            ("draft_step_failures", "Rounds that failed and were repeated one by one.", tally.num_round_failures),
+            ("draft_unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
         ):
             family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])
             family.add_metric([self._model_name], value)
             yield family
         proposed = CounterMetricFamily(
-            "outrider_proposed_draft_tokens", "Proposed tokens.", labels=["model_name", "source"]
+            "outrider_draft_proposed_tokens", "Tokens proposed to targets.", labels=["model_name", "source"]
         )
         for source, count in list(tally.num_draft_tokens.items()):
             proposed.add_metric([self._model_name, source], count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from outrider.address import check_advertised
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
 class ConfigError(ValueError):
@@ -77,6 +78,8 @@ class GatewayConfig:
     drain_timeout_s: float = 60.0
     """Longest a drain waits for running requests."""
     log_format: str = "json"
+    ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
 
     def __post_init__(self) -> None:
         if not self.routers and not self.metadata_url:
@@ -116,6 +119,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
             failover=Failover(window_s=options.failover_window_s),
             drain_timeout_s=options.drain_timeout_s,
             log_format=options.log_format,
+            ops_listen=options.ops_listen,
         )
     except ConfigError as error:
         parser.error(str(error))
@@ -166,5 +170,11 @@ def _parser() -> argparse.ArgumentParser:
         help="longest wait for a token while routers fail (default %(default)s)",
     )
     add("--drain-timeout-s", type=float, default=60.0, metavar="S", help="default %(default)s")
+    add(
+        "--ops-listen",
+        default=ANY_LOOPBACK_PORT,
+        metavar="HOST:PORT",
+        help="health, metrics, options; none if empty (default %(default)s)",
+    )
     add("--log-format", choices=("json", "human"), default="json", help="default %(default)s")
     return parser

@@ -198,6 +198,11 @@ class Generator:
     tracing: Tracing | None = None
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
 
+    @property
+    def problem(self) -> str:
+        """Why no request is taken now; empty when one is. May be asked from any thread."""
+        return "draining" if self.admission.draining else "" if self.catalog.ready else "no model is ready"
+
     @asynccontextmanager
     async def start(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outrider.errors import OutriderError
 from outrider.gateway.stats import Finish
@@ -19,11 +19,10 @@ _E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10
 
 
 class GatewayMetrics:
-    """One gateway's metrics, in a registry of their own so that two gateways in one process do not mix."""
+    """One gateway's metrics."""
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         self.running = Gauge("outrider_gateway_requests_running", "Requests under way.", registry=self.registry)
         self.succeeded = self._counter(
             "request_success", "Requests answered to the end.", "model_name", "finished_reason"
@@ -31,9 +30,12 @@ class GatewayMetrics:
         self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
         self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
         self.prompt_tokens = self._tokens("request_prompt_tokens", "Tokens of a request's prompt.")
-        self.cached_tokens = self._tokens("request_cached_tokens", "Of those, found in a prefix cache.")
+        self.cached_tokens = self._tokens("request_cached_tokens", "Prompt tokens found in a prefix cache.")
         self.generation_tokens = self._tokens("request_generation_tokens", "Tokens delivered to a request.")
         self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
+        self.queue_time = self._seconds(
+            "request_queue_time", "Time the target held the first step back, as it reported it.", _TTFT_BUCKETS_S
+        )
         self.itl = self._seconds(
             "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
         )
@@ -50,10 +52,6 @@ class GatewayMetrics:
 
     def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
-
-    def exposition(self) -> bytes:
-        """In Prometheus' text format."""
-        return generate_latest(self.registry)
 
     def failover(self, *, resumed: bool) -> None:
         self.failovers.labels("ongoing_request" if resumed else "new_request").inc()
@@ -112,6 +110,7 @@ class RequestObserver:
     def _finish(self, finish: Finish, now_s: float) -> None:
         self.finished = True
         self.metrics.succeeded.labels(self.model, finish.reason).inc()
+        self.metrics.queue_time.labels(self.model).observe(finish.summary.queue_time_ms / 1e3)
         self.metrics.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
         self.metrics.e2e.labels(self.model).observe(now_s - self.started_s)
         if finish.usage.completion_tokens > 1:

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from signal import Signals
 from typing import Any
 
@@ -30,6 +30,8 @@ from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_
 from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class RunningGateway:
 
     grpc_address: str
     http_address: str
+    ops_address: str
+    """Empty without an ops port."""
     core: Generator
     life: ServerLife
 
@@ -51,14 +55,15 @@ class RunningGateway:
 async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningGateway]:
     """A gateway from here to the end of the block, where it drains. The signals given start the drain earlier."""
     async with AsyncExitStack() as stack:
-        store = None
+        store, ops = None, Ops("gateway", config)
         if config.metadata_url is not None:
-            store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
+            opened = store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
+            MetadataCollector(ops.registry, lambda: opened.available, lambda: asdict(opened.counters))
         routers = await stack.enter_async_context(RouterPool(_source(config, store)))
         tracing = open_tracing("outrider-gateway")
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        core = _core(config, routers, tracing)
+        core = _core(config, routers, tracing, GatewayMetrics(ops.registry))
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
         limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
@@ -79,13 +84,15 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         http_address = await stack.enter_async_context(
             _http(create_app(core, limits), config.listen_http, Bounds(limits, max_connections), grace_s=1.0)
         )
+        ops.ready["server"] = lambda: core.problem
+        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
         if store is not None:
             lease = store.register(_info(), config.advertise or life.address, lambda: _load(core.admission))
             await stack.enter_async_context(lease)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
         try:
-            yield RunningGateway(life.address, http_address, core, life)
+            yield RunningGateway(life.address, http_address, ops_address, core, life)
         finally:
             await _drain(core.admission, life, config.drain_timeout_s)
 
@@ -110,12 +117,12 @@ def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:
     return LeasedRouters(store)
 
 
-def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None) -> Generator:
+def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None, metrics: GatewayMetrics) -> Generator:
     return Generator(
         catalog=Catalog(routers, config.model_paths),
         routers=routers,
         admission=Admission(config.limits.max_running),
-        metrics=GatewayMetrics(),
+        metrics=metrics,
         failover=config.failover,
         request_timeout_s=config.limits.request_timeout_s,
         tracing=tracing,

@@ -40,6 +40,11 @@ class ServerLife:
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
+    @property
+    def problem(self) -> str:
+        """Why it should be sent nothing now; empty when it should."""
+        return "draining" if self.draining.is_set() else "" if self.health.serving else "starting"
+
     async def ready(self) -> None:
         """Health says SERVING from now on, unless the drain has begun."""
         if not self.draining.is_set():

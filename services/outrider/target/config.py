@@ -21,8 +21,6 @@ class TargetConfig(WorkerConfig):
     """Most drafted tokens verified in one step of one sequence."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
-    step_timeout_s: float = 30.0
-    """With tensor_parallel above 1: how long a step, or one process's silence, may last before all start again."""
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)
@@ -36,8 +34,6 @@ class TargetConfig(WorkerConfig):
             raise ValueError(f"tensor_parallel: must be in 1..{MAX_RANKS}, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and ":" in self.engine.device:
             raise ValueError(f"device: {self.engine.device!r} names one device, tensor_parallel wants several")
-        if not self.step_timeout_s > 0:
-            raise ValueError("step_timeout_s: must be above 0")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
@@ -56,12 +52,4 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-draft-tokens", type=int, default=32, metavar="N", help="drafts verified in one step of a sequence")
     add("--prefill-threads", type=int, default=0, metavar="N", help="CPU threads that read a prompt, if more")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
-    add(
-        "--step-timeout",
-        dest="step_timeout_s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="longest tensor-parallel step, then all restart",
-    )
     return parser

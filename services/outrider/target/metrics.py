@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.report import Report, Tally
-from outrider.telemetry.metrics import SpeculationMetrics, WorkerMetrics
+from outrider.telemetry.metrics import SpeculationMetrics, TokenMetrics, WorkerMetrics
 from outrider.worker.report import Load
 
 
@@ -19,6 +19,7 @@ class TargetMetrics:
 
     def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, tally: Tally) -> None:
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
+        self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
         registry.register(_TallyCollector(info.model, tally))
 
@@ -28,12 +29,12 @@ class TargetMetrics:
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks
         )
         if report.batch_sequences:
-            num_tokens = sum(len(committed.outcome.token_ids) for committed in report.commits)
-            self._worker.step(duration_s=report.step_us * 1e-6, num_tokens=num_tokens)
+            self._worker.step(report.step_us * 1e-6)
+            self._tokens.committed(sum(len(committed.outcome.token_ids) for committed in report.commits))
         for committed in report.commits:
             outcome = committed.outcome
             if committed.num_prompt_tokens:
-                self._worker.opened(
+                self._tokens.opened(
                     num_prompt_tokens=committed.num_prompt_tokens, num_cached_tokens=committed.num_cached_tokens
                 )
             self._speculation.round(
@@ -64,7 +65,11 @@ class _TallyCollector(Collector):
                 tally.num_alternatives_taken,
             ),
             ("siblings", "Tokens judged beside a guessed one.", tally.num_siblings),
-            ("siblings_accepted", "Of those, what the target said.", tally.num_siblings_accepted),
+            (
+                "siblings_accepted",
+                "Such tokens that the target said.",
+                tally.num_siblings_accepted,
+            ),
             ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
         ):
             family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])

@@ -6,21 +6,23 @@ one process's monotonic clock.
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
-from wsgiref.simple_server import WSGIServer
+from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 MAX_POSITIONS = 32
 """Positions of drafted tokens that are counted apart; later ones count as the last."""
-PHASES = ("draft", "network", "verify", "commit")
+PHASES = ("queue", "verify", "other", "draft")
+"""Of a round: before its step (waiting for a draft included), in the step, and what is left: ways and event loops. The
+draft's work lies inside the queue, or beside the step before."""
 
 
 class SpeculationMetrics(Collector):
@@ -57,10 +59,10 @@ class SpeculationMetrics(Collector):
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.", self._num_draft_tokens)
         yield self._counter(
             "spec_decode_num_verified_tokens",
-            "Of those, judged: up to the first rejected one.",
+            "Drafted tokens judged: up to the first rejected one.",
             self._num_verified,
         )
-        yield self._counter("spec_decode_num_accepted_tokens", "Of those, accepted.", self._num_accepted)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", self._num_accepted)
         yield self._counter(
             "wasted_draft_tokens", "Drafted tokens that were dropped or not accepted.", self._num_wasted
         )
@@ -117,29 +119,31 @@ class Durations(Collector):
 
 
 class WorkerMetrics:
-    """How a draft or target worker fares."""
+    """How a draft or target worker fares. A draft has names of its own: a sequence that runs on both is one request."""
 
     def __init__(
-        self, registry: CollectorRegistry, model_name: str, *, block_size: int = 0, num_blocks: int = 0
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        *,
+        block_size: int = 0,
+        num_blocks: int = 0,
+        prefix: str = "outrider_",
     ) -> None:
-        counter, gauge = _counters(registry, model_name), _gauges(registry, model_name)
+        gauge = partial(_labelled, Gauge, registry, model_name, prefix)
         self._num_blocks = num_blocks
         self._running = gauge("num_requests_running", "Sequences in the running batch.")
         self._waiting = gauge("num_requests_waiting", "Sequences waiting for room.")
         self._cache_usage = gauge("kv_cache_usage_perc", "Part of the KV blocks in use, 0 to 1.")
-        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
-        self._hits = counter("prefix_cache_hits", "Of those, found.")
-        self._prompt = counter("prompt_tokens", "Prompt tokens of opened sequences.")
-        self._generation = counter("generation_tokens", "Tokens committed, or proposed by a draft.")
         self._step = Histogram(
-            "outrider_step_duration_seconds",
+            f"{prefix}step_duration_seconds",
             "One step of the engine.",
             ["model_name"],
             buckets=STEP_BUCKETS_S,
             registry=registry,
         ).labels(model_name)
         config = Gauge(
-            "outrider_cache_config_info",
+            f"{prefix}cache_config_info",
             "Shape of the KV cache.",
             ["model_name", "block_size", "num_gpu_blocks"],
             registry=registry,
@@ -151,14 +155,26 @@ class WorkerMetrics:
         self._waiting.set(num_waiting)
         self._cache_usage.set(1 - num_free_blocks / self._num_blocks if self._num_blocks else 0)
 
+    def step(self, duration_s: float) -> None:
+        self._step.observe(duration_s)
+
+
+class TokenMetrics:
+    """What a target read and said. Of a request that moves to another target, the prompt is read again."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        counter = partial(_labelled, Counter, registry, model_name, "outrider_")
+        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of opened sequences.")
+        self._generation = counter("generation_tokens", "Tokens committed.")
+
     def opened(self, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         self._prompt.inc(num_prompt_tokens)
         self._queries.inc(num_prompt_tokens)
         self._hits.inc(num_cached_tokens)
 
-    def step(self, *, duration_s: float, num_tokens: int) -> None:
-        """`num_tokens`: committed by this step, or proposed."""
-        self._step.observe(duration_s)
+    def committed(self, num_tokens: int) -> None:
         self._generation.inc(num_tokens)
 
 
@@ -223,36 +239,8 @@ class MetadataCollector(Collector):
             )
 
 
-@dataclass(slots=True)
-class MetricsServer:
-    """A running endpoint. `stop` it."""
-
-    address: str
-    _server: WSGIServer
-    _thread: threading.Thread
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+M = TypeVar("M", Counter, Gauge)
 
 
-def start_metrics_server(address: str, registry: CollectorRegistry) -> MetricsServer:
-    """Serves /metrics at HOST:PORT from a thread of its own. Raises OSError when the address cannot be bound."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        raise OSError(f"{address!r} is not HOST:PORT")
-    server, thread = start_http_server(int(port), host, registry)
-    return MetricsServer(f"{host}:{server.server_port}", server, thread)
-
-
-def _counters(registry: CollectorRegistry, model_name: str) -> Callable[[str, str], Counter]:
-    return lambda name, meaning: Counter(f"outrider_{name}", meaning, ["model_name"], registry=registry).labels(
-        model_name
-    )
-
-
-def _gauges(registry: CollectorRegistry, model_name: str) -> Callable[[str, str], Gauge]:
-    return lambda name, meaning: Gauge(f"outrider_{name}", meaning, ["model_name"], registry=registry).labels(
-        model_name
-    )
+def _labelled(kind: type[M], registry: CollectorRegistry, model_name: str, prefix: str, name: str, meaning: str) -> M:
+    return kind(f"{prefix}{name}", meaning, ["model_name"], registry=registry).labels(model_name)

@@ -12,6 +12,7 @@ from outrider.address import check_advertised
 from outrider.engine import EngineConfig
 from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
 from outrider.telemetry.logging import LOG_FORMATS
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -40,8 +41,11 @@ class WorkerConfig:
     """Threads of one engine step on CPU; 0 leaves it to torch."""
     cpu_cores: tuple[int, ...] = ()
     """Cores the process may run on; empty means all."""
-    metrics_listen: str = ""
-    """HOST:PORT of the Prometheus endpoint; empty means none."""
+    ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
+    step_timeout_s: float = 30.0
+    """How long a step may last before the process no longer counts as live. Of processes that divide one model also how
+    long one may be silent, before all start again."""
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long open sequences may take before others must take them over."""
     log_format: str = "human"
@@ -53,6 +57,8 @@ class WorkerConfig:
             raise ValueError(f"max_sequences: must be at least 1, got {self.max_sequences}")
         if self.threads < 0:
             raise ValueError(f"threads: must not be negative, got {self.threads}")
+        if not self.step_timeout_s > 0:
+            raise ValueError(f"step_timeout_s: must be above 0, got {self.step_timeout_s:g}")
         # Not below: no comparison holds for NaN.
         if not self.drain_timeout_s >= 0:
             raise ValueError(f"drain_timeout_s: must not be negative, got {self.drain_timeout_s:g}")
@@ -113,7 +119,15 @@ def _add_process(parser: argparse.ArgumentParser) -> None:
     add("--metadata", dest="metadata_url", default="", metavar="URL", help="carries the lease; none if empty")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
     add("--cpu-cores", type=parse_cores, default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
-    add("--metrics-listen", default="", metavar="HOST:PORT", help="Prometheus endpoint; none if empty")
+    add("--ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="health, metrics, options; none if empty")
+    add(
+        "--step-timeout",
+        dest="step_timeout_s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="longest step of a worker that counts as live",
+    )
     add(
         "--drain-timeout",
         dest="drain_timeout_s",

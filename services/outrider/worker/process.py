@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
-from outrider.telemetry.metrics import MetadataCollector, start_metrics_server
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.prefix_publisher import PrefixPublisher
 
@@ -36,6 +37,11 @@ class Servicer(Protocol):
 
     @property
     def drained(self) -> asyncio.Event: ...
+
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
+        ...
 
     def load_message(self) -> worker_pb2.WorkerLoad: ...
 
@@ -63,6 +69,8 @@ class RunningWorker(Generic[S]):
     life: ServerLife
     lease: Lease | None
     """None without a metadata store."""
+    ops_address: str = ""
+    """HOST:PORT, or empty."""
 
     async def drain(self, timeout_s: float) -> None:
         """Opens nothing new from now on. Returns when all has finished, or once, after `timeout_s`, the rest has been
@@ -100,23 +108,22 @@ async def serve(
     no metadata URL; never because the store is away.
     """
     async with AsyncExitStack() as stack:
-        registry = CollectorRegistry()
-        store = await stack.enter_async_context(_connect(config, registry)) if config.metadata_url else None
+        ops = Ops(_role_name(info.role), config)
+        store = await stack.enter_async_context(_connect(config, ops.registry)) if config.metadata_url else None
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
-        servicer = await stack.enter_async_context(make(registry, publisher, store))
-        if config.metrics_listen:
-            endpoint = start_metrics_server(config.metrics_listen, registry)
-            stack.callback(endpoint.stop)
-            log.info("metrics at http://%s/metrics", endpoint.address)
+        servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
         server = create_server()
         add(servicer, server)
         life = await stack.enter_async_context(serving(server, config.listen, services=[service], signals=signals))
+        ops.live["step"] = busy_check(lambda: servicer.busy_since_s, config.step_timeout_s)
+        ops.ready["server"] = lambda: life.problem
+        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         lease = None
         if store is not None:
             registration = store.register(info, config.advertise or life.address, servicer.load_message)
             lease = await stack.enter_async_context(registration)
-        yield RunningWorker(servicer, life, lease)
+        yield RunningWorker(servicer, life, lease, ops_address)
 
 
 async def serve_until_stopped(
@@ -165,11 +172,10 @@ def describe(
     config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: Model, **more: Any
 ) -> worker_pb2.WorkerInfo:
     """Who this worker is, made anew at every start. `more`: fields of WorkerInfo that only its kind of worker knows."""
-    name = worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
     return worker_pb2.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         role=role,
-        worker_id=new_worker_id(name),
+        worker_id=new_worker_id(_role_name(role)),
         model=config.served_name,
         vocab_size=model.vocab_size,
         max_context_len=model.max_context_len,
@@ -189,3 +195,7 @@ def limit_cpu(config: WorkerConfig) -> None:
         os.sched_setaffinity(0, config.cpu_cores)
     if config.threads:
         torch.set_num_threads(config.threads)
+
+
+def _role_name(role: worker_pb2.WorkerRole.ValueType) -> str:
+    return worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()

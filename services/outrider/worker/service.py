@@ -92,6 +92,11 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
     def load(self) -> Load:
         return self.steps.load
 
+    @property
+    def busy_since_s(self) -> float | None:
+        """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
+        return self.steps.busy_since_s
+
     def load_message(self) -> worker_pb2.WorkerLoad:
         load = self.load
         return worker_pb2.WorkerLoad(

@@ -30,7 +30,7 @@ async def worker(tiny: Path, *arguments: str) -> AsyncIterator[tuple[asyncio.sub
     assert process.stderr is not None
     try:
         async with asyncio.timeout(60):
-            while b"127.0.0.1:" not in (line := await process.stderr.readline()):
+            while b" serves " not in (line := await process.stderr.readline()):
                 assert line, "the worker ended before it listened"
         yield process, line.decode().strip().rpartition(" ")[2]
     finally:

@@ -263,13 +263,17 @@ async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
         await post(gateway, {"model": MODEL, "prompt": "a", "n": 0})
         async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
             health = await http.get("/health")
-            exposition = (await http.get("/metrics")).text
+            public = await http.get("/metrics")
+        exposition = gateway.core.metrics.registry.get_sample_value
     assert (health.status_code, health.json()["models"]) == (200, [MODEL])
-    assert 'outrider_request_success_total{finished_reason="length",model_name="tiny"} 1.0' in exposition
-    assert 'outrider_request_generation_tokens_sum{model_name="tiny"} 5.0' in exposition
-    assert 'outrider_request_prompt_tokens_sum{model_name="tiny"} 3.0' in exposition
-    assert 'outrider_time_to_first_token_seconds_count{model_name="tiny"} 1.0' in exposition
-    assert "outrider_gateway_requests_running 0.0" in exposition
+    assert public.status_code == 404
+    model = {"model_name": "tiny"}
+    assert exposition("outrider_request_success_total", {**model, "finished_reason": "length"}) == 1
+    assert exposition("outrider_request_generation_tokens_sum", model) == 5
+    assert exposition("outrider_request_prompt_tokens_sum", model) == 3
+    assert exposition("outrider_time_to_first_token_seconds_count", model) == 1
+    assert exposition("outrider_request_queue_time_seconds_sum", model) == pytest.approx(0.0001)
+    assert exposition("outrider_gateway_requests_running") == 0
 
 
 async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
@@ -290,7 +294,10 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serv
             with pytest.raises(openai.APITimeoutError):
                 await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=1.0)
         await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0)
-        assert 'outrider_request_failure_total{reason="cancelled"} 2.0' in gateway.core.metrics.exposition().decode()
+        failed = gateway.core.metrics.registry.get_sample_value(
+            "outrider_request_failure_total", {"reason": "cancelled"}
+        )
+        assert failed == 2
 
 
 async def silence(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:

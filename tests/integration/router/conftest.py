@@ -29,7 +29,7 @@ from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
 from outrider.testing.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
-from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
+from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig, TraceConfig
 from outrider_controller.router.server import RunningRouter, running_router
 
 from tests.route_call import RouteCall
@@ -37,6 +37,7 @@ from tests.route_call import RouteCall
 CONFIG = RouterConfig(
     refresh_s=0.05,
     cache_salt_key=b"test",
+    traces=TraceConfig(record_tokens=True),
     policy=PolicyConfig(max_wait_us=20_000),
     failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2, draft_backoff_s=0.2),
     link=LinkConfig(first_backoff_s=0.02, max_backoff_s=0.1),

@@ -67,14 +67,11 @@ async def test_counters_equal_the_sums_over_requests(fleet):
     await fleet.draft()
     await fleet.start()
     answers = await asyncio.gather(*(fleet.ask(fleet.request([i, 2])) for i in range(1, 6)))
-    for name, field in {
-        "num_drafts": "num_spec_steps",
-        "num_draft_tokens": "num_draft_tokens",
-        "num_verified_tokens": "num_verified_tokens",
-        "num_accepted_tokens": "num_accepted_draft_tokens",
-    }.items():
-        counted = fleet.counter(f"outrider_spec_decode_{name}_total", model_name="simulated")
+    for phase, field in {"verify": "num_steps", "queue": "num_steps", "draft": "num_spec_steps"}.items():
+        counted = fleet.counter("outrider_round_duration_seconds_count", phase=phase)
         assert counted == sum(getattr(a.metrics, field) for a in answers) > 0
+    verified_s = fleet.counter("outrider_round_duration_seconds_sum", phase="verify")
+    assert verified_s == pytest.approx(sum(a.metrics.verify_us for a in answers) / 1e6)
 
 
 async def test_a_stop_token_ends_the_answer_inside_an_accepted_block(fleet):

@@ -478,13 +478,13 @@ async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.L
     def wrong(sequence_id: int, base_len: int) -> sp.Draft:
         return sp.Draft(sequence_id=sequence_id, base_len=base_len, token_ids=[400])
 
-    async with target_and_draft(tiny, wrong, metrics_listen="127.0.0.1:0") as (servicer, stub, draft):
+    async with target_and_draft(tiny, wrong) as (servicer, stub, draft):
         router = Router(stub)
         long = open_sequence(2, [7, 8], stopping=LONG, draft=draft.assigned(22))
         await router.send(opens=[open_sequence(1, [5, 6, 7]), long])
         await router.finished(1, 2)
         await until(lambda: servicer.load.num_sequences == 0)
-        (url,) = [m.split()[-1] for m in caplog.messages if m.startswith("metrics at")]
+        (url,) = [m.split()[-1] + "/metrics" for m in caplog.messages if m.startswith("ops port")]
         text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
         num_steps = servicer.tally.num_steps
     label = f'{{model_name="{tiny.name}"}}'

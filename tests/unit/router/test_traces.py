@@ -48,7 +48,7 @@ def add_round(recorder: Recorder, session: Session, token_ids: list[int], now_us
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:
-    traces = Traces(TraceConfig())
+    traces = Traces(TraceConfig(record_tokens=True))
     traces.router_id = "router-1"
     recorder, session = begun(traces, request(resume=(9,)), now_us=1000)
     recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_TARGET, worker_id="t1", model="m"), 1040)
@@ -85,7 +85,7 @@ def test_the_prompt_is_nowhere_in_it() -> None:
 
 
 def test_tokens_can_be_left_out() -> None:
-    traces = Traces(TraceConfig(record_tokens=False))
+    traces = Traces(TraceConfig())
     recorder, session = begun(traces, request())
     add_round(recorder, session, [20, 21], 500, num_drafted=2, num_verified=2, num_accepted=1, rejected_token_ids=[5])
     (found,) = traces.find("r", 600)

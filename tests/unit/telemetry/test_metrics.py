@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import urllib.request
-
 import pytest
 from outrider.telemetry.metrics import (
     LabelCap,
     MetadataCollector,
     RouterMetrics,
     SpeculationMetrics,
+    TokenMetrics,
     WorkerMetrics,
-    start_metrics_server,
 )
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -56,8 +54,10 @@ def test_a_worker_tells_its_load_cache_and_steps() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "m", block_size=16, num_blocks=100)
     metrics.load(num_running=3, num_waiting=2, num_free_blocks=25)
-    metrics.opened(num_prompt_tokens=64, num_cached_tokens=48)
-    metrics.step(duration_s=0.02, num_tokens=4)
+    metrics.step(0.02)
+    tokens = TokenMetrics(registry, "m")
+    tokens.opened(num_prompt_tokens=64, num_cached_tokens=48)
+    tokens.committed(4)
     samples = scrape(registry)
     assert samples["outrider_num_requests_running"] == 3
     assert samples["outrider_num_requests_waiting"] == 2
@@ -84,7 +84,7 @@ def test_a_router_tells_phases_fallbacks_failovers_and_refusals() -> None:
     metrics.rejected("acme", "queue_full")
     samples = scrape(registry)
     assert samples["outrider_round_duration_seconds_count{verify}"] == 1
-    assert samples["outrider_round_duration_seconds_count{network}"] == 0
+    assert samples["outrider_round_duration_seconds_count{other}"] == 0
     assert samples["outrider_fallback_total{draft_lost}"] == 1
     assert samples["outrider_failover_total{target}"] == 1
     assert samples["outrider_admission_rejected_total{queue_full,acme}"] == 1
@@ -109,23 +109,14 @@ def test_a_label_has_at_most_so_many_values() -> None:
 
 def test_two_workers_in_one_process_do_not_mix() -> None:
     first, second = CollectorRegistry(), CollectorRegistry()
-    WorkerMetrics(first, "m").step(duration_s=0.1, num_tokens=1)
+    WorkerMetrics(first, "m").step(0.1)
     WorkerMetrics(second, "m")
-    assert scrape(second)["outrider_generation_tokens_total"] == 0
+    assert scrape(second)["outrider_step_duration_seconds_count"] == 0
 
 
-def test_the_endpoint_serves_the_registry_until_it_is_stopped() -> None:
+def test_a_sequence_on_a_target_and_its_draft_is_one_running_request() -> None:
     registry = CollectorRegistry()
-    RouterMetrics(registry).fallback("draft_lost")
-    server = start_metrics_server("127.0.0.1:0", registry)
-    url = f"http://{server.address}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as response:
-        assert samples_of(response.read().decode())["outrider_fallback_total{draft_lost}"] == 1
-    server.stop()
-    with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=5)
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(OSError, match="HOST:PORT"):
-        start_metrics_server("9090", CollectorRegistry())
+    WorkerMetrics(registry, "m").load(num_running=1, num_waiting=0, num_free_blocks=0)
+    WorkerMetrics(registry, "d", prefix="outrider_draft_").load(num_running=1, num_waiting=0, num_free_blocks=0)
+    samples = scrape(registry)
+    assert samples["outrider_num_requests_running"] == samples["outrider_draft_num_requests_running"] == 1

@@ -35,6 +35,8 @@ def test_what_is_no_list_of_cores_is_named(text: str) -> None:
         (["--threads", "-1"], "threads"),
         (["--drain-timeout", "-1"], "drain_timeout_s"),
         (["--drain-timeout", "nan"], "drain_timeout_s"),
+        (["--step-timeout", "0"], "step_timeout_s"),
+        (["--step-timeout", "nan"], "step_timeout_s"),
         (["--cpu-cores", "a"], "cpu_cores: 'a'"),
         (["--dtype", "int3"], "dtype"),
         (["--block-size", "0"], "block_size"),
@@ -59,7 +61,7 @@ def test_every_option_reaches_its_field(parse: Parse) -> None:
         [
             *("--model", "m", "--listen", "h:1", "--model-name", "named", "--advertise", "10.0.0.1:2"),
             *("--metadata", "redis://h:3", "--max-sequences", "7", "--threads", "2", "--cpu-cores", "0,1"),
-            *("--metrics-listen", "h:4", "--drain-timeout", "5", "--log-format", "json", "--dtype", "float32"),
+            *("--ops-listen", "h:4", "--drain-timeout", "5", "--log-format", "json", "--dtype", "float32"),
             *("--device", "cuda", "--quantization", "int8", "--block-size", "8", "--kv-cache-bytes", "9"),
             *("--max-batch-tokens", "100", "--max-context-len", "11", "--no-prefix-cache", "--attention", "sdpa"),
             *("--no-cuda-graphs", "--native-variant", "avx2", "--require-native"),
@@ -67,7 +69,7 @@ def test_every_option_reaches_its_field(parse: Parse) -> None:
     )
     assert (config.model, config.listen, config.served_name, config.advertise) == ("m", "h:1", "named", "10.0.0.1:2")
     assert (config.metadata_url, config.max_sequences, config.threads) == ("redis://h:3", 7, 2)
-    assert (config.cpu_cores, config.metrics_listen) == ((0, 1), "h:4")
+    assert (config.cpu_cores, config.ops_listen) == ((0, 1), "h:4")
     assert (config.drain_timeout_s, config.log_format) == (5.0, "json")
     engine = config.engine
     assert (engine.dtype, engine.device, engine.quantization, engine.block_size) == ("float32", "cuda", "int8", 8)

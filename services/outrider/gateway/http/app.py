@@ -44,7 +44,6 @@ def create_app(core: Generator, limits: Limits) -> Starlette:
             Route("/v1/models", listings.models),
             Route("/v1/models/{name:path}", listings.model),
             Route("/health", listings.health),
-            Route("/metrics", listings.metrics),
         ],
         exception_handlers={HTTPException: _http_exception},
     )
@@ -185,12 +184,9 @@ class _Listings:
     async def health(self, request: Request) -> Response:
         """200 while requests are taken and some model is ready; 503 says why not."""
         models = self.core.catalog.ready
-        reason = "draining" if self.core.admission.draining else "" if models else "no model is ready"
+        reason = self.core.problem
         body = {"status": reason or "ok", "models": models, "running": self.core.admission.running}
         return JSONResponse(body, status_code=503 if reason else 200)
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(self.core.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

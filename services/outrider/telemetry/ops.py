@@ -1,0 +1,236 @@
+"""The ops port of one process: does it live, is it ready, what does it count, how is it configured. Plain HTTP.
+
+For an operator's tools, never for clients: it listens on the loopback interface unless told otherwise. It runs on
+threads of its own, so that it answers while the event loop or a step hangs, which is what /livez has to tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import platform
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from socketserver import TCPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from outrider.telemetry.vllm_names import VllmNames
+
+log = logging.getLogger(__name__)
+
+ANY_LOOPBACK_PORT = "127.0.0.1:0"
+_LOOP_TIMEOUT_S, _BEAT_S = 10.0, 0.5
+_CLIENT_TIMEOUT_S = 5.0
+_TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_SECRET_NAME = re.compile(r"(^|_)(keys?|secrets?|passwords?|credentials?|salt)($|_)")
+_MASK = "***"
+
+Check = Callable[[], str]
+"""What is wrong, in one line; empty when nothing is. Called on an ops thread; must not block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+
+@dataclass(slots=True)
+class Ops:
+    """What one process shows of itself. Checks may be added at any time, from any thread."""
+
+    component: str
+    config: Any
+    """The process's configuration: a dataclass."""
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    live: dict[str, Check] = field(default_factory=dict)
+    """By what is checked. A process that fails one should be started again."""
+    ready: dict[str, Check] = field(default_factory=dict)
+    """By what is checked. A process that fails one should be sent nothing for now."""
+    beaten_s: float = field(default_factory=time.monotonic)
+    """Monotonic: when the event loop last came round."""
+
+    def __post_init__(self) -> None:
+        # A second series for every counter, which nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        ProcessCollector(registry=self.registry)
+        build = Gauge(
+            "outrider_build_info",
+            "What runs here; always 1.",
+            ["component", "version", "python"],
+            registry=self.registry,
+        )
+        build.labels(self.component, version("outrider"), platform.python_version()).set(1)
+
+    def beat(self) -> float:
+        return self.beaten_s
+
+    def page(self, path: str) -> Page:
+        """What a GET of this path answers."""
+        match path:
+            case "/livez":
+                return _verdict(self.live)
+            case "/readyz":
+                return _verdict({**self.live, **self.ready})
+            case "/metrics":
+                return Page(HTTPStatus.OK, _METRICS, generate_latest(self.registry))
+            case "/metrics/vllm":
+                return Page(HTTPStatus.OK, _METRICS, generate_latest(VllmNames(self.registry)))
+            case "/configz":
+                shown = json.dumps(masked(self.config), indent=2)
+                return Page(HTTPStatus.OK, "application/json", shown.encode() + b"\n")
+            case _:
+                known = b"/livez\n/readyz\n/metrics\n/metrics/vllm\n/configz\n"
+                return Page(HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, _TEXT, known)
+
+
+def _verdict(checks: Mapping[str, Check]) -> Page:
+    """200 and "ok", or 503 and a line for each check that fails."""
+    found = [(name, check()) for name, check in list(checks.items())]
+    failed = "".join(f"{name}: {problem}\n" for name, problem in found if problem)
+    return Page(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, _TEXT, (failed or "ok\n").encode())
+
+
+def busy_check(
+    since_s: Callable[[], float | None], limit_s: float, clock: Callable[[], float] = time.monotonic
+) -> Check:
+    """Fails when what began at `since_s`, None while nothing is under way, lasts longer than `limit_s`."""
+
+    def check() -> str:
+        begun_s = since_s()
+        lasts_s = clock() - begun_s if begun_s is not None else 0.0
+        return f"the one under way lasts {lasts_s:.1f} s, more than {limit_s:g} s" if lasts_s > limit_s else ""
+
+    return check
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """A configuration as JSON can hold it, without what is secret: fields named so, bytes, credentials in URLs."""
+    if isinstance(value, bytes) or (_SECRET_NAME.search(name) and not name.endswith("_file")):
+        return _MASK if value else ""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: masked(getattr(value, f.name), f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): masked(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [masked(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return _masked_url(str(value))
+
+
+def _masked_url(text: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    authority, slash, path = rest.partition("/")
+    path, question, query = path.partition("?")
+    host = authority.rpartition("@")[2]
+    user = f"{_MASK}@" if "@" in authority else ""
+    return f"{scheme}://{user}{host}{slash}{path}{question}{_MASK if query else ''}"
+
+
+@asynccontextmanager
+async def serving_ops(ops: Ops, listen: str) -> AsyncIterator[str]:
+    """Serves `ops` at HOST:PORT until the block is left, and yields the bound one; "" for an empty `listen`.
+
+    From here on /livez tells too when the event loop in which this is called no longer comes round. Raises OSError when
+    the address cannot be bound.
+    """
+    if not listen:
+        yield ""
+        return
+    ops.live["event loop"] = busy_check(ops.beat, _LOOP_TIMEOUT_S)
+    server = OpsServer(ops, listen)
+    thread = threading.Thread(target=server.serve_forever, name="ops", daemon=True)
+    thread.start()
+    task = asyncio.create_task(_beat(ops), name="ops beat")
+    log.info("ops port: http://%s", server.bound)
+    try:
+        yield server.bound
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+        thread.join()
+
+
+async def _beat(ops: Ops) -> None:
+    while True:
+        ops.beaten_s = time.monotonic()
+        await asyncio.sleep(_BEAT_S)
+
+
+class OpsServer(ThreadingHTTPServer):
+    """Bound at once; serves once `serve_forever` or `handle_request` is called. Raises OSError."""
+
+    daemon_threads = True
+    # At its end nobody waits for a client that is slow to read.
+    block_on_close = False
+
+    def __init__(self, ops: Ops, listen: str) -> None:
+        host, colon, port = listen.rpartition(":")
+        if not (colon and host and port.isdecimal() and int(port) < 65536):
+            raise OSError(f"ops_listen: {listen!r} is not HOST:PORT")
+        self.ops = ops
+        host = host.removeprefix("[").removesuffix("]")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, int(port)), _Handler)
+        except OSError as error:
+            raise OSError(f"ops_listen: cannot listen on {listen}: {error.strerror}") from error
+        self.bound = f"{listen.rpartition(':')[0]}:{self.server_address[1]}"
+
+    def server_bind(self) -> None:
+        """Without HTTPServer's question to DNS for our own name, which nobody reads."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away, in the middle of its answer or before it asked, is no event."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: OpsServer
+    timeout = _CLIENT_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        page = self.server.ops.page(urlsplit(self.path).path)
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(page.body)
+
+    do_HEAD = do_GET
+
+    def version_string(self) -> str:
+        return "outrider"
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Not a line for every probe."""

@@ -1,0 +1,134 @@
+"""The ops port: what it says of a process that lives, hangs, is not ready, and of its options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import pytest
+from outrider.telemetry.metrics import SpeculationMetrics
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT, Ops, busy_check, masked, serving_ops
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@dataclass(frozen=True)
+class Inner:
+    cache_salt_key: bytes = b"0123456789abcdef"
+    max_draft_tokens: int = 5
+
+
+@dataclass(frozen=True)
+class Config:
+    metadata_url: str = "redis://user:pass@h:1/0?password=x"
+    api_keys: tuple[str, ...] = ("sk-1",)
+    cache_salt_key_file: str = "/etc/key"
+    webhook: str = "https://h/hook"
+    paths: dict[str, str] = field(default_factory=lambda: {"m": "/models/m"})
+    inner: Inner = field(default_factory=Inner)
+
+
+def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{address}{path}", method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+async def ask(address: str, path: str, method: str = "GET") -> tuple[int, str]:
+    return await asyncio.to_thread(get, address, path, method)
+
+
+async def test_every_page_is_served_until_the_block_is_left() -> None:
+    async with serving_ops(Ops("target", Config()), ANY_LOOPBACK_PORT) as address:
+        assert await ask(address, "/livez") == await ask(address, "/readyz") == (200, "ok\n")
+        assert 'component="target"' in (await ask(address, "/metrics"))[1]
+        assert json.loads((await ask(address, "/configz"))[1])["webhook"] == "https://h/hook"
+        assert (await ask(address, "/metrics?x=1"))[0] == 200
+        assert await ask(address, "/livez", "HEAD") == (200, "")
+        assert (await ask(address, "/nothing"))[0] == 404
+        assert (await ask(address, "/livez", "POST"))[0] == 501
+    with pytest.raises(urllib.error.URLError):
+        await ask(address, "/livez")
+
+
+async def test_without_an_address_nothing_is_opened() -> None:
+    async with serving_ops(Ops("target", Config()), "") as address:
+        assert address == ""
+
+
+@pytest.mark.parametrize("listen", ["9090", "h:", ":1", "127.0.0.1:70000", "192.0.2.1:1"])
+async def test_an_address_that_cannot_be_bound_is_named(listen: str) -> None:
+    with pytest.raises(OSError, match="ops_listen"):
+        async with serving_ops(Ops("target", Config()), listen):
+            pass
+
+
+async def test_an_event_loop_that_hangs_is_not_live() -> None:
+    ops = Ops("router", Config())
+    async with serving_ops(ops, ANY_LOOPBACK_PORT) as address:
+        ops.live["event loop"] = busy_check(ops.beat, 1.0)
+        while (await ask(address, "/livez"))[0] != HTTPStatus.OK:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        # Nothing runs in this loop from here on.
+        while (answer := get(address, "/livez"))[0] == HTTPStatus.OK:
+            time.sleep(0.1)  # noqa: ASYNC251
+        assert answer[0] == HTTPStatus.SERVICE_UNAVAILABLE and answer[1].startswith("event loop: ")
+
+
+def test_a_step_counts_as_hung_only_while_it_lasts_too_long() -> None:
+    now_s, since_s = 100.0, None
+    check = busy_check(lambda: since_s, 30.0, lambda: now_s)
+    assert check() == ""
+    since_s = 90.0
+    assert check() == ""
+    now_s = 120.5
+    assert check() == "the one under way lasts 30.5 s, more than 30 s"
+    since_s = None
+    assert check() == ""
+
+
+def test_what_is_not_ready_says_why_and_lives() -> None:
+    ops = Ops("gateway", Config(), ready={"server": lambda: "no model is ready", "store": lambda: ""})
+    assert ops.page("/livez").status == HTTPStatus.OK
+    ready = ops.page("/readyz")
+    assert (ready.status, ready.body) == (HTTPStatus.SERVICE_UNAVAILABLE, b"server: no model is ready\n")
+
+
+def test_what_does_not_live_is_not_ready() -> None:
+    ops = Ops("target", Config(), live={"step": lambda: "hangs"})
+    assert ops.page("/readyz").status == ops.page("/livez").status == HTTPStatus.SERVICE_UNAVAILABLE
+
+
+def test_secrets_are_masked_and_options_are_shown() -> None:
+    assert masked(Config()) == {
+        "metadata_url": "redis://***@h:1/0?***",
+        "api_keys": "***",
+        "cache_salt_key_file": "/etc/key",
+        "webhook": "https://h/hook",
+        "paths": {"m": "/models/m"},
+        "inner": {"cache_salt_key": "***", "max_draft_tokens": 5},
+    }
+
+
+def test_vllms_names_carry_the_same_values_on_a_page_of_their_own() -> None:
+    registry = CollectorRegistry()
+    ops = Ops("target", Config(), registry)
+    SpeculationMetrics(registry, "m").round(num_drafted=5, num_verified=3, num_accepted=2)
+    samples = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(ops.page("/metrics/vllm").body.decode())
+        for sample in family.samples
+        if sample.labels.get("position", "0") == "0"
+    }
+    assert samples["vllm:spec_decode_num_draft_tokens_total"] == ({"model_name": "m"}, 5)
+    assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"][1] == 1
+    assert all(name.startswith("vllm:") for name in samples)
+    assert b"vllm:" not in ops.page("/metrics").body

@@ -1,0 +1,88 @@
+"""docs/metrics.md lists what the processes tell: every metric with its labels, by whom, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from outrider.draft.metrics import DraftMetrics
+from outrider.draft.report import Tally as DraftTally
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.metadata.counters import StoreCounters
+from outrider.rpc.v1 import worker_pb2
+from outrider.target.metrics import TargetMetrics
+from outrider.target.report import Tally as TargetTally
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops
+from outrider.telemetry.vllm_names import VLLM_NAMES
+from outrider_controller.router.notices import Notices
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+PAGE = Path(__file__).parents[2] / "docs/metrics.md"
+INFO = worker_pb2.WorkerInfo(model="m")
+
+
+class NoEvents:
+    async def emit(self, kind: str, fields: Mapping[str, str | int | float | bool]) -> None: ...
+
+
+def store(registry: CollectorRegistry) -> None:
+    MetadataCollector(registry, lambda: True, lambda: asdict(StoreCounters()))
+
+
+PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
+    "gateway": (GatewayMetrics, store),
+    "router": (lambda registry: Notices(registry, NoEvents()), store),
+    "control": (store,),
+    "target": (lambda registry: TargetMetrics(registry, INFO, TargetTally()), store),
+    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftTally()), store),
+}
+
+
+def told(process: str) -> list[tuple[Metric, list[str]]]:
+    """What a process tells of itself, with labels."""
+    registry = Ops(process, None).registry
+    for make in PROCESSES[process]:
+        make(registry)
+    found = []
+    for collector in list(registry._collector_to_names):
+        declared = list(getattr(collector, "_labelnames", ()))
+        for metric in collector.collect():
+            of_samples = {label for sample in metric.samples for label in sample.labels}
+            found.append((metric, sorted({*declared, *of_samples} - {"le"})))
+    return [(metric, labels) for metric, labels in found if metric.name.startswith("outrider_")]
+
+
+def rows() -> list[str]:
+    """The lines of the page's table."""
+    by_name: dict[str, tuple[Metric, list[str], list[str]]] = {}
+    for process in PROCESSES:
+        for metric, labels in told(process):
+            by_name.setdefault(metric.name, (metric, labels, []))[2].append(process)
+    return [_row(metric, labels, by) for _, (metric, labels, by) in sorted(by_name.items())]
+
+
+def _row(metric: Metric, labels: list[str], processes: list[str]) -> str:
+    suffix = "_total" if metric.type == "counter" else ""
+    theirs = f"`{VLLM_NAMES[metric.name]}{suffix}`" if metric.name in VLLM_NAMES else ""
+    by = "all" if processes == list(PROCESSES) else ", ".join(processes)
+    named = ", ".join(f"`{label}`" for label in labels)
+    return f"| `{metric.name}{suffix}` | {metric.type} | {named} | {by} | {metric.documentation} | {theirs} |"
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    listed = [line for line in PAGE.read_text().splitlines() if line.startswith("| `outrider_")]
+    assert listed == rows(), "docs/metrics.md should say:\n" + "\n".join(rows())
+
+
+def test_every_metric_but_those_of_all_processes_is_told_by_one_kind() -> None:
+    for row in rows():
+        process = row.split(" | ")[3]
+        assert process == "all" or "," not in process
+
+
+def test_every_name_of_vllms_stands_for_a_metric_of_ours() -> None:
+    ours = {metric.name for process in PROCESSES for metric, _ in told(process)}
+    assert set(VLLM_NAMES) <= ours
