@@ -37,11 +37,13 @@ def _process(logits: Tensor, candidates: Sequence[Candidate]) -> None:
     if all(candidate.processor is None for candidate in candidates):
         return
     start = 0
-    for candidate in candidates:
-        end = start + candidate.num_rows
-        if candidate.processor is not None:
-            candidate.processor.apply(logits[start:end], candidate.prefixes())
-        start = end
+    # An engine's logits may be tensors of that mode, which are changed in it alone.
+    with torch.inference_mode():
+        for candidate in candidates:
+            end = start + candidate.num_rows
+            if candidate.processor is not None:
+                candidate.processor.apply(logits[start:end], candidate.prefixes())
+            start = end
 
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from outrider.speculation import LogitsOptions, VerificationMode
+from outrider.target.commit import Finish
 from outrider.target.opening import Opening, Speculation
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
@@ -39,6 +40,8 @@ def texts(tiny: Path, openings: list[Opening], drafter: object = None) -> dict[i
         bench.open(number, each)
     bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
     assert not bench.refused
+    assert not any(told.errors for told in bench.told.values())
+    assert all(bench.told[key(number)].finish is not Finish.NONE for number in range(len(openings)))
     return {number: bench.tokens[key(number)] for number in range(len(openings))}
 
 
