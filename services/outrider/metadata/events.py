@@ -23,11 +23,6 @@ class Event:
     kind: str
     fields: dict[str, str]
 
-    @property
-    def time_ms(self) -> int:
-        """Unix time by the store's clock."""
-        return int(self.id.partition("-")[0])
-
 
 def encode_event(kind: str, fields: Mapping[str, FieldValue]) -> dict[Any, Any]:
     """Raises ValueError for a kind that is no name. Long values are cut."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 INTERNAL_MESSAGE_BYTES = 32 << 20
 """Between our own processes: an opening carries a whole prompt, and one message many openings."""
-PUBLIC_MESSAGE_BYTES = 4 << 20
-"""From clients."""
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 30_000),

@@ -25,11 +25,6 @@ class Limits:
     max_draft_tokens: int = 32
     """Drafted tokens judged in one step."""
 
-    @property
-    def max_draft_message(self) -> int:
-        """Most tokens of one Draft message."""
-        return self.max_draft_tokens + MAX_RUN_AHEAD_TOKENS
-
 
 @dataclass(frozen=True, slots=True)
 class Speculation:

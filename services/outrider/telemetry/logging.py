@@ -12,9 +12,6 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -25,8 +22,6 @@ LOG_FORMATS = ("human", "json")
 _MAX_VALUE_CHARS = 200
 # `color_message` is uvicorn's: the message again, with colours for terminals.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-
-_context: ContextVar[dict[str, str] | None] = ContextVar("outrider_log_context", default=None)
 
 
 def configure_logging(
@@ -51,16 +46,6 @@ def configure_logging(
     # They tell of single connections and requests at INFO.
     for name in ("asyncio", "httpx", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-@contextmanager
-def log_context(**fields: str) -> Iterator[None]:
-    """Adds fields, such as request_id and tenant, to every line logged inside, in tasks started inside too."""
-    token = _context.set({**(_context.get() or {}), **fields})
-    try:
-        yield
-    finally:
-        _context.reset(token)
 
 
 class JsonFormatter(logging.Formatter):
@@ -98,9 +83,8 @@ class HumanFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Of the context, and of `extra=`. Numbers stay numbers; everything else becomes a short string."""
-    extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
-    return {name: _plain(value) for name, value in {**(_context.get() or {}), **extra}.items()}
+    """Of `extra=`. Numbers stay numbers; everything else becomes a short string."""
+    return {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
 
 
 def _plain(value: object) -> Any:

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
-from outrider.errors import DeadlineExceeded, Unavailable
-from outrider.rpc.channel import create_channel, remaining_s, wait_ready
+from outrider.errors import DeadlineExceeded
+from outrider.rpc.channel import create_channel, remaining_s
 from outrider.rpc.server import ServerLife, bind, create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2
@@ -122,17 +122,6 @@ async def test_a_deadline_with_nothing_left_is_an_error_of_its_own(
         error = from_rpc_error(await call_error(stub.Generate(request_message, timeout=5)))
     assert isinstance(error, DeadlineExceeded)
     assert error.reason == "DEADLINE_EXCEEDED"
-
-
-async def test_waiting_for_a_server_that_is_not_there_ends_as_unavailable() -> None:
-    async with create_channel("127.0.0.1:1") as channel:
-        with pytest.raises(Unavailable, match="no connection"):
-            await wait_ready(channel, 0.2)
-
-
-async def test_waiting_for_a_server_that_is_there_ends_at_once(serve: Any) -> None:
-    async with serve() as (_, life), create_channel(life.address) as channel:
-        await wait_ready(channel, 5)
 
 
 WORKER = """

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import logging
@@ -8,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from outrider.telemetry.logging import configure_logging, log_context
+from outrider.telemetry.logging import configure_logging
 
 logger = logging.getLogger("outrider.test")
 
@@ -34,30 +33,14 @@ def configured(log_format: str) -> io.StringIO:
 
 def test_json_is_one_object_a_line_with_component_level_and_fields() -> None:
     stream = configured("json")
-    with log_context(request_id="r1", tenant="acme"):
-        logger.info("opened %d\nsequences", 3, extra={"num_tokens": 7, "what": "x" * 1000})
+    logger.info("opened %d\nsequences", 3, extra={"request_id": "r1", "num_tokens": 7, "what": "x" * 1000})
     logger.warning("after", extra={"color_message": "\x1b[36mafter"})
     first, second = lines(stream)
     assert (first["component"], first["level"], first["message"]) == ("draft", "info", "opened 3\nsequences")
-    assert (first["request_id"], first["tenant"], first["num_tokens"]) == ("r1", "acme", 7)
+    assert (first["request_id"], first["num_tokens"]) == ("r1", 7)
     assert len(first["what"]) == 200
     assert "request_id" not in second
     assert "color_message" not in second
-
-
-async def test_the_context_follows_a_request_into_its_tasks_and_no_other() -> None:
-    stream = configured("json")
-
-    async def request(name: str) -> None:
-        with log_context(request_id=name):
-            await asyncio.sleep(0)
-            await asyncio.create_task(step(name))
-
-    async def step(name: str) -> None:
-        logger.info(name)
-
-    await asyncio.gather(request("a"), request("b"))
-    assert sorted((line["request_id"], line["message"]) for line in lines(stream)) == [("a", "a"), ("b", "b")]
 
 
 @pytest.mark.parametrize("log_format", ["human", "json"])
@@ -75,8 +58,7 @@ def test_an_exception_is_logged_by_type_and_place_but_never_by_its_message(log_f
 
 def test_human_lines_are_short_and_carry_the_fields() -> None:
     stream = configured("human")
-    with log_context(request_id="r1"):
-        logger.info("opened")
+    logger.info("opened", extra={"request_id": "r1"})
     assert stream.getvalue().endswith("I draft: opened request_id=r1\n")
 
 
