@@ -29,12 +29,14 @@ _RUNS = (
     ("ANY", True, "NONE"),
     ("CROSSING", True, "NONE"),
     ("BORDERLINE", True, "NONE"),
+    ("PRICED", True, "NONE"),
     ("ratio", True, "NOISE_REUSED"),
     ("ratio", True, "Q_TRUNCATED"),
     ("ratio", True, "RECOVERY_FROM_P"),
     ("CROSSING", True, "MATCH_TAKES_OVER"),
     ("BORDERLINE", True, "LENGTH_FOLLOWS_THE_DRAW"),
     ("BORDERLINE", True, "REPEATED_IN_TIME"),
+    ("PRICED", True, "PRICED_BY_THE_DRAW"),
     *((f"{mode}, {asked}", True, "NONE") for mode in ("ratio", "coupled") for asked in ("penalties", "masks")),
     ("ratio, penalties", True, "STATE_BY_STEPS"),
     ("ratio, penalties", True, "REJECTED_COUNTED"),
@@ -46,6 +48,7 @@ _PAIRS = {
     "ANY": "ratio, two workers",
     "CROSSING": "ratio, a match that changes",
     "BORDERLINE": "ratio, barely in time",
+    "PRICED": "ratio, rows have a price",
 }
 # A draw under options takes some four times as long.
 _OPTIONS_DRAWS_SHARE = 0.25
@@ -62,7 +65,7 @@ def distribution(draws: int, json_file: Path | None) -> int:
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
     over every context: of the functions that draft and verify, and of a draft worker and a target worker that talk to
     each other. Then with penalties and masks. Then plants
-    nine faults that engines have had; the comparison must find each.
+    ten faults that engines have had; the comparison must find each.
     """
     try:
         import benchmarks.support.distribution  # noqa: F401

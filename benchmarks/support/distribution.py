@@ -45,6 +45,7 @@ class Fault(enum.StrEnum):
     RECOVERY_FROM_P = "recovery samples p, not the residual"
     MATCH_TAKES_OVER = "a match takes over a drawn guess that it begins with"
     LENGTH_FOLLOWS_THE_DRAW = "what is drawn decides how much is drawn with it"
+    PRICED_BY_THE_DRAW = "whether a row is worth its price depends on what was drawn"
     REPEATED_IN_TIME = "what came during a step counts only if it is repeated"
     STATE_BY_STEPS = "penalties and masks follow one token a step"
     MASK_OF_ANOTHER_POSITION = "a drafted token's mask is that of the position before"

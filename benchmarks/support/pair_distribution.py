@@ -32,6 +32,8 @@ from outrider.drafters.rounds import Chain
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
+from outrider.target import verify
+from outrider.target.calibration import Bin, Calibration, Fit
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from torch import Tensor
 
@@ -72,6 +74,8 @@ class _Conditions:
     forward: float = 0.02
     way: float = 0.05
     """At most; half of it on average."""
+    row_prices: tuple[float, ...] = (0.0,)
+    """What a drafted token has to be worth, one by chance for each step."""
     first_only: bool = False
     """Whether the first choice alone is counted: those after it come under other conditions."""
 
@@ -100,12 +104,24 @@ def _borderline(chance: random.Random) -> _Conditions:
     return _Conditions([_CHOICE - 1], max_draft_tokens=6, min_confidence=0.3, forward=forward, first_only=True)
 
 
+def _priced(chance: random.Random) -> _Conditions:
+    """Rows are now free, now dearer than the less likely choice is worth."""
+    return _Conditions(
+        chance.choice(([_CHOICE - 1], [0])),
+        max_draft_tokens=chance.choice((2, 4)),
+        run_ahead_tokens=chance.choice((0, 4)),
+        max_wait_s=3.0,
+        row_prices=(0.97, 0.97, 0.97, 0.0),
+    )
+
+
 class Conditions(enum.Enum):
     """Under which texts are written."""
 
     ANY = enum.member(_any)
     CROSSING = enum.member(_crossing)
     BORDERLINE = enum.member(_borderline)
+    PRICED = enum.member(_priced)
 
 
 @contextmanager
@@ -116,6 +132,11 @@ def _planted(fault: Fault) -> Iterator[None]:
         Fault.LENGTH_FOLLOWS_THE_DRAW: [
             (Chain, "_num_worth_drawing", lambda chain, joint, peak: chain.wanted),
             (Chain, "ended", property(_ended_by_what_was_drawn)),
+        ],
+        Fault.PRICED_BY_THE_DRAW: [
+            (Calibration, "_mean", _chance_of_what_was_drawn),
+            # It hides the fault: what was not run is judged by the last row that was.
+            (verify, "_judges_one_more", lambda row: False),
         ],
         Fault.REPEATED_IN_TIME: [(DraftBuffer, "continued_by", _continued_from_its_end)],
     }
@@ -137,6 +158,10 @@ def _ended_by_what_was_drawn(chain: Chain) -> bool:
     tokens = chain.drafted.token_ids
     unlikely = bool(tokens) and (tokens[-1] in chain.stop_token_ids or chain.joint < chain.min_confidence)
     return unlikely or len(tokens) >= chain.wanted
+
+
+def _chance_of_what_was_drawn(calibration: Calibration, said: Bin) -> float:
+    return calibration.chances([said._replace(drawn=False)], Fit())[0]
 
 
 def _continued_from_its_end(buffer: DraftBuffer, draft: OfferedDraft, committed: Sequence[int]) -> bool:
@@ -214,7 +239,9 @@ def _pair(models: Models, given: _Conditions, chance: random.Random) -> TimedPai
     timing = Timing(
         step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
     )
-    return TimedPair(target, drafter, lambda: draft.num_forwards, timing)
+    return TimedPair(
+        target, drafter, lambda: draft.num_forwards, timing, row_price=lambda cost: chance.choice(given.row_prices)
+    )
 
 
 def _engine(table: Tensor) -> ChainEngine:

@@ -23,6 +23,7 @@ from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, Tally
 from outrider.target.scheduler import Batching
+from outrider.target.step_cost import StepCost
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import SequenceKey
 
@@ -50,6 +51,8 @@ class TimedPair:
     num_forwards: Callable[[], int]
     timing: Timing
     max_draft_tokens: int = 8
+    row_price: Callable[[StepCost], float] = lambda cost: cost.price
+    """Of a drafted token, in each of the target's steps."""
     _now: float = 0.0
     _step_ends: float = 0.0
     _draft_free_at: float = 0.0
@@ -66,7 +69,8 @@ class TimedPair:
         self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
         self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
-        self._target_worker = TargetWorker(self.target, self._limits, Batching(info.block_size), clock, self._take_late)
+        batching = Batching(info.block_size)
+        self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self._take_late, self.row_price)
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
     @property

@@ -34,6 +34,7 @@ class Limited:
     run_ahead_tokens: int
     received_s: float
     num_alternatives: int = 0
+    min_chance: float = 0.0
 
 
 DraftEvent = Opened | Committed | Limited

@@ -49,7 +49,8 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         yield _checked(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
         count, ahead, alternatives = _allowed(setting.speculation, limits)
-        yield events.Limited(SequenceKey(stream, setting.sequence_id), count, ahead, now_s, alternatives)
+        key, least = SequenceKey(stream, setting.sequence_id), _min_chance(setting.speculation)
+        yield events.Limited(key, count, ahead, now_s, alternatives, least)
     for close in request.closes:
         yield Closed(SequenceKey(stream, close.sequence_id))
 
@@ -61,6 +62,11 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int
         return 0, 0, 0
     ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
     return count, ahead, min(speculation.num_alternatives, MAX_ALTERNATIVES)
+
+
+def _min_chance(speculation: sequence_pb2.Speculation) -> float:
+    # Written so that what is no number says nothing.
+    return min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
@@ -91,6 +97,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         max_draft_tokens=count,
         run_ahead_tokens=ahead,
         num_alternatives=alternatives,
+        min_chance=_min_chance(message.speculation),
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
@@ -140,6 +147,7 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         compute_us=_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
         prepared=bool(proposed.prepared),
+        matched=0 if tree else drafted.matched,
     )
 
 

@@ -266,7 +266,9 @@ class DraftWorker:
         if sequence is None:
             return
         grown = event.max_draft_tokens > sequence.max_draft_tokens
-        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens, event.num_alternatives)
+        self._drafter.set_limit(
+            sequence, event.max_draft_tokens, event.run_ahead_tokens, event.num_alternatives, event.min_chance
+        )
         if not event.max_draft_tokens:
             self._rest(event.key)
         elif grown:

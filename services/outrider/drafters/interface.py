@@ -45,12 +45,18 @@ class Drafter(ABC):
         self.on_commit(sequence, known_len)
 
     def set_limit(
-        self, sequence: DraftSequence, max_draft_tokens: int, run_ahead_tokens: int = 0, num_alternatives: int = 0
+        self,
+        sequence: DraftSequence,
+        max_draft_tokens: int,
+        run_ahead_tokens: int = 0,
+        num_alternatives: int = 0,
+        min_chance: float = 0.0,
     ) -> None:
         """Most tokens of a proposal, and beyond it, from now on. 0 pauses the sequence: it then holds no KV blocks."""
         sequence.max_draft_tokens = max_draft_tokens
         sequence.run_ahead_tokens = run_ahead_tokens
         sequence.num_alternatives = num_alternatives
+        sequence.min_chance = min_chance
         if not max_draft_tokens:
             sequence.drop_guess()
             self.release(sequence)

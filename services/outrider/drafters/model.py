@@ -132,7 +132,8 @@ class ModelDrafter(Drafter):
         standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
         wanted = min(len(standing.token_ids) + 1, room) if ahead else max(len(standing.token_ids), room)
-        return Chain(standing, wanted, self._config.min_confidence, sequence.opening.stop_token_ids)
+        least = max(self._config.min_confidence, sequence.min_chance)
+        return Chain(standing, wanted, least, sequence.opening.stop_token_ids)
 
     def _most(self, sequence: DraftSequence, count: int) -> int:
         return max(0, min(count, self.info.max_context_len - sequence.committed_len))

@@ -111,8 +111,9 @@ class NgramDrafter(Drafter):
         tokens = _until_stop(index.continuation(match, count), sequence.opening.stop_token_ids)
         if sequence.opening.mode is VerificationMode.RATIO:
             # The token was chosen without chance, so the distribution it came from is all on it.
-            return Drafted(SOURCE, tokens, q=[DraftDistribution((token,), (Q_TOTAL,)) for token in tokens])
-        return Drafted(SOURCE, tokens)
+            point = [DraftDistribution((token,), (Q_TOTAL,)) for token in tokens]
+            return Drafted(SOURCE, tokens, q=point, matched=match.length)
+        return Drafted(SOURCE, tokens, matched=match.length)
 
 
 def _until_stop(tokens: list[int], stop_token_ids: frozenset[int]) -> list[int]:

@@ -32,6 +32,8 @@ class Opening:
     """Tokens that may be guessed beyond a proposal, before anything is heard of it."""
     num_alternatives: int = 0
     """Other outcomes for which a continuation may be prepared meanwhile."""
+    min_chance: float = 0.0
+    """Joint chance from which on the target judges a token: nothing is proposed after less, and nothing at all at 1."""
     max_new_tokens: int | None = None
     """Output tokens after which the target ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -71,6 +73,8 @@ class Drafted:
     """Ratio mode: what each token was sampled from. Empty otherwise."""
     siblings: list[Beside] = field(default_factory=list)
     """What may be judged beside the tokens, likeliest first."""
+    matched: int = 0
+    """Of a proposal that continues a match in the text: tokens that matched before its first one."""
 
     def goes_on_after(self, tokens: list[int]) -> bool:
         """Whether it begins with `tokens` and has more."""
@@ -84,7 +88,8 @@ class Drafted:
         cut = slice(start, stop)
         kept = range(*cut.indices(len(self.token_ids)))
         siblings = [one._replace(at=one.at - start) for one in self.siblings if one.at in kept]
-        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut], siblings)
+        matched = self.matched + start if self.matched else 0
+        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut], siblings, matched)
 
 
 @dataclass(slots=True, eq=False)
@@ -101,13 +106,21 @@ class DraftSequence:
     """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
     alternatives: tuple[Drafted, ...] = ()
     """Other guesses for the same positions, each for an outcome that leaves the first. The target holds them too."""
+    min_chance: float = 0.0
     epoch: int = 0
     """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
 
     @classmethod
     def start(cls, opening: Opening) -> DraftSequence:
         tokens = [*opening.prompt, *opening.committed]
-        return cls(opening, opening.max_draft_tokens, opening.run_ahead_tokens, opening.num_alternatives, tokens)
+        return cls(
+            opening,
+            opening.max_draft_tokens,
+            opening.run_ahead_tokens,
+            opening.num_alternatives,
+            tokens,
+            min_chance=opening.min_chance,
+        )
 
     @property
     def committed_len(self) -> int:
@@ -130,6 +143,8 @@ class DraftSequence:
         return self.num_alternatives > 0 and self.opening.mode is not VerificationMode.RATIO
 
     def _within_remaining(self, count: int) -> int:
+        if self.min_chance >= 1:
+            return 0
         if self.opening.max_new_tokens is None:
             return count
         remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention
 from outrider.engine.blocks import BlockPool, PrefixChanges
+from outrider.engine.buckets import choose
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder
 from outrider.engine.memory import held_bytes
@@ -101,6 +102,13 @@ class Engine:
     def runs_siblings(self) -> bool:
         """Whether siblings are worth running. A CUDA graph has no copies in it, and a step without one costs more."""
         return self._graphs is None
+
+    def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
+        """Tokens that a recorded step of so many sequences and tokens runs beside them in the same time."""
+        if self._graphs is None:
+            return 0
+        bucket = choose(self._graphs.buckets, num_rows, num_tokens)
+        return 0 if bucket is None else bucket.tokens - num_tokens
 
     @property
     def num_evicted_blocks(self) -> int:

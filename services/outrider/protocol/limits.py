@@ -31,6 +31,9 @@ together with those of other sequences."""
 MAX_SOURCE_BYTES = 32
 """Of a drafter's name for a part of itself, which goes with every commit."""
 
+MAX_WEIGHT = 16.0
+"""Of one request's tokens against another's."""
+
 MAX_DURATION_US = 3_600_000_000
 """Of any duration in a message. One of an hour says all there is to say, and sums of them fit a message."""
 MAX_DROPPED_TOKENS = 1 << 14

@@ -13,16 +13,18 @@ from typing import NamedTuple
 
 from outrider.errors import InvalidRequest
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+from outrider.target.calibration import Bin, bin_of
 
 # A proposal, what was prepared meanwhile, and one for each token that was said ahead.
 _MAX_TREES = 12
 
 
 class Arrival(NamedTuple):
-    """Which message brought a token, and when."""
+    """Which message brought a token, when, and what it said of it."""
 
     serial: int
     received_s: float
+    said: Bin = Bin()
 
 
 class Beside(NamedTuple):
@@ -57,10 +59,28 @@ class OfferedDraft:
     """The draft's own probability of each token, or nothing."""
     prepared: bool = False
     """Whether its paths take the place of those prepared before. Its guess was sent already."""
+    source: str = ""
+    """Which part of a combined drafter it is from."""
+    matched: int = 0
+    """Tokens of the match that it continues; 0 for a proposal of another kind."""
 
     @property
     def arrival(self) -> Arrival:
-        return Arrival(self.serial, self.received_s)
+        return Arrival(self.serial, self.received_s, Bin(self.source))
+
+    def arrivals(self, start: int) -> list[Arrival]:
+        """Of a chain: of each token from number `start` on."""
+        return [
+            self.arrival._replace(said=bin_of(self.source, self._said(n), self._matched(n), drawn=bool(self.q)))
+            for n in range(start, len(self.token_ids))
+        ]
+
+    def _said(self, number: int) -> float | None:
+        return self.confidence[number] if number < len(self.confidence) else None
+
+    def _matched(self, number: int) -> int:
+        # Where the tokens before it are right, the match is longer by those.
+        return self.matched + number if self.matched else 0
 
     @property
     def num_positions(self) -> int:
@@ -83,13 +103,22 @@ class OfferedDraft:
 
     def descend(self, node: int = -1) -> list[int]:
         """The tokens of first children from `node` on; of a chain, all of it."""
+        return [self.token_ids[number] for number in self._first_children(node)]
+
+    def guess(self) -> OfferedDraft:
+        """The chain of first children, with what is said of them."""
+        path = self._first_children()
+        said = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
+        return replace(self, token_ids=tuple(self.descend()), parents=(), confidence=tuple(said))
+
+    def _first_children(self, node: int = -1) -> list[int]:
         if not self.parents:
-            return list(self.token_ids)
+            return list(range(len(self.token_ids)))
         path = []
         for child, parent in enumerate(self.parents):
             # A parent comes before its children, so one pass finds them all.
             if parent == node:
-                path.append(self.token_ids[child])
+                path.append(child)
                 node = child
         return path
 
@@ -193,8 +222,8 @@ class DraftBuffer:
         return overlap
 
     def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        guess, num_dropped = replace(tree, token_ids=tuple(tree.descend()), parents=()), self.num_dropped
-        self._append(guess, committed, capacity)
+        num_dropped = self.num_dropped
+        self._append(tree.guess(), committed, capacity)
         if len(tree.confidence) == len(tree.token_ids):
             self.trees.append(tree)
         if tree.prepared:
@@ -245,7 +274,7 @@ class DraftBuffer:
         self.epoch = draft.epoch
         self.token_ids.extend(draft.token_ids[num_known:])
         self.q.extend(draft.q[num_known:])
-        self.arrivals.extend([draft.arrival] * (len(self.token_ids) - len(self.arrivals)))
+        self.arrivals.extend(draft.arrivals(num_known))
         self.cut(capacity)
 
     def advance(self, committed: Sequence[int], num_judged: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.protocol.validate import check_opening
 from outrider.speculation import LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.speculation.logprobs import LogprobsOptions
@@ -36,6 +36,8 @@ class Speculation:
     """Longest the sequence is held back for a draft, from the moment it stands ready."""
     run_ahead_tokens: int = 0
     """Drafted tokens kept beyond those of the next step."""
+    weight: float = 1.0
+    """What a token saved is worth: a drafted one is judged where weight times its chance is its row's price."""
 
     @property
     def capacity(self) -> int:
@@ -53,6 +55,9 @@ class Speculation:
             value = getattr(self, name)
             if not 0 <= value <= bound:
                 raise InvalidRequest(f"speculation.{name}", f"must be at most {bound}, got {value}")
+        # Written so that NaN fails too.
+        if not 0 < self.weight <= MAX_WEIGHT:
+            raise InvalidRequest("speculation.weight", f"must be above 0 and at most {MAX_WEIGHT:g}")
 
 
 @dataclass(frozen=True, slots=True)

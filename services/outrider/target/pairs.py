@@ -16,6 +16,7 @@ from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.validate import DraftValidator
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
+from outrider.target.calibration import told_price
 from outrider.target.commit import Finish
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
@@ -29,6 +30,8 @@ from outrider.worker.events import SequenceKey
 _MAX_LINKS = 256
 # Between two readings of the leases, whatever is asked for.
 _LOOK_PAUSE_S = 0.1
+# No draft says that a token comes less often than this: a lower price is as good as none.
+_LEAST_PRICE = 0.02
 
 
 @dataclass(slots=True)
@@ -37,7 +40,7 @@ class _Pairing:
 
     link: DraftLink
     sequence_id: int
-    sent_settings: tuple[int, int, int]
+    sent_settings: tuple[int, int, int, float]
     """What of its settings concerns a draft, as it was sent last."""
     opened_len: int
     """Committed before it was opened there: what answers that took the reading of a prompt, too."""
@@ -119,6 +122,8 @@ class Pairs:
         self._unknown: dict[SequenceKey, sequence_pb2.DraftAssignment] = {}
         """Drafts of which it is not known whether they are leased."""
         self._looking: asyncio.Task[None] | None = None
+        self._row_price = 0.0
+        """As drafts were told."""
 
     async def stop(self) -> None:
         links = list(self._links.values())
@@ -156,6 +161,7 @@ class Pairs:
 
     def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
         """Tells drafts what was committed and what has ended; returns what their routers are to be told of them."""
+        self._price_rows(report.row_price)
         draft_stats = {}
         for committed in report.commits:
             if (stats := self._commit(committed)) is not None:
@@ -188,13 +194,27 @@ class Pairs:
         if found is None:
             return
         found.opening.speculation.CopyFrom(speculation)
-        pairing, settings = found.pairing, _draft_settings(speculation)
-        if pairing is not None and pairing.sent_settings != settings:
+        self._tell_setting(found)
+
+    def _tell_setting(self, found: _Open) -> None:
+        """Where something of it concerns the draft and has changed."""
+        pairing, speculation = found.pairing, found.opening.speculation
+        speculation.min_chance = told_price(self._row_price, speculation.weight or 1.0)
+        if pairing is not None and pairing.sent_settings != (settings := _draft_settings(speculation)):
             pairing.sent_settings = settings
             pairing.validator.allow(_max_positions(speculation))
             pairing.link.outbox.set(
                 sequence_pb2.SetSpeculation(sequence_id=pairing.sequence_id, speculation=speculation)
             )
+
+    def _price_rows(self, price: float) -> None:
+        """Drafts hear of a price that has moved by a quarter: they stop where nobody would judge."""
+        if max(price, self._row_price, _LEAST_PRICE) <= 1.25 * max(_LEAST_PRICE, min(price, self._row_price)):
+            return
+        self._row_price = price
+        for found in self._open.values():
+            if found.pairing is not None and found.opening.speculation.max_draft_tokens:
+                self._tell_setting(found)
 
     def _assign(self, key: SequenceKey, draft: sequence_pb2.DraftAssignment) -> None:
         found = self._open.get(key)
@@ -243,7 +263,9 @@ class Pairs:
         if sequence_id in link.keys:
             self._tell_fault(key, draft.sequence_id, InvalidRequest("draft.sequence_id", "already open"))
             return
-        settings, validator = _draft_settings(found.opening.speculation), self._validator(found.opening)
+        speculation = found.opening.speculation
+        speculation.min_chance = told_price(self._row_price, speculation.weight or 1.0)
+        settings, validator = _draft_settings(speculation), self._validator(found.opening)
         found.pairing = pairing = _Pairing(link, sequence_id, settings, found.committed_len, validator)
         link.keys[sequence_id] = key
         opening = sequence_pb2.OpenSequence()
@@ -337,9 +359,14 @@ class Pairs:
         self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
 
-def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, int]:
+def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, int, float]:
     """What of a setting concerns a draft."""
-    return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.num_alternatives
+    return (
+        speculation.max_draft_tokens,
+        speculation.run_ahead_tokens,
+        speculation.num_alternatives,
+        speculation.min_chance,
+    )
 
 
 def _max_positions(speculation: sequence_pb2.Speculation) -> int:

@@ -42,6 +42,10 @@ class Report(WorkerReport):
     step_us: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
+    row_price: float = 0.0
+    """Of one more row in a step, as a chance."""
+    best_chance: float = 0.0
+    """Of the likeliest first token that drafts propose; 0 while unknown."""
 
 
 @dataclass(slots=True)

@@ -1,18 +1,19 @@
 """What the next step runs. Pure: sequences, free blocks and the clock in, a plan out.
 
 Every step mixes plain decoding, verification and chunks of prefill. Decoding goes first, one token each; a quarter of
-the step is kept for prefill while there is any; drafts fill what decoding leaves; prefill gets the rest. Drafts never
-cost another sequence its KV; decoding does, and then the newest sequence pays and is recomputed later. What is left
-after all that goes to other tokens in the place of guessed ones, as far as their rows are worth it.
+the step is kept for prefill while there is any; drafted tokens fill what decoding leaves, as far as each is worth its
+row; prefill gets the rest. Drafts never cost another sequence its KV; decoding does, and then the newest sequence pays
+and is recomputed later. What is left after all that goes to other tokens in the place of guessed ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from outrider.speculation import VerificationMode
+from outrider.target.calibration import Calibration
 from outrider.target.drafts import Beside
 from outrider.target.sequence import TargetSequence
 
@@ -36,6 +37,32 @@ class Batching:
             raise ValueError(f"prefill_share: {self.prefill_share} is not in [0, 1]")
         if self.max_siblings < 0:
             raise ValueError("max_siblings: must not be negative")
+
+
+def _none_free(num_rows: int, num_tokens: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What drafted tokens cost and how likely they come. The default judges all of them."""
+
+    price: float = 0.0
+    """Of a row: the least chance, times the sequence's weight, that is worth it."""
+    calibration: Calibration = field(default_factory=Calibration)
+    num_free: Callable[[int, int], int] = _none_free
+    """How many tokens more a step of so many sequences and tokens runs in the same time, as a recorded step does."""
+    sibling_price: float = math.inf
+    """As `price`, of a token beside a guessed one; infinite where they are not run."""
+
+    def values(self, sequence: TargetSequence) -> list[float]:
+        """Of each offered token. Never rises along the way."""
+        weight = sequence.speculation.weight
+        return [weight * chance for chance in self.calibration.chances(sequence.said, sequence.fit)]
+
+    def may_pay(self, sequence: TargetSequence) -> bool:
+        """Whether any draft that could still come would be judged."""
+        return sequence.speculation.weight * self.calibration.best(sequence.fit) >= self.price
 
 
 @dataclass(slots=True)
@@ -136,11 +163,15 @@ def plan(
     batching: Batching,
     free_blocks: int,
     now_s: float,
-    least_chance: float = math.inf,
+    pricing: Pricing | None = None,
 ) -> Plan:
-    """The next step of the sequences that have a place. `least_chance`: of a token worth a row beside others."""
+    """The next step of the sequences that have a place."""
+    pricing = pricing or Pricing()
+    if any(s.kv is not None and s.pending > 1 for s in sequences):
+        # Beside a chunk of a prompt no recorded step is run.
+        pricing = replace(pricing, num_free=_none_free)
     running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
-    held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None]
+    held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
     waiting = {s.key for s, _ in held}
     ready = [s for s in running if s.key not in waiting]
     decoding = [s for s in ready if s.pending == 1]
@@ -149,10 +180,11 @@ def plan(
     rows = _decode(decoding, room)
     if rows is not None:
         waiting_tokens = sum(s.pending for s in prefilling)
-        _add_drafts(rows, room, min(waiting_tokens, int(batching.max_batch_tokens * batching.prefill_share)))
+        keep_tokens = min(waiting_tokens, int(batching.max_batch_tokens * batching.prefill_share))
+        _add_drafts(rows, room, keep_tokens, pricing)
         verifying = [row for row in rows if row.num_drafted]
-        rows += _prefill(prefilling, room)
-        _add_siblings(verifying, room, batching.max_siblings, least_chance)
+        rows += _prefill(prefilling, room, pricing)
+        _add_siblings(verifying, room, batching.max_siblings, pricing.sibling_price)
     if ready and not rows:
         return Plan(victim=running[-1])
     return Plan(rows=rows or [], held=held)
@@ -169,16 +201,37 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | N
     return rows
 
 
-def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int) -> None:
-    for row in rows:
-        start = row.sequence.cached_len + row.num_tokens
-        row.num_drafted = room.fit(start, row.sequence.num_offered, keep_tokens)
-        room.take(start, row.num_drafted)
+def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing) -> None:
+    """Drafted tokens of all rows compete: the likeliest first, as long as they are worth their rows or these are free.
+
+    A sequence's tokens come in order, for the value of a later one is never the higher.
+    """
+    offered = [(value, row) for row in rows for value in _values(row, pricing)]
+    offered.sort(key=lambda pair: -pair[0])
+    num_tokens = sum(row.num_run for row in rows)
+    full: set[int] = set()
+    for value, row in offered:
+        # Written so that a value that is no number is worth nothing.
+        if not (value >= pricing.price or pricing.num_free(len(rows), num_tokens)):
+            break
+        start = row.sequence.cached_len + row.num_tokens + row.num_drafted
+        if row.sequence.serial in full or not room.fit(start, 1, keep_tokens):
+            full.add(row.sequence.serial)
+            continue
+        room.take(start, 1)
+        row.num_drafted += 1
+        num_tokens += 1
 
 
-def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, least_chance: float) -> None:
+def _values(row: PlannedRow, pricing: Pricing) -> list[float]:
+    if not pricing.price:
+        return [1.0] * row.sequence.num_offered
+    return pricing.values(row.sequence)
+
+
+def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, price: float) -> None:
     """The likeliest first, whose guess ever they stand beside."""
-    if not most or least_chance >= 1:
+    if not most or price >= 1:
         return
     found = [
         (beside, row)
@@ -186,7 +239,7 @@ def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, least_chance: 
         if row.sequence.mode is not VerificationMode.RATIO
         for beside in row.sequence.drafts.beside(row.sequence.tokens, row.num_drafted)
         # A draft may say that a chance is no number.
-        if beside.chance >= least_chance
+        if beside.chance >= price
     ]
     found.sort(key=lambda pair: -pair[0].chance)
     for beside, row in found:
@@ -194,7 +247,7 @@ def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, least_chance: 
             row.siblings.append(beside)
 
 
-def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
+def _prefill(prefilling: list[TargetSequence], room: _Room, pricing: Pricing) -> list[PlannedRow]:
     rows = []
     for sequence in prefilling:
         count = room.fit(sequence.cached_len, sequence.pending)
@@ -203,6 +256,6 @@ def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
         room.take(sequence.cached_len, count)
         row = PlannedRow(sequence, count)
         if row.decides:
-            _add_drafts([row], room, 0)
+            _add_drafts([row], room, 0, pricing)
         rows.append(row)
     return rows

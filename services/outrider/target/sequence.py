@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from outrider.engine import EngineSequence
 from outrider.speculation import LogitsProcessor, VerificationMode
 from outrider.speculation.logprobs import TokenLogprobs
+from outrider.target.calibration import Bin, Fit
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.target.times import Times
@@ -39,6 +40,8 @@ class TargetSequence:
     answered_s: float | None = None
     """Since the last step: when there was first nothing more to wait for."""
     num_commits: int = 0
+    fit: Fit = field(default_factory=Fit)
+    """How well its drafts do, beside those of others."""
     heard: bool = False
     """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 
@@ -87,6 +90,11 @@ class TargetSequence:
     def num_offered(self) -> int:
         """Buffered drafts worth judging in the next step: its last token is always the target's own."""
         return max(0, min(len(self.drafts), self.speculation.max_draft_tokens, self.remaining - 1))
+
+    @property
+    def said(self) -> list[Bin]:
+        """What drafts say of the tokens that they offer."""
+        return [arrival.said for arrival in self.drafts.arrivals[: self.num_offered]]
 
     def held_until(self, now_s: float) -> float | None:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""

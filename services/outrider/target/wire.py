@@ -71,7 +71,9 @@ def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
     """Raises InvalidRequest."""
     # How many alternatives a draft prepares is its own affair: what comes is held, whatever it is.
-    speculation = Speculation(message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens)
+    speculation = Speculation(
+        message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens, message.weight or 1.0
+    )
     speculation.check(limits)
     return speculation
 
@@ -89,6 +91,8 @@ def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
         received_s=now_s,
         confidence=tuple(message.confidence),
         prepared=message.prepared,
+        source=message.source,
+        matched=message.matched,
     )
 
 
@@ -113,7 +117,11 @@ def response_of(
 def empty_response(report: Report) -> target_pb2.VerifyResponse:
     """That a step has ended, and nothing of any sequence."""
     return target_pb2.VerifyResponse(
-        step_us=report.step_us, batch_sequences=report.batch_sequences, batch_tokens=report.batch_tokens
+        step_us=report.step_us,
+        batch_sequences=report.batch_sequences,
+        batch_tokens=report.batch_tokens,
+        row_price=report.row_price,
+        best_chance=report.best_chance,
     )
 
 

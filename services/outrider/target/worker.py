@@ -15,11 +15,12 @@ from outrider.engine import Engine, OutOfBlocks
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import Verdict, VerificationMode
 from outrider.target import events
+from outrider.target.calibration import Calibration, Fit
 from outrider.target.commit import Finish, apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, Tally
-from outrider.target.scheduler import Batching, Plan, PlannedRow, admissible, plan
+from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
 from outrider.target.step_cost import StepCost
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
@@ -44,7 +45,9 @@ class TargetWorker:
         batching: Batching,
         clock: Clock,
         take_late: TakeLate = lambda wanted: (),
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
+        """`row_price`: what a drafted token has to be worth, by what steps have cost."""
         self.tally = Tally()
         self.draining = False
         self._engine = engine
@@ -56,6 +59,8 @@ class TargetWorker:
         self._report = Report()
         self._cost = StepCost()
         self._take_late = take_late
+        self._row_price = row_price
+        self._calibration = Calibration()
 
     @property
     def load(self) -> Load:
@@ -66,6 +71,8 @@ class TargetWorker:
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
         report, self._report = self._report, Report()
+        report.row_price = self._row_price(self._cost)
+        report.best_chance = self._calibration.best(Fit())
         report.prefix_added, report.prefix_removed = self._engine.take_prefix_changes()
         return report
 
@@ -129,14 +136,15 @@ class TargetWorker:
             sequence.kv = self._engine.open(cached, sequence.opening.salt)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+        price = self._row_price(self._cost)
+        pricing = Pricing(
+            price,
+            self._calibration,
+            self._engine.num_free_tokens,
+            sibling_price=price if self._engine.runs_siblings else math.inf,
+        )
         while True:
-            planned = plan(
-                list(self._sequences.values()),
-                self._batching,
-                self._engine.num_free_blocks,
-                now_s,
-                self._cost.least_chance if self._engine.runs_siblings else math.inf,
-            )
+            planned = plan(list(self._sequences.values()), self._batching, self._engine.num_free_blocks, now_s, pricing)
             if planned.victim is None:
                 return planned
             self._preempt(planned.victim)
@@ -189,6 +197,7 @@ class TargetWorker:
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = sum(row.num_run for row in rows)
         self.tally.num_steps += 1
+        self._calibration.stepped()
         if all(row.decides and row.num_tokens == 1 for row in rows):
             num_committed = self.tally.num_committed_tokens - committed_before
             self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)
@@ -210,8 +219,12 @@ class TargetWorker:
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
         prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
+        number = sibling_of(row, verdict)
+        # A token beside a guessed one counts in the place of that one, which was not accepted.
+        num_accepted = outcome.num_accepted - (number is not None)
+        self._calibration.judged(sequence.said[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
         self.tally.num_siblings += len(row.siblings)
-        if (number := sibling_of(row, verdict)) is not None:
+        if number is not None:
             self._engine.accept_branch(kv_of(sequence), number)
             # A stop token before it may have ended the text.
             self.tally.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted

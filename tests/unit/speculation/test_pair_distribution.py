@@ -28,6 +28,7 @@ def test_what_two_workers_say_together_follows_the_target(conditions: Conditions
         (Fault.MATCH_TAKES_OVER, Conditions.CROSSING),
         (Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE),
         (Fault.REPEATED_IN_TIME, Conditions.BORDERLINE),
+        (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED),
     ],
 )
 def test_a_planted_fault_is_found(fault: Fault, conditions: Conditions) -> None:

@@ -16,6 +16,7 @@ from outrider.target.events import Adjusted, Event, Offered, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Report
 from outrider.target.scheduler import Batching
+from outrider.target.step_cost import StepCost
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import Closed, SequenceKey, StreamEnded
 from outrider.worker.report import Failed
@@ -84,6 +85,7 @@ class Bench:
         max_sequences: int = 40,
         prefix_cache: bool = True,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
         config = EngineConfig(
             dtype="float32",
@@ -97,7 +99,11 @@ class Bench:
         self.limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         self.now_s = 100.0
         self.worker = TargetWorker(
-            self.engine, self.limits, Batching(info.block_size, max_batch_tokens), lambda: self.now_s
+            self.engine,
+            self.limits,
+            Batching(info.block_size, max_batch_tokens),
+            lambda: self.now_s,
+            row_price=row_price,
         )
         self.told: dict[SequenceKey, Told] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outrider.engine import EngineSequence
+from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
+from outrider.target.calibration import Bin, Calibration, Fit
 from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Speculation
-from outrider.target.scheduler import Batching, Plan, admissible, plan
+from outrider.target.scheduler import Batching, Plan, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
 from outrider.worker.events import SequenceKey
 
 from tests.unit.target.harness import FOUR_AHEAD, opening
 
+DRAWN = SamplingParams(temperature=1.0, seed=3)
 BATCHING = Batching(block_size=8, max_batch_tokens=32)
 
 
@@ -78,24 +83,24 @@ def siblings(planned: Plan) -> list[list[tuple[int, int]]]:
 
 def test_what_is_likely_enough_is_judged_beside_a_guess_the_likeliest_first() -> None:
     sequences = [beside_guess(0, 0.1, 0.3), beside_guess(1, 0.2)]
-    assert siblings(plan(sequences, BATCHING, 9, 0, 0.04)) == [[(1, 21), (1, 20)], [(1, 20)]]
-    assert siblings(plan(sequences, BATCHING, 9, 0, 0.1)) == [[(1, 21)], [(1, 20)]]
+    assert siblings(plan(sequences, BATCHING, 9, 0, Pricing(sibling_price=0.04))) == [[(1, 21), (1, 20)], [(1, 20)]]
+    assert siblings(plan(sequences, BATCHING, 9, 0, Pricing(sibling_price=0.1))) == [[(1, 21)], [(1, 20)]]
     assert siblings(plan(sequences, BATCHING, 9, 0)) == [[], []]
     # The first sequence's next block and one for its likeliest, which is likelier than the other's.
     held = [beside_guess(0, 0.1, 0.3, length=10, cached=9), beside_guess(1, 0.2)]
     for one in held:
         assert one.kv is not None
-    assert siblings(plan(held, BATCHING, 1, 0, 0.01)) == [[(1, 21)], []]
+    assert siblings(plan(held, BATCHING, 1, 0, Pricing(sibling_price=0.01))) == [[(1, 21)], []]
 
 
 def test_what_is_judged_beside_guesses_leaves_room_for_all_else() -> None:
     few = Batching(block_size=8, max_batch_tokens=8)
     waiting = sequence(1, length=100, cached=0)
-    planned = plan([beside_guess(0, 0.4), waiting], few, 99, 0, 0.01)
+    planned = plan([beside_guess(0, 0.4), waiting], few, 99, 0, Pricing(sibling_price=0.01))
     assert siblings(planned) == [[], []]
     assert sum(row.num_run for row in planned.rows) == 8
     no_siblings = Batching(block_size=8, max_siblings=0)
-    assert siblings(plan([beside_guess(0, 0.4)], no_siblings, 99, 0, 0.01)) == [[]]
+    assert siblings(plan([beside_guess(0, 0.4)], no_siblings, 99, 0, Pricing(sibling_price=0.01))) == [[]]
 
 
 def test_no_step_exceeds_the_token_budget() -> None:
@@ -208,3 +213,87 @@ def test_a_place_is_not_given_twice_to_the_same_blocks() -> None:
 
 def test_nothing_to_do_means_no_rows_and_no_time_to_wake() -> None:
     assert plan([], BATCHING, free_blocks=5, now_s=0) == Plan()
+
+
+def said(serial: int, *confidence: float, weight: float = 1.0, **more: object) -> TargetSequence:
+    """One guess, of which a draft says how likely each token is."""
+    speculation = replace(FOUR_AHEAD, weight=weight)
+    made = sequence(serial, speculation=speculation, **more)  # type: ignore[arg-type]
+    made.offer(OfferedDraft(0, 10, (7,) * len(confidence), confidence=confidence, source="model"))
+    return made
+
+
+def proven() -> Calibration:
+    """Of a draft whose word has proved right, many times."""
+    calibration = Calibration()
+    for number in range(13):
+        for drawn in (False, True):
+            each = Bin("model", drawn, number)
+            for count in range(1000):
+                accepted = int((count + 1) * each.prior) > int(count * each.prior)
+                calibration.judged([each], 1, int(accepted), Fit())
+    return calibration
+
+
+PROVEN = proven()
+
+
+def priced(sequences: list[TargetSequence], price: float, batching: Batching = BATCHING, **more: object) -> list[int]:
+    """Drafted rows of each sequence."""
+    planned = plan(sequences, batching, 99, 0, Pricing(price, PROVEN, **more))  # type: ignore[arg-type]
+    return [row.num_drafted for row in sorted(planned.rows, key=lambda row: row.sequence.serial)]
+
+
+def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> None:
+    sequences = [said(0, 0.92, 0.92, 0.92, 0.92), said(1, 0.92, 0.5, 0.92), said(2, 0.3)]
+    assert priced(sequences, 0.0) == [4, 3, 1]
+    assert priced(sequences, 0.4) == [4, 3, 0]
+    assert priced(sequences, 0.6) == [4, 1, 0]
+    assert priced(sequences, 0.95) == [1, 1, 0]
+    assert priced(sequences, 1.0) == [0, 0, 0]
+
+
+def test_the_likeliest_tokens_of_all_sequences_get_the_room_there_is() -> None:
+    few = Batching(block_size=8, max_batch_tokens=5)
+    assert priced([said(0, 0.6, 0.6, 0.6), said(1, 0.92, 0.92, 0.92)], 0.1, few) == [0, 3]
+
+
+def test_a_tenants_weight_is_what_its_tokens_are_worth() -> None:
+    assert priced([said(0, 0.5, weight=2.0), said(1, 0.5), said(2, 0.92, weight=0.5)], 0.6) == [1, 0, 0]
+
+
+def test_rows_that_a_recorded_step_runs_anyway_are_free() -> None:
+    def up_to_eight(num_rows: int, num_tokens: int) -> int:
+        return 8 - num_tokens
+
+    sequences = [said(0, 0.3, 0.3), said(1, 0.5, 0.5, 0.5, 0.5)]
+    assert priced(sequences, 0.9) == [0, 0]
+    assert priced(sequences, 0.9, num_free=up_to_eight) == [2, 4]
+    assert priced([*sequences, said(2, 0.1, 0.1), said(3, 0.2)], 0.9, num_free=up_to_eight) == [1, 2, 0, 1]
+
+
+def test_beside_a_chunk_of_a_prompt_no_row_is_free() -> None:
+    planned = plan(
+        [said(0, 0.3), sequence(1, length=20, cached=0)], BATCHING, 99, 0, Pricing(0.9, PROVEN, lambda rows, tokens: 4)
+    )
+    assert [row.num_drafted for row in planned.rows] == [0, 0]
+
+
+def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> None:
+    point = DraftDistribution((7,), (Q_TOTAL,))
+
+    def drawn(first: float, second: float) -> int:
+        what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
+        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, 0.0)
+        made.kv = EngineSequence(tokens=[1] * 9)
+        made.offer(OfferedDraft(0, 10, (7, 7), (point, point), DRAWN, confidence=(first, second), source="model"))
+        return priced([made], 0.4)[0]
+
+    assert drawn(0.9, 0.01) == drawn(0.9, 0.99) == 2
+    assert drawn(0.01, 0.99) == 1
+
+
+def test_no_sequence_is_held_for_a_draft_that_nobody_would_judge() -> None:
+    made = sequence(0, speculation=WAITING)
+    assert plan([made], BATCHING, 9, 0.001, Pricing(0.9)).held
+    assert not plan([made], BATCHING, 9, 0.001, Pricing(1.1)).held

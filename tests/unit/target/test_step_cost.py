@@ -25,11 +25,11 @@ def test_a_rows_share_is_learned(share: float) -> None:
 
 
 def test_before_steps_differ_what_is_usual_holds() -> None:
-    assert StepCost().row_share == 0.05
+    assert StepCost().row_share == pytest.approx(1 / 20)
     cost = StepCost()
     for _ in range(50):
         cost.took(rows=4, seconds=0.01, tokens=2)
-    assert cost.row_share == pytest.approx(0.05)
+    assert cost.row_share == pytest.approx(1 / 23)
 
 
 def test_steps_that_take_less_the_more_rows_they_have_make_a_row_free_and_no_less() -> None:
@@ -38,11 +38,49 @@ def test_steps_that_take_less_the_more_rows_they_have_make_a_row_free_and_no_les
 
 def test_a_row_has_to_bring_what_the_step_brings_in_its_time() -> None:
     alone, full = after(0.1, tokens=2), after(0.1, tokens=32)
-    assert alone.least_chance == pytest.approx(2 * alone.row_share)
-    assert full.least_chance > 1
+    assert alone.price == pytest.approx(2 * alone.row_share)
+    assert full.price > 1
+
+
+@pytest.mark.parametrize("streams", [1, 8, 64])
+def test_a_first_drafted_token_that_is_all_but_sure_is_tried_before_anything_is_known(streams: int) -> None:
+    cost = StepCost()
+    for _ in range(50):
+        cost.took(rows=streams, seconds=0.01, tokens=streams)
+    assert cost.price < 0.8
+
+
+def test_no_row_costs_more_than_its_share_of_a_step_however_steps_scatter() -> None:
+    cost, rng = StepCost(), random.Random(3)
+    for _ in range(400):
+        rows = rng.randint(30, 34)
+        cost.took(rows=rows, seconds=max(0.001, 0.01 * (rows - 31)), tokens=rows)
+    assert cost.price <= 1.0 + 1e-9
 
 
 def test_no_time_at_all_says_nothing() -> None:
     cost = StepCost()
     cost.took(rows=4, seconds=0.0, tokens=2)
-    assert cost.row_share == 0.05
+    assert cost.row_share == pytest.approx(1 / 20)
+
+
+def test_what_a_row_costs_is_not_forgotten_while_steps_are_alike() -> None:
+    cost = after(0.12)
+    for _ in range(1000):
+        cost.took(rows=4, seconds=0.010, tokens=4)
+    assert cost.row_share == pytest.approx(0.12, abs=0.02)
+
+
+def test_where_steps_get_smaller_a_row_is_a_greater_part_of_one() -> None:
+    cost = after(0.05)
+    for _ in range(300):
+        cost.took(rows=1, seconds=0.010 * (1 - 0.05 * 3), tokens=1)
+    assert cost.row_share == pytest.approx(0.05 / 0.85, rel=0.15)
+
+
+def test_a_cost_that_changes_is_learned_anew() -> None:
+    cost, rng = after(0.02), random.Random(2)
+    for _ in range(600):
+        rows = rng.randint(1, 8)
+        cost.took(rows=rows, seconds=0.010 * (1 + 0.15 * (rows - 4)), tokens=2)
+    assert cost.row_share == pytest.approx(0.15, abs=0.02)

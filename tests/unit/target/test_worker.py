@@ -5,6 +5,7 @@ Plain text is the same worker's without any draft.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import DraftRefused, Event, Offered, Opened
 from outrider.target.opening import Opening, Speculation
+from outrider.target.step_cost import StepCost
 from outrider.worker.events import DrainExpired, DrainStarted
 from torch import Tensor
 
@@ -49,6 +51,25 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     assert (tally.num_accepted_tokens > 0) == (how != "gapped")
     assert tally.num_dropped_tokens > 0 or how in ("right", "wrong", "beside")
     assert (tally.num_siblings_accepted > 0) == (tally.num_siblings > 0) == (how == "beside")
+
+
+def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) -> None:
+    asked = prompts(20, longest=20, seed=5)
+    what = [opening(prompt, params=params) for params in (GREEDY, SAMPLED) for prompt in asked]
+    texts = plain_texts(tiny, what)
+    chance = random.Random(4)
+
+    def price(cost: StepCost) -> float:
+        return chance.choice((0.0, 0.2, 0.45, 0.7, 2.0))
+
+    bench = Bench(tiny, row_price=price)
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    bench.run(Liar(texts, "random"))
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert len(texts) == 40
+    judged = {commit.outcome.num_drafted for told in bench.told.values() for commit in told.commits}
+    assert {0, 1, 2, 3, 4} <= judged
 
 
 def test_right_drafts_take_fewer_steps(tiny: Path) -> None:

@@ -1,0 +1,107 @@
+"""What drafts say becomes the share that is accepted; for whom it is wrong, it is soon not believed."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from outrider.target.calibration import Bin, Calibration, Fit, bin_of, told_price
+
+
+def judged(calibration: Calibration, each: Bin, share: float, *, times: int, fit: Fit | None = None) -> Fit:
+    chance, fit = random.Random(1), fit or Fit()
+    for _ in range(times):
+        calibration.judged([each], 1, int(chance.random() < share), fit)
+    return fit
+
+
+def test_before_anything_was_judged_tokens_are_given_a_chance_whatever_is_said_of_them() -> None:
+    def first(said: Bin) -> float:
+        return Calibration().chances([said], Fit())[0]
+
+    assert first(bin_of("model", 0.93)) > 0.99
+    assert first(bin_of("model", 0.35)) == pytest.approx(0.85)
+    assert first(bin_of("model", 0.01)) > 0.5
+    assert first(bin_of("ngram", None, 2)) > first(bin_of("model", 0.35))
+
+
+def test_a_draft_that_is_right_whatever_it_says_is_found_out() -> None:
+    calibration, doubted = Calibration(), bin_of("model", 0.01)
+    judged(calibration, doubted, 1.0, times=200)
+    assert calibration.chances([doubted], Fit())[0] > 0.95
+
+
+def test_the_share_accepted_takes_the_place_of_what_was_said() -> None:
+    calibration = Calibration()
+    fit = Fit()
+    for share, said in ((0.4, 0.93), (0.9, 0.55)):
+        judged(calibration, bin_of("model", said), share, times=600, fit=fit)
+        # A new text, of which nothing is known.
+        assert calibration.chances([bin_of("model", said)], Fit())[0] == pytest.approx(share, abs=0.08)
+
+
+def test_a_longer_match_is_another_bin_and_one_source_says_nothing_of_another() -> None:
+    calibration = Calibration()
+    judged(calibration, bin_of("ngram", None, 2), 0.1, times=300)
+    assert calibration.chances([bin_of("ngram", None, 2)], Fit())[0] < 0.2
+    assert calibration.chances([bin_of("ngram", None, 8)], Fit())[0] > 0.8
+    assert calibration.chances([bin_of("model", 0.65)], Fit())[0] > 0.6
+
+
+def test_chances_are_joint_and_never_rise() -> None:
+    bins = [bin_of("model", 0.93), bin_of("model", 0.35), bin_of("model", 0.99)]
+    first, second, third = Calibration().chances(bins, Fit())
+    assert second == pytest.approx(first * 0.85)
+    assert third <= second
+    drawn = [each._replace(drawn=True) for each in bins]
+    chances = Calibration().chances(drawn, Fit())
+    assert chances == sorted(chances, reverse=True)
+
+
+def test_a_drawn_tokens_own_confidence_does_not_decide_its_chance() -> None:
+    def second(confidence: float) -> float:
+        return Calibration().chances([bin_of("m", 0.9, drawn=True), bin_of("m", confidence, drawn=True)], Fit())[1]
+
+    assert second(0.05) == second(0.95)
+
+
+def test_a_text_that_its_draft_cannot_guess_is_not_believed_within_sixty_tokens_and_tried_again_later() -> None:
+    calibration, sure = Calibration(), bin_of("model", 0.97)
+    judged(calibration, sure, 0.97, times=500)
+    fit = judged(calibration, sure, 0.0, times=60)
+    assert calibration.chances([sure], fit)[0] < 0.3
+    # Others are believed as before, or nearly.
+    assert calibration.chances([sure], Fit())[0] > 0.6
+    for _ in range(120):
+        calibration.judged([], 0, 0, fit)
+    assert calibration.chances([sure], fit)[0] > 0.5
+
+
+def test_what_is_no_longer_judged_comes_back_to_what_is_said_of_it() -> None:
+    calibration, sure = Calibration(), bin_of("model", 0.97)
+    judged(calibration, sure, 0.0, times=100)
+    before = calibration.chances([sure], Fit())[0]
+    for _ in range(3000):
+        calibration.stepped()
+    assert before < 0.15
+    assert calibration.chances([sure], Fit())[0] > 0.7
+
+
+def test_a_draft_that_invents_sources_fills_no_table() -> None:
+    calibration = Calibration()
+    for number in range(1000):
+        calibration.judged([bin_of(f"part {number}", 0.5)], 1, 1, Fit())
+    assert len(calibration._shares) < 50
+
+
+@pytest.mark.parametrize("confidence", [math.nan, -1.0, math.inf, 1.00001])
+def test_a_chance_that_is_no_number_is_as_good_as_none(confidence: float) -> None:
+    [chance] = Calibration().chances([bin_of("model", confidence)], Fit())
+    assert 0 < chance < 1
+
+
+def test_drafts_hear_of_a_price_as_a_chance_of_their_tenants_tokens() -> None:
+    assert told_price(0.0, 1.0) == 0.0
+    assert told_price(0.3, 2.0) == pytest.approx(0.15)
+    assert told_price(0.6, 0.5) == 1.0
