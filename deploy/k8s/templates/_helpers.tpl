@@ -1,0 +1,163 @@
+{{- define "outrider.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Of one workload. Takes a dict: root, role, pool (may be empty). */}}
+{{- define "outrider.workload" -}}
+{{- $name := printf "%s-%s" (include "outrider.name" .root) .role -}}
+{{- if .pool }}{{ $name = printf "%s-%s" $name .pool }}{{ end -}}
+{{- $name -}}
+{{- end -}}
+
+{{- define "outrider.selector" -}}
+app.kubernetes.io/name: outrider
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .role }}
+{{- if .pool }}
+outrider/pool: {{ .pool | quote }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.labels" -}}
+{{ include "outrider.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- define "outrider.image" -}}
+{{- $image := .root.Values.image -}}
+{{- $digest := index $image.digests .role | default "" -}}
+{{- if $digest -}}
+{{ printf "%s/outrider-%s@%s" $image.registry .role $digest }}
+{{- else -}}
+{{ printf "%s/outrider-%s:%s" $image.registry .role $image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{/* What pods of every role have, so that PodSecurity "restricted" admits them. */}}
+{{- define "outrider.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "outrider.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* Of a pod's spec. Takes a dict: root, role, pool, placement (a pool's or a part's values). */}}
+{{- define "outrider.placement" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+securityContext: {{- include "outrider.podSecurity" . | nindent 2 }}
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- with .placement.priorityClassName | default .root.Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .placement.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- with .placement.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .placement.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .placement.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "outrider.selector" $ | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.podMetadata" -}}
+labels: {{- include "outrider.labels" . | nindent 2 }}
+{{- with .root.Values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* POD_IP stands before METADATA_URL and the user's own, which may refer to it. */}}
+{{- define "outrider.env" -}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: HOME
+  value: /tmp
+- name: OUTRIDER_CACHE
+  value: /var/cache/outrider
+- name: METADATA_URL
+{{- if .root.Values.redis.urlSecret }}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.redis.urlSecret | quote }}, key: url}}
+{{- else if .root.Values.redis.enabled }}
+  value: redis://{{ include "outrider.workload" (dict "root" .root "role" "redis") }}:6379
+{{- else }}
+  value: {{ required "redis: enabled, url or urlSecret is needed" .root.Values.redis.url | quote }}
+{{- end }}
+{{- with .root.Values.env }}
+{{ toYaml . }}
+{{- end }}
+{{- with .placement.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: cache, mountPath: /var/cache/outrider}
+- {name: shm, mountPath: /dev/shm}
+{{- if .root.Values.models.existingClaim }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.volumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: 2Gi}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .placement.shmSize | default "512Mi" | quote }}}
+- name: cache
+{{- if .root.Values.cache.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ .root.Values.cache.existingClaim | quote }}}
+{{- else }}
+  emptyDir: {sizeLimit: {{ .root.Values.cache.sizeLimit | quote }}}
+{{- end }}
+{{- if .root.Values.models.existingClaim }}
+- name: models
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim | quote }}, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* On an ops port. A start may take as long as a model needs to load; a drain makes a pod unready, and not dead. */}}
+{{- define "outrider.probes" -}}
+startupProbe:
+  httpGet: {path: /readyz, port: {{ .port }}}
+  periodSeconds: 5
+  failureThreshold: {{ .startPeriods }}
+livenessProbe:
+  httpGet: {path: /livez, port: {{ .port }}}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: /readyz, port: {{ .port }}}
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end -}}

@@ -1,0 +1,124 @@
+"""The chart, rendered by Helm's own code, and Kubernetes' schemas to judge it by.
+
+Both are imported where they are used, so that an environment from before them still collects all other tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+CHART = DEPLOY / "k8s"
+PROFILES = ("default", *sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")))
+OLDEST = "1.27.0"
+# Of operators that bring their own kinds; what Kubernetes has no schema of.
+CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+
+Object = dict[str, Any]
+
+
+def profile(name: str) -> dict[str, Any]:
+    """Values of a profile; none for the default."""
+    if name == "default":
+        return {}
+    values: dict[str, Any] = yaml.safe_load((CHART / f"values-{name}.yaml").read_text())
+    return values
+
+
+@cache
+def _chart() -> Any:
+    from helm_python import Chart
+
+    return Chart.load(CHART)
+
+
+def rendered(values: Mapping[str, Any]) -> list[Object]:
+    """Every object of a release "demo" in the namespace "llm". Raises HelmError."""
+    texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
+    manifests = (text for path, text in texts.items() if not path.endswith("NOTES.txt"))
+    return [found for text in manifests for found in yaml.load_all(text, yaml.CSafeLoader) if found]
+
+
+def notes(values: Mapping[str, Any]) -> str:
+    texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
+    return texts["outrider/templates/NOTES.txt"]
+
+
+def refused(values: Mapping[str, Any]) -> str:
+    """What Helm says against values, by the chart's schema; empty when nothing."""
+    from helm_python import HelmValuesError
+
+    try:
+        _chart().validate_schema(dict(values))
+    except HelmValuesError as error:
+        return str(error)
+    return ""
+
+
+def versions() -> list[str]:
+    """Of Kubernetes, from the oldest that the chart admits to the newest with a schema here."""
+    found = {entry.name.removeprefix("v").removesuffix("-local-strict") for entry in _schemas().iterdir()}
+    every = sorted((name for name in found if "local" not in name), key=_order)
+    return every[every.index(OLDEST) :]
+
+
+def _schemas() -> Traversable:
+    return files("kubernetes_validate") / "kubernetes-json-schema"
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def problems(found: Object, version: str) -> list[str]:
+    """What the schema of that Kubernetes, which admits no unknown field, says against an object."""
+    if found["kind"] in CUSTOM_KINDS:
+        return []
+    group, _, api = found["apiVersion"].rpartition("/")
+    name = f"{found['kind']}-{group.split('.')[0]}-{api}" if group else f"{found['kind']}-{api}"
+    errors = _validator(name.lower(), version).iter_errors(found)
+    return [f"{found['kind']} {'.'.join(map(str, error.path))}: {error.message[:200]}" for error in errors]
+
+
+@cache
+def _validator(name: str, version: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_read(name, version), registry=_registry(version))
+
+
+@cache
+def _registry(version: str) -> Registry[Any]:
+    definitions = Resource.from_contents(_read("_definitions", version), default_specification=DRAFT202012)
+    # Crawled once: a lookup would do it each time.
+    return Registry().with_resource("/api/_definitions.json", definitions).crawl()
+
+
+def _read(name: str, version: str) -> Any:
+    return json.loads((_schemas() / f"v{version}-local-strict" / f"{name}.json").read_text())
+
+
+def pod_specs(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
+    """Labels and spec of every pod that the objects make."""
+    for found in objects:
+        if found["kind"] == "Pod":
+            yield found["metadata"]["labels"], found["spec"]
+        elif template := found.get("spec", {}).get("template"):
+            yield template["metadata"]["labels"], template["spec"]
+
+
+def containers(objects: list[Object]) -> list[Object]:
+    return [container for _, spec in pod_specs(objects) for container in spec["containers"]]
+
+
+def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
+    return [found for found in objects if found["kind"] in kinds]

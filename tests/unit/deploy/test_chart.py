@@ -1,0 +1,282 @@
+"""The Helm chart: what Helm, Kubernetes and our own processes say of what it renders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.draft.config import parse_arguments as parse_draft
+from outrider.gateway.config import parse as parse_gateway
+from outrider.target.config import parse_arguments as parse_target
+from outrider_controller.config import parse_arguments as parse_controller
+
+from tests.unit.deploy.chart import (
+    CHART,
+    PROFILES,
+    Object,
+    containers,
+    notes,
+    of_kind,
+    pod_specs,
+    problems,
+    profile,
+    refused,
+    rendered,
+    versions,
+)
+
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    "outrider.target": parse_target,
+    "outrider.draft": parse_draft,
+    "outrider.gateway": parse_gateway,
+    "outrider_controller": parse_controller,
+}
+SELECTORS = ("matchLabels", "selector")
+
+
+@pytest.fixture(params=PROFILES)
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    return rendered(profile(request.param))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_helms_strict_lint_finds_nothing(name: str) -> None:
+    from helm_python import lint
+
+    report = lint(CHART, profile(name), strict=True, kube_version="v1.27.0")
+    assert not report["errors"]
+    assert not [message for message in report["messages"] if message["severity"] > 1]
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_the_oldest_and_the_newest_kubernetes_admit_every_object(objects: list[Object], place: int) -> None:
+    assert [problem for found in objects for problem in problems(found, versions()[place])] == []
+
+
+@pytest.mark.slow
+def test_every_kubernetes_between_admits_every_object(objects: list[Object]) -> None:
+    assert len(versions()) > 5
+    for version in versions()[1:-1]:
+        assert [problem for found in objects for problem in problems(found, version)] == []
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_process_accepts_the_arguments_that_the_chart_gives_it(name: str, tmp_path: Path) -> None:
+    started = set()
+    for container in containers(rendered(profile(name))):
+        if container["command"][:2] != ["python", "-m"]:
+            continue
+        module = container["command"][2]
+        parsed = PARSERS[module]([_as_in_a_pod(word, container, tmp_path) for word in container["args"]])
+        assert parsed.metadata_url.startswith("redis://")
+        started.add(module)
+    assert started == set(PARSERS)
+
+
+def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
+    """With variables filled in as a kubelet does, and with paths of volumes made, below `root`."""
+    values = {"POD_IP": "10.1.2.3", "METADATA_URL": "redis://redis:6379"}
+    assert values.keys() <= {variable["name"] for variable in container["env"]}
+    word = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word)
+    before, mount, path = word.partition("/models/")
+    if mount:
+        assert "models" in {mounted["name"] for mounted in container["volumeMounts"]}
+        (root / path).mkdir(parents=True, exist_ok=True)
+        return f"{before}{root}/{path}"
+    if word.startswith("/run/secrets/"):
+        assert any(word.startswith(mounted["mountPath"]) for mounted in container["volumeMounts"])
+        (root / "salt").write_bytes(b"x" * 32)
+        return str(root / "salt")
+    return word
+
+
+def test_an_argument_that_no_process_has_would_be_found(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"drafts": {"main": {"model": "smollm2-135m-draft", "args": ["--speed", "11"]}}}
+    draft = next(one for one in containers(rendered(values)) if one["name"] == "draft")
+    with pytest.raises(SystemExit):
+        parse_draft([word.replace("$(POD_IP)", "10.1.2.3") for word in draft["args"]])
+    assert "--speed" in capsys.readouterr().err
+
+
+def test_pods_are_as_podsecurity_restricted_wants_them(objects: list[Object]) -> None:
+    for _, spec in pod_specs(objects):
+        security = spec["securityContext"]
+        assert (security["runAsNonRoot"], security["seccompProfile"]["type"]) == (True, "RuntimeDefault")
+        assert spec["automountServiceAccountToken"] is False
+        assert not any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC"))
+        assert {next(iter(volume.keys() - {"name"})) for volume in spec.get("volumes", ())} <= {
+            "emptyDir",
+            "persistentVolumeClaim",
+            "secret",
+        }
+    for container in containers(objects):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False and security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"] and container["resources"]["requests"]["cpu"]
+
+
+def test_a_pod_has_longer_to_end_than_its_process_to_drain(objects: list[Object]) -> None:
+    for _, spec in pod_specs(objects):
+        words = spec["containers"][0].get("args", [])
+        for flag in ("--drain-timeout", "--drain-timeout-s"):
+            if flag in words:
+                pause = 5 if spec["containers"][0].get("lifecycle") else 0
+                assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + pause
+
+
+def test_probes_and_services_name_ports_that_are_there(objects: list[Object]) -> None:
+    for container in containers(objects):
+        ports = {port["name"] for port in container.get("ports", ())}
+        assert all(len(name) <= 15 for name in ports)
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = container.get(kind, {})
+            assert "httpGet" not in probe or probe["httpGet"]["port"] in ports
+        assert container["name"] == "test" or "startupProbe" in container
+    pods = list(pod_specs(objects))
+    for service in of_kind(objects, "Service"):
+        chosen = [spec for labels, spec in pods if service["spec"]["selector"].items() <= labels.items()]
+        assert chosen, service["metadata"]["name"]
+        for port in service["spec"]["ports"]:
+            names = {named["name"] for spec in chosen for one in spec["containers"] for named in one["ports"]}
+            assert port["targetPort"] in names
+
+
+def test_every_selector_finds_pods_and_every_reference_an_object(objects: list[Object]) -> None:
+    pods = [labels for labels, _ in pod_specs(objects)]
+    for found in of_kind(objects, "PodDisruptionBudget", "Deployment", "StatefulSet", "PodMonitor"):
+        chosen = found["spec"]["selector"]["matchLabels"].items()
+        assert any(chosen <= labels.items() for labels in pods), found["metadata"]["name"]
+    workloads = {found["metadata"]["name"] for found in of_kind(objects, "Deployment", "StatefulSet")}
+    for found in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        assert found["spec"]["scaleTargetRef"]["name"] in workloads
+    names = [(found["kind"], found["metadata"]["name"]) for found in objects]
+    assert len(names) == len(set(names))
+
+
+def test_what_scales_itself_has_no_fixed_number_of_replicas() -> None:
+    for name in ("ha", "h100-tp8"):
+        objects = rendered(profile(name))
+        scaled = {
+            found["spec"]["scaleTargetRef"]["name"]
+            for found in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject")
+        }
+        assert scaled
+        for found in of_kind(objects, "Deployment"):
+            assert ("replicas" in found["spec"]) is (found["metadata"]["name"] not in scaled)
+
+
+EDGES = {
+    ("anybody", "gateway", 8000),
+    ("anybody", "gateway", 8001),
+    ("gateway", "controller", 9100),
+    ("controller", "controller", 9100),
+    ("controller", "target", 9001),
+    ("target", "draft", 9001),
+    ("gateway", "redis", 6379),
+    ("controller", "redis", 6379),
+    ("target", "redis", 6379),
+    ("draft", "redis", 6379),
+    ("test", "gateway", 8000),
+    ("test", "gateway", 9009),
+    ("namespace", "gateway", 9009),
+    ("namespace", "controller", 9009),
+    ("namespace", "controller", 9003),
+    ("namespace", "controller", 9200),
+    ("namespace", "target", 9009),
+    ("namespace", "draft", 9009),
+}
+"""Who may call whom, on which port."""
+
+
+def test_the_network_policies_let_in_exactly_who_has_to_call() -> None:
+    objects = rendered({})
+    assert _edges(of_kind(objects, "NetworkPolicy"), "ingress", "from") == EDGES
+    allowed_out = _edges(of_kind(objects, "NetworkPolicy"), "egress", "to")
+    assert {(a, b, port) for a, b, port in EDGES if a not in ("anybody", "namespace")} == {
+        edge for edge in allowed_out if edge[1] != "anybody"
+    }
+    assert {port for _, to, port in allowed_out if to == "anybody"} == {53, 443}
+    covered = {policy["spec"]["podSelector"]["matchLabels"][_ROLE] for policy in of_kind(objects, "NetworkPolicy")}
+    assert covered == {labels[_ROLE] for labels, _ in pod_specs(objects)}
+
+
+_ROLE = "app.kubernetes.io/component"
+
+
+def _edges(policies: list[Object], direction: str, peers: str) -> set[tuple[str, str, int]]:
+    """(caller, called, port), the first of a range."""
+    found = set()
+    for policy in policies:
+        own = policy["spec"]["podSelector"]["matchLabels"][_ROLE]
+        for rule in policy["spec"].get(direction) or []:
+            others = [_peer(peer) for peer in rule.get(peers, [{}])]
+            for other in others:
+                ends = (other, own) if direction == "ingress" else (own, other)
+                found |= {(*ends, port["port"]) for port in rule["ports"]}
+    return found
+
+
+def _peer(peer: Mapping[str, Any]) -> str:
+    if not peer:
+        return "anybody"
+    role: str = peer["podSelector"].get("matchLabels", {}).get(_ROLE, "namespace")
+    return role
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"replicas": 0}}, "replicas"),
+        ({"targets": {"main": {"replica": 2}}}, "replica"),
+        ({"targets": {"Main": {"model": "m"}}}, "Main"),
+        ({"targets": {"main": {"path": "relative"}}}, "path"),
+        ({"drafts": {"main": {"tensorParallel": 2}}}, "tensorParallel"),
+        ({"image": {"digests": {"target": "latest"}}}, "target"),
+        ({"redis": {"url": "http://redis"}}, "url"),
+        ({"logFormat": "xml"}, "logFormat"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    assert named in refused(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"redis": {"enabled": False}}, "redis"),
+        ({"controller": {"replicas": 2}}, "cacheSaltSecret"),
+        ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
+    ],
+)
+def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(Exception, match=re.escape(named)):
+        rendered(values)
+
+
+def test_a_digest_goes_before_the_tag() -> None:
+    digest = f"sha256:{'a' * 64}"
+    images = {one["name"]: one["image"] for one in containers(rendered({"image": {"digests": {"target": digest}}}))}
+    assert images["target"].endswith(f"outrider-target@{digest}")
+    assert images["draft"].endswith("outrider-draft:0.1.0")
+
+
+def test_a_tensor_parallel_pod_takes_all_gpus_of_its_group() -> None:
+    target = next(one for one in containers(rendered(profile("h100-tp8"))) if one["name"] == "target")
+    assert target["resources"]["limits"]["nvidia.com/gpu"] == target["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    assert target["args"][target["args"].index("--tensor-parallel") + 1] == "8"
+    assert target["args"][target["args"].index("--device") + 1] == "cuda"
+
+
+def test_the_notes_have_a_first_request_for_the_model_that_is_served() -> None:
+    assert '"model": "llama-3.1-8b-instruct"' in notes(profile("single-node"))
+    assert "demo-gateway" in notes({})
+
+
+def test_objects_of_the_operators_own_are_rendered_as_templates() -> None:
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-own"}}
+    assert "demo-own" in {found["metadata"]["name"] for found in rendered({"extraObjects": [extra]})}

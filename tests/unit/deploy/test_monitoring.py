@@ -1,0 +1,129 @@
+"""Rules and dashboards ask for what there is; alerts fire where they should, as promtool sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.deploy.chart import CHART, PROFILES, of_kind, profile, rendered
+
+MONITORING = CHART / "monitoring"
+METRICS = Path(__file__).parents[3] / "docs/metrics.md"
+DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
+# What Prometheus and its operator add to every series.
+_ADDED = {"pod", "namespace", "instance", "job", "le"}
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+
+
+def known() -> dict[str, set[str]]:
+    """Metrics as docs/metrics.md lists them, which is held against the code, with their labels."""
+    found = {}
+    for line in METRICS.read_text().splitlines():
+        if line.startswith("| `outrider_"):
+            name, _, labels = line.split("|")[1:4]
+            found[name.strip(" `")] = set(re.findall(r"`(\w+)`", labels))
+    return found
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels(path: Path) -> list[tuple[str, str]]:
+    """Title and query of every line of every panel, with Grafana's variables filled in."""
+    dashboard = json.loads(path.read_text())
+    return [(panel["title"], _filled(target["expr"])) for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def _filled(expression: str) -> str:
+    return expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Everything that asks Prometheus for something, by where it stands."""
+    for rule in rules():
+        yield rule.get("alert") or rule["record"], rule["expr"]
+    for path in DASHBOARDS:
+        yield from ((f"{path.stem}: {title}", expression) for title, expression in panels(path))
+    for name in PROFILES:
+        for found in of_kind(rendered(profile(name)), "HorizontalPodAutoscaler", "ScaledObject"):
+            yield f"{name}: {found['metadata']['name']}", json.dumps(found["spec"]).replace('\\"', '"')
+
+
+def unknown(query: str) -> set[str]:
+    """Metrics and labels of a query that no process tells."""
+    metrics, recorded = known(), {rule["record"] for rule in rules() if "record" in rule}
+    names = {name.removesuffix("_bucket") for name in re.findall(r"\boutrider_[a-z0-9_]+", query)}
+    names_recorded = set(re.findall(r"\boutrider:[a-z0-9_:]+", query))
+    labels = {label for name in names & metrics.keys() for label in metrics[name]} | _ADDED
+    asked = set(re.findall(r"[{,]\s*(\w+)(?:=~|!~|!=|=)", query))
+    asked |= {label.strip() for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", query) for label in group.split(",")}
+    known_labels = labels | ({"model_name"} if names_recorded else set())
+    return (names - metrics.keys()) | (names_recorded - recorded) | (asked - known_labels - {""})
+
+
+def test_every_query_asks_for_metrics_and_labels_that_there_are() -> None:
+    asked = list(queries())
+    assert len(asked) > 60
+    assert {where: wrong for where, query in asked if (wrong := unknown(query))} == {}
+
+
+@pytest.mark.parametrize(
+    ("query", "wrong"),
+    [
+        ("sum(outrider_num_requests_jogging)", "outrider_num_requests_jogging"),
+        ('outrider_num_requests_running{model="m"}', "model"),
+        ("sum by (tenant) (outrider_num_requests_running)", "tenant"),
+        ("outrider:acceptance:ratio_rate1y", "outrider:acceptance:ratio_rate1y"),
+    ],
+)
+def test_a_query_for_what_there_is_not_would_be_found(query: str, wrong: str) -> None:
+    assert unknown(query) == {wrong}
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong_with_rules_and_dashboards(tmp_path: Path) -> None:
+    expressions = [expression for path in DASHBOARDS for _, expression in panels(path)]
+    named = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(expressions)]
+    boards = tmp_path / "dashboards.yaml"
+    boards.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": named}]}))
+    _promtool("check", "rules", str(MONITORING / "rules.yaml"), str(boards))
+
+
+@needs_promtool
+def test_alerts_fire_on_faults_and_are_silent_over_a_healthy_fleet() -> None:
+    _promtool("test", "rules", str(MONITORING / "rules_test.yaml"))
+
+
+def test_every_alert_is_made_to_fire_and_says_what_it_means() -> None:
+    tested = (MONITORING / "rules_test.yaml").read_text()
+    for rule in rules():
+        if "alert" in rule:
+            assert f'alertname="{rule["alert"]}"' in tested
+            assert rule["labels"]["severity"] in ("critical", "warning")
+            assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+
+
+def test_the_chart_ships_the_rules_and_every_dashboard_as_they_are() -> None:
+    objects = rendered(profile("ha"))
+    (shipped,) = of_kind(objects, "PrometheusRule")
+    assert shipped["spec"] == yaml.safe_load((MONITORING / "rules.yaml").read_text())
+    boards = {name: text for found in of_kind(objects, "ConfigMap") for name, text in found["data"].items()}
+    assert {name: json.loads(text) for name, text in boards.items()} == {
+        path.name: json.loads(path.read_text()) for path in DASHBOARDS
+    }
+
+
+def _promtool(*arguments: str) -> None:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
