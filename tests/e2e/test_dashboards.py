@@ -1,0 +1,98 @@
+"""A real Prometheus that scrapes a real stack: every panel has data, and no alert fires while all is well."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.stack import Stack
+
+from benchmarks.support.asking import make_request
+from tests.unit.deploy.test_monitoring import DASHBOARDS, MONITORING, panels, rules
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the binary of Prometheus"),
+]
+
+# Counters that begin with the first event of their kind, of which a healthy stack has none.
+_OF_FAULTS = {"Failures per second", "Refused per second", "Requests moved, per minute"}
+_OF_FAULTS |= {"Requests that went on without a draft, per minute"}
+_SCRAPES_S = 12
+
+
+@asynccontextmanager
+async def _prometheus(directory: Path, targets: Path) -> AsyncIterator[str]:
+    """Its base URL, once it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    scrape = {"job_name": "outrider", "file_sd_configs": [{"files": [str(targets)]}]}
+    config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [scrape]}
+    (directory / "prometheus.yml").write_text(
+        yaml.safe_dump({**config, "rule_files": [str(MONITORING / "rules.yaml")]})
+    )
+    process = await asyncio.create_subprocess_exec(
+        "prometheus",
+        f"--config.file={directory}/prometheus.yml",
+        f"--storage.tsdb.path={directory}/data",
+        f"--web.listen-address={address}",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(60):
+            while not await _answers(f"http://{address}/-/ready"):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _answers(url: str) -> bool:
+    async with httpx.AsyncClient() as client:
+        try:
+            return (await client.get(url)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+async def _ask(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
+    response = await client.get("/api/v1/query", params={"query": query})
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["data"]["result"]
+    return found
+
+
+async def test_every_panel_has_data_and_no_alert_fires_on_a_healthy_stack(
+    stack: Stack, gateway: Gateway, tmp_path: Path
+) -> None:
+    async with _prometheus(tmp_path, stack.scrape_file) as url:
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + _SCRAPES_S
+        while loop.time() < end_s:
+            request = make_request(stack.config.model, "Count from one to ten.", "auto", max_tokens=24)
+            await gateway.answer(request, timeout_s=60.0)
+        async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
+            up = await _ask(client, "up")
+            assert {one["value"][1] for one in up} == {"1"} and len(up) >= 5
+            asked = [(path.stem, *panel) for path in DASHBOARDS for panel in panels(path)]
+            empty = {title for _, title, query in asked if not await _ask(client, query)}
+            assert empty <= _OF_FAULTS
+            assert await _ask(client, "outrider:acceptance:ratio_rate10m")
+            assert not await _ask(client, 'ALERTS{alertstate="firing"}')
+            listed = (await client.get("/api/v1/rules")).json()["data"]["groups"]
+            states = [rule for group in listed for rule in group["rules"]]
+            assert len(states) == len(rules()) and {rule["health"] for rule in states} == {"ok"}
