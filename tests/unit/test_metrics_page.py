@@ -51,7 +51,9 @@ def told(process: str) -> list[tuple[Metric, list[str]]]:
         declared = list(getattr(collector, "_labelnames", ()))
         for metric in collector.collect():
             of_samples = {label for sample in metric.samples for label in sample.labels}
-            found.append((metric, sorted({*declared, *of_samples} - {"le"})))
+            # A family of our own knows its labels, though it has no sample yet.
+            own = getattr(metric, "_labelnames", ())
+            found.append((metric, sorted({*declared, *own, *of_samples} - {"le"})))
     return [(metric, labels) for metric, labels in found if metric.name.startswith("outrider_")]
 
 

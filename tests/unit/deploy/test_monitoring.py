@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _ADDED = {"pod", "namespace", "instance", "job", "le"}
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
 
 
+@cache
 def known() -> dict[str, set[str]]:
     """Metrics as docs/metrics.md lists them, which is held against the code, with their labels."""
     found = {}
@@ -34,6 +36,7 @@ def known() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
