@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.metadata import MetadataStore
+from outrider.rpc.roles import ClusterSecret
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
@@ -70,6 +71,7 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     advertised = _one_each("router_advertise", options.router_advertise, len(listens), "")
     ops = _one_each("router_ops_listen", options.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
     key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
+    secret = ClusterSecret.read(options.cluster_secret_file) if options.cluster_secret_file else None
     policy = PolicyConfig(
         max_draft_tokens=options.max_draft_tokens,
         max_wait_us=round(options.max_wait_ms * 1000),
@@ -81,6 +83,7 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
             listen=listen,
             advertise=advertise,
             ops_listen=ops_listen,
+            secret=secret,
             cache_salt_key=key,
             drain_timeout_s=options.drain_timeout,
             policy=policy,
@@ -91,7 +94,7 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
     return ControllerConfig(
         metadata_url=options.metadata,
         routers=tuple(routers),
-        control=ControlConfig(options.control_listen, options.control_advertise, options.control_ops_listen),
+        control=ControlConfig(options.control_listen, options.control_advertise, options.control_ops_listen, secret),
         ray=RayConfig(temp_dir=options.ray_temp_dir),
         log_format=options.log_format,
     )
@@ -158,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
+    add("--cluster-secret-file", default="", metavar="FILE", help="of which this cluster's processes prove to know")
     add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
     add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
     return parser

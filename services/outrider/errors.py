@@ -105,6 +105,34 @@ class UnknownRequest(OutriderError):
         super().__init__(message, field="request_id")
 
 
+class NotFound(OutriderError):
+    """What was named does not exist."""
+
+    code = Code.NOT_FOUND
+    default_reason = "NOT_FOUND"
+
+
+class Conflict(OutriderError):
+    """What was to be changed has been changed by somebody else meanwhile, or stands in the way."""
+
+    code = Code.ABORTED
+    default_reason = "CONFLICT"
+
+
+class Unauthenticated(OutriderError):
+    """Nothing says who the caller is, or what does is not valid."""
+
+    code = Code.UNAUTHENTICATED
+    default_reason = "INVALID_API_KEY"
+
+
+class PermissionDenied(OutriderError):
+    """The caller is known, and may not do this."""
+
+    code = Code.PERMISSION_DENIED
+    default_reason = "PERMISSION_DENIED"
+
+
 class Overloaded(OutriderError):
     """No room now; nothing was started. Trying again later can help."""
 
@@ -146,6 +174,9 @@ _BY_CODE: dict[Code, type[OutriderError]] = {
         InvalidRequest,
         NotSupported,
         UnknownModel,
+        Conflict,
+        Unauthenticated,
+        PermissionDenied,
         Overloaded,
         Unavailable,
         DeadlineExceeded,

@@ -6,10 +6,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from outrider.errors import InvalidRequest
+from outrider.gateway.auth import KeyGuard
 from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -19,22 +20,26 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 
+from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.tenants import Tenancy
 
 log = logging.getLogger(__name__)
 
 SERVICE = "outrider.rpc.v1.ControlService"
 
 
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
-    """Reads; changes nothing."""
+    """Translates, delegates, translates back."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._tenancy = Tenancy(store.tenants)
 
-    async def ListWorkers(
-        self, request: control.ListWorkersRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> control.ListWorkersResponse:
+    async def ListWorkers(self, request: control.ListWorkersRequest, context: Context) -> control.ListWorkersResponse:
         if request.role not in worker.WorkerRole.values():
             raise InvalidRequest("role", f"{request.role} is not a role")
         records = await self._store.workers(request.role or None)
@@ -43,6 +48,29 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             # Asked after the read: it is the read that finds the store away.
             metadata_available=self._store.available,
         )
+
+    async def ListTenants(self, request: control.ListTenantsRequest, context: Context) -> control.ListTenantsResponse:
+        return await self._tenancy.list(request)
+
+    async def GetTenant(self, request: control.GetTenantRequest, context: Context) -> control.GetTenantResponse:
+        return control.GetTenantResponse(tenant=await self._tenancy.get(request.name))
+
+    async def PutTenants(self, request: control.PutTenantsRequest, context: Context) -> control.PutTenantsResponse:
+        return await self._tenancy.put(request)
+
+    async def DeleteTenant(
+        self, request: control.DeleteTenantRequest, context: Context
+    ) -> control.DeleteTenantResponse:
+        return control.DeleteTenantResponse(num_revoked_keys=await self._tenancy.delete(request.name))
+
+    async def ListKeys(self, request: control.ListKeysRequest, context: Context) -> control.ListKeysResponse:
+        return await self._tenancy.keys(request)
+
+    async def CreateKey(self, request: control.CreateKeyRequest, context: Context) -> control.CreateKeyResponse:
+        return await self._tenancy.create_key(request)
+
+    async def RevokeKey(self, request: control.RevokeKeyRequest, context: Context) -> control.RevokeKeyResponse:
+        return control.RevokeKeyResponse(info=await self._tenancy.revoke_key(request.id))
 
 
 def _status(record: LeaseRecord) -> control.WorkerStatus:
@@ -63,7 +91,7 @@ async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncI
     async with AsyncExitStack() as stack:
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
-        server = create_server()
+        server = create_server(guard=OperatorGuard(config.secret, KeyGuard(store.tenants, required=True)))
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store), server)
         life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
         ops.ready["server"] = lambda: life.problem

@@ -12,6 +12,7 @@ from outrider.protocol.limits import (
     MAX_STREAM_BYTES,
     MAX_WAIT_US,
 )
+from outrider.rpc.roles import ClusterSecret
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
@@ -154,6 +155,8 @@ class RouterConfig:
     """HOST:PORT under which gateways reach it; empty takes the bound address."""
     ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
+    secret: ClusterSecret | None = None
+    """With one only gateways of the same cluster may send requests. None: everybody who reaches the port."""
     drain_timeout_s: float = 30.0
     """After the drain began, how long running requests may take."""
     cache_salt_key: bytes = b""

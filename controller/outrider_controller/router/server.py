@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from outrider.errors import OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
@@ -166,7 +167,7 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(rounds, notices, config, salt_key, draining)
-        server = create_server()
+        server = create_server(guard=RoleGuard(config.secret))
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         rounds.traces.router_id = info.worker_id
         _send_spans(stack, rounds)

@@ -132,7 +132,9 @@ class Catalog:
 
 async def _ask(router: Router) -> list[router_pb2.ServedModel]:
     try:
-        answer = await router.stub.ListModels(router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S)
+        answer = await router.stub.ListModels(
+            router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S, metadata=router.credential
+        )
     except grpc.aio.AioRpcError:
         return []
     return list(answer.models)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from outrider.gateway.generation import Answer, Chunk, Generator
 from outrider.gateway.requests import Generation
+from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 
@@ -85,12 +86,15 @@ async def start_choices(
     *,
     default_max_tokens: int | None,
     trace_context: TraceContext = NO_CONTEXT,
+    tenant: tenants_pb2.Tenant | None = None,
 ) -> AsyncIterator[Choices]:
     """`generations` of each prompt, as many for each. Each counts as a request. Raises as Generator.start."""
     async with AsyncExitStack() as stack:
         answers = [
             await stack.enter_async_context(
-                core.start(generation, default_max_tokens=default_max_tokens, trace_context=trace_context)
+                core.start(
+                    generation, default_max_tokens=default_max_tokens, trace_context=trace_context, tenant=tenant
+                )
             )
             for of_prompt in generations
             for generation in of_prompt

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from outrider.address import check_advertised
+from outrider.rpc.roles import ClusterSecret
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
@@ -75,6 +76,10 @@ class GatewayConfig:
     """Model name → directory with its tokenizer, where the name alone does not tell."""
     limits: Limits = field(default_factory=Limits)
     failover: Failover = field(default_factory=Failover)
+    secret: ClusterSecret | None = None
+    """By which routers know a gateway of their cluster."""
+    require_api_keys: bool = False
+    """Refuse requests without an API key before the first one is made, too."""
     drain_timeout_s: float = 60.0
     """Longest a drain waits for running requests."""
     log_format: str = "json"
@@ -84,6 +89,8 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not self.routers and not self.metadata_url:
             raise ConfigError("one of --metadata and --router is needed to find the routers")
+        if self.require_api_keys and not self.metadata_url:
+            raise ConfigError("--require-api-keys: needs --metadata, where the keys are")
         for address in (self.listen_grpc, self.listen_http, *self.routers):
             split_address(address)
         if self.metadata_url:
@@ -117,11 +124,13 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
             model_paths=dict(_model_path(given) for given in options.model_path),
             limits=Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)}),
             failover=Failover(window_s=options.failover_window_s),
+            secret=ClusterSecret.read(options.cluster_secret_file) if options.cluster_secret_file else None,
+            require_api_keys=options.require_api_keys,
             drain_timeout_s=options.drain_timeout_s,
             log_format=options.log_format,
             ops_listen=options.ops_listen,
         )
-    except ConfigError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
 
 
@@ -169,6 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="longest wait for a token while routers fail (default %(default)s)",
     )
+    add("--cluster-secret-file", default="", metavar="FILE", help="by which routers know a gateway of their cluster")
+    add("--require-api-keys", action="store_true", help="refuse requests without a key before one is made, too")
     add("--drain-timeout-s", type=float, default=60.0, metavar="S", help="default %(default)s")
     add(
         "--ops-listen",

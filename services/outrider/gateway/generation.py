@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.gateway.admission import Admission
+from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
 from outrider.gateway.logits import LogitsChoice
@@ -37,13 +38,12 @@ from outrider.gateway.tokenizer.model import ModelTokenizer, TemplateError, TooM
 from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
-from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
 from outrider.speculation.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
-TENANT = "default"
 _TOO_LATE = "the deadline passed before the answer was complete"
 _SPECULATION = {
     SpeculationChoice.AUTO: router_pb2.SPECULATION_MODE_AUTO,
@@ -99,6 +99,7 @@ class _Job:
 
     id: str
     generation: Generation
+    tenant: tenants_pb2.Tenant
     model: Model
     prompt_token_ids: list[int]
     output: Output
@@ -120,7 +121,7 @@ class _Job:
         options = self.generation.options
         return router_pb2.RouteRequest(
             request_id=self.id,
-            tenant=TENANT,
+            tenant=self.tenant.name,
             model=self.model.name,
             prompt_token_ids=self.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
@@ -211,12 +212,15 @@ class Generator:
         default_max_tokens: int | None,
         timeout_s: float | None = None,
         trace_context: TraceContext = NO_CONTEXT,
+        tenant: tenants_pb2.Tenant | None = None,
     ) -> AsyncIterator[Answer]:
-        """An answer under way. `default_max_tokens` None means as many as the context holds.
+        """An answer under way. `default_max_tokens` None means as many as the context holds, `tenant` None the default.
 
         Raises OutriderError for everything that can be known before the first token; later errors come from `chunks`.
         """
         started_s = self.clock()
+        tenant = tenant or default_tenant()
+        check_model(tenant, generation.model)
         patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
         with (
             request_span(self.tracing, generation, trace_context) as span,
@@ -225,7 +229,8 @@ class Generator:
         ):
             try:
                 async with asyncio.timeout(patience_s):
-                    job = await self._prepare(generation, default_max_tokens, started_s, started_s + patience_s, span)
+                    deadline_s = started_s + patience_s
+                    job = await self._prepare(generation, tenant, default_max_tokens, started_s, deadline_s, span)
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
             observer.prepared(job.model.name, len(job.prompt_token_ids))
@@ -245,6 +250,7 @@ class Generator:
     async def _prepare(
         self,
         generation: Generation,
+        tenant: tenants_pb2.Tenant,
         default_max_tokens: int | None,
         started_s: float,
         deadline_s: float,
@@ -270,7 +276,7 @@ class Generator:
         )
         logits = await self._logits(model, options.logits) if options.logits else None
         stats = RunningStats(started_s)
-        return _Job(uuid.uuid4().hex, generation, model, prompt, output, stats, deadline_s, span, logits)
+        return _Job(uuid.uuid4().hex, generation, tenant, model, prompt, output, stats, deadline_s, span, logits)
 
     async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
         return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))

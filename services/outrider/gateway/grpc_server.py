@@ -13,6 +13,7 @@ import grpc
 
 from outrider.errors import DeadlineExceeded, InvalidRequest
 from outrider.gateway import logits
+from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.generation import Answer, Chunk, Generator
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
@@ -28,6 +29,7 @@ from outrider.gateway.requests import (
 from outrider.gateway.stats import Finish, Summary
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.channel import remaining_s
+from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 from outrider.telemetry.context import TraceContext
 
@@ -84,6 +86,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         if len(request.token_ids) > MAX_DETOKENIZED:
             raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
+        check_model(current_caller().tenant or default_tenant(), request.model)
         model = await self._core.catalog.get(request.model)
         check_token_ids("token_ids", request.token_ids, model.vocab_size)
         table = model.tokenizer.token_bytes
@@ -101,6 +104,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 timeout_s=remaining_s(context),
                 trace_context=TraceContext.of(context.invocation_metadata()),
+                tenant=current_caller().tenant,
             ) as answer:
                 yield answer
 

@@ -22,14 +22,17 @@ log = logging.getLogger(__name__)
 
 # A message is closed and the next begun beyond this size; routers accept 32 MiB.
 _MAX_MESSAGE_BYTES = 1 << 20
+Credential = tuple[tuple[str, str], ...]
+"""Call metadata that says to a router who we are."""
 _Rounds = asyncio.Queue[router_pb2.RouteResponse | OutriderError]
 
 
 class RouterStream:
     """Opens the stream with the first request, and another when that one broke. `close` it."""
 
-    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> None:
+    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, credential: Credential = ()) -> None:
         self._stub = stub
+        self._credential = credential
         self._connection: _Connection | None = None
 
     async def route(
@@ -41,7 +44,7 @@ class RouterStream:
         transport said when the stream broke.
         """
         if self._connection is None or self._connection.broken:
-            self._connection = _Connection(self._stub)
+            self._connection = _Connection(self._stub, self._credential)
         connection = self._connection
         call_id, rounds = connection.begin(request, timeout_s)
         too_late = DeadlineExceeded("the router has not answered in time")
@@ -68,9 +71,9 @@ class RouterStream:
 class _Connection:
     """One stream, from its first request until it breaks."""
 
-    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> None:
+    def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, credential: Credential) -> None:
         self.broken = False
-        self._call: Any = stub.RouteMany()
+        self._call: Any = stub.RouteMany(metadata=credential)
         self._ids = itertools.count(1)
         self._rounds: dict[int, _Rounds] = {}
         self._pending: deque[router_pb2.RouteManyRequest] = deque()

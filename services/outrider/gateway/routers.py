@@ -11,7 +11,7 @@ from typing import Protocol
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.gateway.router_stream import RouterStream
+from outrider.gateway.router_stream import Credential, RouterStream
 from outrider.metadata.directory import LEASE_TTL_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
@@ -101,12 +101,14 @@ class Router:
     channel: grpc.aio.Channel
     stub: router_pb2_grpc.RouterServiceAsyncStub
     stream: RouterStream
+    credential: Credential = ()
+    """Metadata of each call."""
 
     @classmethod
-    def at(cls, address: str, connect: Connect = create_channel) -> Router:
+    def at(cls, address: str, connect: Connect = create_channel, credential: Credential = ()) -> Router:
         channel = connect(address)
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        return cls(address, channel, stub, RouterStream(stub))
+        return cls(address, channel, stub, RouterStream(stub, credential), credential)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Waits that long for the stream to end; a draining router ends it once it has answered everything."""
@@ -119,8 +121,15 @@ class Router:
 class RouterPool:
     """Connections to routers. Use with `async with`; closing it breaks what still runs on them."""
 
-    def __init__(self, source: RouterSource, clock: Clock = time.monotonic, connect: Connect = create_channel) -> None:
+    def __init__(
+        self,
+        source: RouterSource,
+        clock: Clock = time.monotonic,
+        connect: Connect = create_channel,
+        credential: Credential = (),
+    ) -> None:
         self._source = source
+        self._credential = credential
         self._clock = clock
         self._connect = connect
         self._rotation = Rotation()
@@ -165,5 +174,5 @@ class RouterPool:
 
     def _router(self, address: str) -> Router:
         if address not in self._routers:
-            self._routers[address] = Router.at(address, self._connect)
+            self._routers[address] = Router.at(address, self._connect, self._credential)
         return self._routers[address]

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from outrider.gateway.admission import Admission
+from outrider.gateway.auth import KeyGuard
 from outrider.gateway.catalog import Catalog
 from outrider.gateway.config import GatewayConfig, split_address
 from outrider.gateway.files import connections_allowed
@@ -24,10 +25,12 @@ from outrider.gateway.grpc_server import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
 from outrider.gateway.http.connection import Bounds
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.router_stream import Credential
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.options import public_options
+from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.telemetry.metrics import MetadataCollector
@@ -59,16 +62,18 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         if config.metadata_url is not None:
             opened = store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
             MetadataCollector(ops.registry, lambda: opened.available, lambda: asdict(opened.counters))
-        routers = await stack.enter_async_context(RouterPool(_source(config, store)))
+        routers = await stack.enter_async_context(RouterPool(_source(config, store), credential=_credential(config)))
         tracing = open_tracing("outrider-gateway")
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         core = _core(config, routers, tracing, GatewayMetrics(ops.registry))
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
+        guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
         limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
         grpc_server = create_server(
             max_message_bytes=limits.max_body_bytes,
+            guard=guard,
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,
@@ -82,7 +87,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             serving(grpc_server, config.listen_grpc, services=[SERVICE], signals=signals)
         )
         http_address = await stack.enter_async_context(
-            _http(create_app(core, limits), config.listen_http, Bounds(limits, max_connections), grace_s=1.0)
+            _http(create_app(core, limits, guard), config.listen_http, Bounds(limits, max_connections), grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
@@ -109,6 +114,10 @@ async def _drain(admission: Admission, life: ServerLife, timeout_s: float) -> No
     await life.drain()
     if not await admission.drain(timeout_s):
         log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
+
+
+def _credential(config: GatewayConfig) -> Credential:
+    return () if config.secret is None else bearer(config.secret.token(Role.GATEWAY))
 
 
 def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:

@@ -31,6 +31,39 @@ class Keys:
         """Stream."""
         return f"{self.namespace}:events"
 
+    @property
+    def audit(self) -> str:
+        """Stream of what operators changed."""
+        return f"{self.namespace}:audit"
+
+    @property
+    def tenants(self) -> str:
+        """Sorted set of all names, each with score 0: in the order of their bytes."""
+        return f"{self.namespace}:tenants"
+
+    def tenant(self, name: str) -> str:
+        """Hash: `record`, a serialized Tenant, and `version`, which counts its changes."""
+        return f"{self.namespace}:tenant:{name}"
+
+    @property
+    def api_keys(self) -> str:
+        """Sorted set of TENANT/ID of every API key, each with score 0."""
+        return f"{self.namespace}:apikeys"
+
+    @property
+    def api_key_digests(self) -> str:
+        """Hash: id of an API key → its SHA-256 in hex."""
+        return f"{self.namespace}:apikeyids"
+
+    def api_key(self, digest_hex: str) -> str:
+        """Hash: `tenant`, and `record`, a serialized ApiKey. Expires a day after the key."""
+        return f"{self.namespace}:apikey:{digest_hex}"
+
+    @property
+    def keys_required(self) -> str:
+        """Exists from the first API key on, for good: revoking the last one opens nothing."""
+        return f"{self.namespace}:keysrequired"
+
     def workers(self, role: worker_pb2.WorkerRole.ValueType) -> str:
         """Set of the ids that have, or recently had, a lease."""
         return f"{self.namespace}:workers:{role_name(role)}"

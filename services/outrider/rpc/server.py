@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from outrider.rpc.access import AccessInterceptor
 from outrider.rpc.health import Health, add_health
 from outrider.rpc.interceptor import ErrorInterceptor
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
+from outrider.rpc.roles import Guard, RoleGuard, check_declared
 
 logger = logging.getLogger(__name__)
 
+_OPEN = RoleGuard()
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -67,10 +70,18 @@ class ServerLife:
         task.add_done_callback(self._tasks.discard)
 
 
-def create_server(*, max_message_bytes: int = INTERNAL_MESSAGE_BYTES, more: Options | None = None) -> grpc.aio.Server:
-    """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`."""
+def create_server(
+    *,
+    max_message_bytes: int = INTERNAL_MESSAGE_BYTES,
+    more: Options | None = None,
+    guard: Guard = _OPEN,
+) -> grpc.aio.Server:
+    """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`.
+
+    `guard` finds out who calls; the default lets everybody in.
+    """
     options = [*server_options(max_message_bytes), *(more or [])]
-    return grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+    return grpc.aio.server(interceptors=[ErrorInterceptor(), AccessInterceptor(guard)], options=options)
 
 
 @asynccontextmanager
@@ -87,8 +98,9 @@ async def serving(
 
     Signals given start the drain; a second one ends the process at once. `draining` is set when it starts: for
     servicers, which are made before. Calls still running when the block is left get `grace_s` to end. Raises OSError
-    when the address cannot be bound.
+    when the address cannot be bound, Undeclared for a service with a call that nobody has said who may make.
     """
+    check_declared(services)
     health = await add_health(server, services)
     life = ServerLife(bind(server, address), health, draining or asyncio.Event())
     await server.start()

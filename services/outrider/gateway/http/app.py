@@ -16,14 +16,17 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.gateway.auth import check_model, may_ask
 from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.config import Limits
 from outrider.gateway.generation import Generator
 from outrider.gateway.http import bodies, sse
+from outrider.gateway.http.access import guarded, tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
 from outrider.gateway.http.shapes import ChatShape, CompletionShape, Shape
 from outrider.gateway.requests import Generation
+from outrider.rpc.roles import Guard
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
@@ -34,17 +37,18 @@ Body = CompletionRequest | ChatRequest
 Answering = AbstractAsyncContextManager[Choices]
 
 
-def create_app(core: Generator, limits: Limits) -> Starlette:
-    """The application, for uvicorn or any other ASGI server."""
+def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
+    """The application, for uvicorn or any other ASGI server. Raises Undeclared for a route that lacks its access."""
     listings = _Listings(core)
+    routes = [
+        Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, CompletionShape), methods=["POST"]),
+        Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, ChatShape), methods=["POST"]),
+        Route("/v1/models", listings.models),
+        Route("/v1/models/{name:path}", listings.model),
+        Route("/health", listings.health),
+    ]
     return Starlette(
-        routes=[
-            Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, CompletionShape), methods=["POST"]),
-            Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, ChatShape), methods=["POST"]),
-            Route("/v1/models", listings.models),
-            Route("/v1/models/{name:path}", listings.model),
-            Route("/health", listings.health),
-        ],
+        routes=guarded(routes, guard),
         exception_handlers={HTTPException: _http_exception},
     )
 
@@ -62,7 +66,7 @@ class _Endpoint:
         request = Request(scope, receive)
         try:
             body = parse(self.kind, await read_body(request, self.limits))
-            answering = self._answering(body, TraceContext.of(request.headers.items()))
+            answering = self._answering(body, request)
             work = self._stream(body, answering, send) if body.stream else self._whole(body, answering, scope, send)
             await sse.while_connected(receive, work)
         except (sse.ClientLeft, ClientDisconnect):
@@ -70,10 +74,14 @@ class _Endpoint:
         except HttpError as error:
             await error.response()(scope, receive, send)
 
-    def _answering(self, body: Body, trace_context: TraceContext) -> Answering:
-        generations = _generations(body)
-        default = body.default_max_tokens
-        return start_choices(self.core, generations, default_max_tokens=default, trace_context=trace_context)
+    def _answering(self, body: Body, request: Request) -> Answering:
+        return start_choices(
+            self.core,
+            _generations(body),
+            default_max_tokens=body.default_max_tokens,
+            trace_context=TraceContext.of(request.headers.items()),
+            tenant=tenant_of(request),
+        )
 
     async def _whole(self, body: Body, answering: Answering, scope: Scope, send: Send) -> None:
         try:
@@ -170,11 +178,17 @@ class _Listings:
     async def models(self, request: Request) -> Response:
         await self.core.catalog.refresh()
         created_s = self.core.catalog.created_s
-        data = [bodies.model(served, created_s) for served in self.core.catalog.live]
+        tenant = tenant_of(request)
+        allowed = [served for served in self.core.catalog.live if may_ask(tenant, served.model)]
+        data = [bodies.model(served, created_s) for served in allowed]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
+        try:
+            check_model(tenant_of(request), name)
+        except OutriderError as error:
+            return from_outrider(error).response()
         await self.core.catalog.refresh()
         for served in self.core.catalog.live:
             if served.model == name:

@@ -61,6 +61,8 @@ def from_outrider(error: OutriderError) -> HttpError:
     if error.retry_after_s is not None:
         # Whole seconds (RFC 9110, 10.2.3), and never 0, which would mean at once.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+        # What openai's clients look at first.
+        headers["Retry-After-Ms"] = str(max(1, math.ceil(1000 * error.retry_after_s)))
     message = str(error) if status != 500 else "internal error"
     code = "model_not_found" if isinstance(error, UnknownModel) else (error.reason or error.code.name).lower()
     return HttpError(status, message, kind, param=error.field or None, code=code, headers=headers)

@@ -1,0 +1,141 @@
+"""Tenants and keys as operators write them: what may be written, and the calls that do it.
+
+Everything is checked before anything is written; what is wrong is named by its field.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+
+from outrider.errors import InvalidRequest
+from outrider.metadata.tenants import TenantStore
+from outrider.rpc.roles import current_caller
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import tenants_pb2 as tenants
+
+MAX_TENANTS_AT_ONCE = 10_000
+MAX_MODELS = 64
+MAX_PAGE = 1000
+_MAX_MODEL_CHARS = 200
+_MAX_PER_SECOND, _MAX_TOKENS, _MAX_CONCURRENT = 1e6, 10**12, 10**6
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_SCOPES = (tenants.KEY_SCOPE_INFER, tenants.KEY_SCOPE_METRICS, tenants.KEY_SCOPE_ADMIN)
+KEY_PREFIX = "ork-"
+
+
+class Tenancy:
+    """What operators do to tenants and keys."""
+
+    def __init__(self, store: TenantStore, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._wall_clock = wall_clock
+
+    async def list(self, request: control.ListTenantsRequest) -> control.ListTenantsResponse:
+        size = _page_size(request.page_size)
+        if request.page_token:
+            check_name("page_token", request.page_token)
+        page, total = await self._store.page(request.page_token, size)
+        token = page[-1].name if len(page) == size else ""
+        return control.ListTenantsResponse(tenants=page, next_page_token=token, num_tenants=total)
+
+    async def get(self, name: str) -> tenants.Tenant:
+        check_name("name", name)
+        return await self._store.get(name)
+
+    async def put(self, request: control.PutTenantsRequest) -> control.PutTenantsResponse:
+        check_tenants(request.tenants)
+        changes = await self._store.put(request.tenants, by=_caller(), dry_run=request.dry_run)
+        return control.PutTenantsResponse(changes=changes)
+
+    async def delete(self, name: str) -> int:
+        check_name("name", name)
+        return await self._store.delete(name, by=_caller())
+
+    async def keys(self, request: control.ListKeysRequest) -> control.ListKeysResponse:
+        if request.tenant:
+            check_name("tenant", request.tenant)
+        page, token = await self._store.page_of_keys(request.tenant, request.page_token, _page_size(request.page_size))
+        return control.ListKeysResponse(keys=page, next_page_token=token)
+
+    async def create_key(self, request: control.CreateKeyRequest) -> control.CreateKeyResponse:
+        check_name("tenant", request.tenant)
+        scopes = list(dict.fromkeys(request.scopes)) or [tenants.KEY_SCOPE_INFER]
+        for i, scope in enumerate(scopes):
+            if scope not in _SCOPES:
+                raise InvalidRequest(f"scopes[{i}]", f"{scope} is none of infer, metrics and admin")
+        now_s = int(self._wall_clock())
+        if request.not_after_unix_s and not now_s < request.not_after_unix_s < 2**33:
+            raise InvalidRequest("not_after_unix_s", f"{request.not_after_unix_s} is not in the future")
+        key = KEY_PREFIX + secrets.token_urlsafe(32)
+        info = tenants.ApiKey(
+            id=f"key-{secrets.token_hex(6)}",
+            tenant=request.tenant,
+            scopes=scopes,
+            created_unix_s=now_s,
+            not_after_unix_s=request.not_after_unix_s,
+            digest=sha256(key.encode()).digest(),
+        )
+        await self._store.add_key(info, by=_caller())
+        info.digest = b""
+        return control.CreateKeyResponse(info=info, key=key)
+
+    async def revoke_key(self, key_id: str) -> tenants.ApiKey:
+        return await self._store.revoke_key(key_id, by=_caller())
+
+
+def check_tenants(given: Iterable[tenants.Tenant]) -> None:
+    """Raises InvalidRequest for the first field that is wrong."""
+    given = list(given)
+    if not 1 <= len(given) <= MAX_TENANTS_AT_ONCE:
+        raise InvalidRequest("tenants", f"{len(given)} tenants; 1 to {MAX_TENANTS_AT_ONCE} are taken at once")
+    seen: dict[str, int] = {}
+    for i, tenant in enumerate(given):
+        _check_tenant(f"tenants[{i}]", tenant)
+        if (first := seen.setdefault(tenant.name, i)) != i:
+            raise InvalidRequest(f"tenants[{i}].name", f"{tenant.name} stands at tenants[{first}] already")
+
+
+def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
+    check_name(f"{where}.name", tenant.name)
+    if tenant.weight and not 0.01 <= tenant.weight <= 100:
+        raise InvalidRequest(f"{where}.weight", f"{tenant.weight:g} is not from 0.01 to 100")
+    if len(tenant.models) > MAX_MODELS:
+        raise InvalidRequest(f"{where}.models", f"{len(tenant.models)} models; at most {MAX_MODELS} are taken")
+    for i, model in enumerate(tenant.models):
+        if not 1 <= len(model) <= _MAX_MODEL_CHARS or not model.isprintable():
+            raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
+    quota = tenant.quota
+    _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)
+    _check_bound(where, quota, "tokens_per_minute", _MAX_TOKENS)
+    _check_bound(where, quota, "concurrent_requests", _MAX_CONCURRENT)
+
+
+def _check_bound(where: str, quota: tenants.Quota, name: str, most: float) -> None:
+    if not quota.HasField(name):  # type: ignore[arg-type]  # One of its fields.
+        return
+    value: float = getattr(quota, name)
+    if not (0 < value <= most) or not math.isfinite(value):
+        message = f"{value:g} is not above 0 and at most {most:g}; leave it out for no bound"
+        raise InvalidRequest(f"{where}.quota.{name}", message)
+
+
+def check_name(where: str, name: str) -> None:
+    """Raises InvalidRequest for what cannot be a tenant's name."""
+    if not _NAME.fullmatch(name):
+        allowed = "1 to 63 of a-z, 0-9, '-', '_' and '.', the first and last a letter or digit"
+        raise InvalidRequest(where, f"{name[:80]!r} is not {allowed}")
+
+
+def _page_size(asked: int) -> int:
+    if asked > MAX_PAGE:
+        raise InvalidRequest("page_size", f"{asked}; at most {MAX_PAGE}")
+    return asked or MAX_PAGE
+
+
+def _caller() -> str:
+    return current_caller().name or "local"

@@ -1,0 +1,159 @@
+"""Who a client is: from the API key that it sends to its tenant, and whether the key opens what is asked for.
+
+A key is looked up by its SHA-256 and kept for 5 s, what is no key for 1 s. While the store is away the last known
+answer holds for up to an hour. As long as no key was ever made, everybody is the tenant `default`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
+from outrider.metadata.tenants import DEFAULT_TENANT, FoundKey, TenantStore, is_expired
+from outrider.metadata.timeouts import CALL_TIMEOUT_S
+from outrider.rpc.roles import Access, Caller
+from outrider.rpc.v1 import tenants_pb2
+
+_FRESH_S = 5.0
+_FRESH_WITHOUT_KEY_S = 1.0
+_LAST_KNOWN_S = 3600.0
+_MAX_KNOWN = 10_000
+_MAX_KEY_CHARS = 512
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def default_tenant() -> tenants_pb2.Tenant:
+    """Where none is recorded: every model, no quota."""
+    return tenants_pb2.Tenant(name=DEFAULT_TENANT)
+
+
+@dataclass(slots=True)
+class _Known:
+    found: FoundKey
+    read_s: float
+    reading: asyncio.Task[FoundKey | None] | None = None
+
+
+@dataclass(slots=True)
+class KeyGuard:
+    """Admits callers by their API keys. Without a store everybody is the default tenant, unless keys are `required`."""
+
+    store: TenantStore | None
+    required: bool = False
+    """Whether a key is needed though none is known to exist. Set for good once one is seen to."""
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+    _known: OrderedDict[bytes | None, _Known] = field(default_factory=OrderedDict)
+    _wrong: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    """When the store said of a digest that no key has it."""
+
+    async def admit(self, access: Access, token: str) -> Caller:
+        """Raises Unauthenticated without a valid key, PermissionDenied for one that does not open this, Unavailable
+        where the store is away and nothing is known.
+        """
+        if self.store is None and not self.required:
+            return Caller("", default_tenant())
+        nobody = await self._find(None)
+        if not self.required:
+            return Caller("", nobody.tenant or default_tenant())
+        if not token:
+            message = "no API key: send it as the header `Authorization: Bearer KEY`"
+            raise Unauthenticated(message, reason="API_KEY_MISSING")
+        digest = hashlib.sha256(token[:_MAX_KEY_CHARS].encode()).digest()
+        found = await self._find(digest)
+        return self._checked(found, digest, access)
+
+    def _checked(self, found: FoundKey, digest: bytes, access: Access) -> Caller:
+        key = found.key
+        # It was found by this digest. Compared again, in constant time: a store that answers amiss opens nothing.
+        if not hmac.compare_digest(key.digest if key is not None else bytes(len(digest)), digest) or key is None:
+            raise Unauthenticated("the API key is not valid")
+        if is_expired(key, self.wall_clock()):
+            raise Unauthenticated(f"the API key {key.id} has expired", reason="API_KEY_EXPIRED")
+        if access.scopes.isdisjoint(key.scopes):
+            opened = ", ".join(scope_name(scope) for scope in key.scopes)
+            raise PermissionDenied(f"the API key {key.id} opens only: {opened}", reason="WRONG_SCOPE")
+        if found.tenant is None and key.tenant != DEFAULT_TENANT:
+            raise Unauthenticated("the API key is not valid")
+        return Caller(key.id, found.tenant or default_tenant())
+
+    async def _find(self, digest: bytes | None) -> FoundKey:
+        """From memory while that is fresh. A request waits 50 ms at most for a newer answer than the last known."""
+        known, now_s = self._known.get(digest), self.clock()
+        if known is None:
+            return await self._first(digest, now_s)
+        if now_s - known.read_s < _FRESH_S:
+            return known.found
+        if known.reading is None:
+            known.reading = asyncio.create_task(self._read(digest), name="find API key")
+        holds = now_s - known.read_s < _LAST_KNOWN_S
+        await asyncio.wait({known.reading}, timeout=CALL_TIMEOUT_S if holds else None)
+        found = known.reading.result() if known.reading.done() else None
+        if known.reading.done():
+            known.reading = None
+        if found is None and not holds:
+            raise _away()
+        return found or known.found
+
+    async def _first(self, digest: bytes | None, now_s: float) -> FoundKey:
+        """Of a key that is not known to exist."""
+        if digest is not None and now_s - self._wrong.get(digest, -math.inf) < _FRESH_WITHOUT_KEY_S:
+            return NO_SUCH_KEY
+        found = await self._read(digest)
+        if found is None:
+            raise _away()
+        return found
+
+    async def _read(self, digest: bytes | None) -> FoundKey | None:
+        """None while the store is away."""
+        found = await self.store.find(digest) if self.store is not None else None
+        if found is None:
+            return None
+        self.required |= found.keys_required
+        if digest is None or found.key is not None:
+            _keep(self._known, digest, _Known(found, self.clock()))
+        else:
+            self._known.pop(digest, None)
+            _keep(self._wrong, digest, self.clock())
+        return found
+
+
+NO_SUCH_KEY = FoundKey(keys_required=True, key=None, tenant=None)
+
+
+def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    """The newest, so many. What nobody can make up, keys that exist, is apart from what everybody can."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > _MAX_KNOWN:
+        kept.popitem(last=False)
+
+
+def _away() -> Unavailable:
+    message = "API keys cannot be checked: the metadata store does not answer"
+    return Unavailable(message, reason="NO_METADATA", retry_after_s=1.0)
+
+
+def scope_name(scope: tenants_pb2.KeyScope.ValueType) -> str:
+    """infer, metrics or admin."""
+    return tenants_pb2.KeyScope.Name(scope).removeprefix("KEY_SCOPE_").lower()
+
+
+def check_model(tenant: tenants_pb2.Tenant, model: str) -> None:
+    """Raises PermissionDenied for a model that the tenant may not ask for, whether it is served or not."""
+    if not may_ask(tenant, model):
+        message = f"{tenant.name} may not ask for {model[:200]!r}"
+        raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED", field="model")
+
+
+def may_ask(tenant: tenants_pb2.Tenant, model: str) -> bool:
+    return not tenant.models or model in tenant.models

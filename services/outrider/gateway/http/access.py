@@ -1,0 +1,58 @@
+"""Holds every HTTP route to the table of who may ask for it, and says whom a request is from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from outrider.errors import OutriderError
+from outrider.gateway.auth import default_tenant
+from outrider.gateway.http.errors import from_outrider
+from outrider.rpc.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
+from outrider.rpc.v1 import tenants_pb2
+
+_CALLER = "outrider.caller"
+
+
+def guarded(routes: Sequence[Route], guard: Guard) -> list[Route]:
+    """The same routes for those who may ask. Raises Undeclared for one that nobody has said who that is."""
+    check_routes(route.path for route in routes)
+    for route in routes:
+        route.app = _Guarded(route.app, guard, ROUTES[route.path])
+    return list(routes)
+
+
+def tenant_of(request: Request) -> tenants_pb2.Tenant:
+    """Whose request it is."""
+    caller: Caller = request.scope.get(_CALLER, ANYBODY)
+    return caller.tenant or default_tenant()
+
+
+class _Guarded:
+    """One route."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, access: Access) -> None:
+        self._app = app
+        self._guard = guard
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._access.open:
+            token = bearer_token(Request(scope).headers.get("authorization"))
+            try:
+                scope[_CALLER] = await self._guard.admit(self._access, token)
+            except OutriderError as error:
+                # Before the body: what it holds is thrown away as it comes.
+                await _refusal(error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _refusal(error: OutriderError) -> ASGIApp:
+    refused = from_outrider(error)
+    if refused.status == 401:
+        refused.headers["WWW-Authenticate"] = "Bearer"
+    return refused.response()

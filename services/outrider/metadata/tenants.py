@@ -1,0 +1,345 @@
+"""Tenants and API keys in Redis. Every change is one script, which also writes the audit stream: all of it or nothing.
+
+Knows records, not what they allow: gateways check keys, the control plane checks what operators write. A key itself is
+nowhere: only its SHA-256, by which it is found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from outrider.errors import Conflict, NotFound, Unavailable
+from outrider.metadata.keys import Keys
+from outrider.rpc.v1 import control_pb2, tenants_pb2
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+MAX_AUDIT_ENTRIES = 100_000
+MAX_KEYS_PER_TENANT = 16
+DEFAULT_TENANT = "default"
+"""Whose requests those are that come without a key, where none are required. It needs no record."""
+_KEPT_AFTER_EXPIRY_S = 86_400
+
+T = TypeVar("T")
+
+_FIND = """
+local required = redis.call('EXISTS', KEYS[3])
+local key = redis.call('HMGET', KEYS[1], 'tenant', 'record')
+local tenant = key[1] or ARGV[1]
+local record = redis.call('HMGET', KEYS[2] .. tenant, 'record', 'version')
+return {required, key[2] or '', record[1] or '', record[2] or '0'}
+"""
+_AUDIT = f"""
+local function audit(stream, ...)
+  redis.call('XADD', stream, 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', ...)
+end
+"""
+# Versions first, all of them: what is refused changes nothing.
+_PUT = (
+    _AUDIT
+    + """
+for i = 1, #ARGV - 2, 3 do
+  local expected = ARGV[i + 1]
+  if expected ~= '0' and expected ~= (redis.call('HGET', KEYS[2] .. ARGV[i], 'version') or '0') then
+    return ARGV[i]
+  end
+end
+local changes = {}
+for i = 1, #ARGV - 2, 3 do
+  local name, record, key = ARGV[i], ARGV[i + 2], KEYS[2] .. ARGV[i]
+  local known = redis.call('HMGET', key, 'record', 'version')
+  local change = known[1] == record and 3 or known[1] and 2 or 1
+  local version = known[2] or '0'
+  if change ~= 3 then
+    version = tostring(tonumber(version) + 1)
+    if ARGV[#ARGV - 1] == '' then
+      redis.call('HSET', key, 'record', record, 'version', version)
+      redis.call('ZADD', KEYS[1], 0, name)
+      audit(KEYS[3], 'action', 'put tenant', 'name', name, 'version', version, 'by', ARGV[#ARGV])
+    end
+  end
+  changes[#changes + 1] = {change, version}
+end
+return changes
+"""
+)
+_DELETE = (
+    _AUDIT
+    + """
+if redis.call('DEL', KEYS[2] .. ARGV[1]) == 0 then return -1 end
+redis.call('ZREM', KEYS[1], ARGV[1])
+local members = redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[1] .. '/', '(' .. ARGV[1] .. '0')
+for _, member in ipairs(members) do
+  local id = string.sub(member, #ARGV[1] + 2)
+  local digest = redis.call('HGET', KEYS[5], id)
+  if digest then redis.call('DEL', KEYS[6] .. digest) end
+  redis.call('HDEL', KEYS[5], id)
+  redis.call('ZREM', KEYS[4], member)
+end
+audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2])
+return #members
+"""
+)
+_ADD_KEY = (
+    _AUDIT
+    + """
+local tenant, id, digest, record, expire_s, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+if tenant ~= ARGV[7] and redis.call('EXISTS', KEYS[2] .. tenant) == 0 then return -1 end
+local members = redis.call('ZRANGEBYLEX', KEYS[4], '[' .. tenant .. '/', '(' .. tenant .. '0')
+local count = 0
+for _, member in ipairs(members) do
+  local other = string.sub(member, #tenant + 2)
+  if redis.call('EXISTS', KEYS[6] .. (redis.call('HGET', KEYS[5], other) or '')) == 1 then
+    count = count + 1
+  else
+    redis.call('HDEL', KEYS[5], other)
+    redis.call('ZREM', KEYS[4], member)
+  end
+end
+if count >= most then return -2 end
+redis.call('HSET', KEYS[6] .. digest, 'tenant', tenant, 'record', record)
+if expire_s ~= '0' then redis.call('EXPIREAT', KEYS[6] .. digest, expire_s) end
+redis.call('HSET', KEYS[5], id, digest)
+redis.call('ZADD', KEYS[4], 0, tenant .. '/' .. id)
+redis.call('SET', KEYS[1], 1)
+audit(KEYS[3], 'action', 'create key', 'tenant', tenant, 'id', id, 'by', ARGV[8])
+return 1
+"""
+)
+_REVOKE = (
+    _AUDIT
+    + """
+local digest = redis.call('HGET', KEYS[3], ARGV[1])
+if not digest then return '' end
+local key = redis.call('HMGET', KEYS[4] .. digest, 'tenant', 'record')
+redis.call('DEL', KEYS[4] .. digest)
+redis.call('HDEL', KEYS[3], ARGV[1])
+if not key[1] then return '' end
+redis.call('ZREM', KEYS[2], key[1] .. '/' .. ARGV[1])
+audit(KEYS[1], 'action', 'revoke key', 'tenant', key[1], 'id', ARGV[1], 'by', ARGV[2])
+return key[2]
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """What the store says of one key, or of a request without any."""
+
+    keys_required: bool
+    key: tenants_pb2.ApiKey | None
+    """None for a key that does not exist."""
+    tenant: tenants_pb2.Tenant | None
+    """Of the key; of the default tenant without one. None without a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One change that an operator made."""
+
+    id: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+class TenantStore:
+    """Owned by one event loop. `find` never raises because Redis is away; the others raise Unavailable then."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    async def find(self, digest: bytes | None) -> FoundKey | None:
+        """The key with this SHA-256, or with None what holds without a key. None while Redis is away."""
+        keys = (self._keys.api_key((digest or b"").hex()), self._keys.tenant(""), self._keys.keys_required)
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_FIND, len(keys), *keys, DEFAULT_TENANT if digest is None else "")
+
+        answer = await self._link.call_in_background(work)
+        if answer is None:
+            return None
+        required, key, tenant, version = answer
+        return FoundKey(bool(required), _parse_key(key) if key else None, _parse(tenant, version) if tenant else None)
+
+    async def get(self, name: str) -> tenants_pb2.Tenant:
+        """Raises NotFound."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.hmget(self._keys.tenant(name), ["record", "version"])
+
+        record, version = await self._do(work)
+        if record is None:
+            raise _no_tenant(name)
+        return _parse(record, version)
+
+    async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
+        """Tenants by name, those after the one given; and how many there are in all."""
+
+        async def work(redis: Redis) -> Any:
+            start = f"({after}" if after else "-"
+            names: Any = await redis.zrangebylex(self._keys.tenants, start, "+", start=0, num=limit)
+            pipe = redis.pipeline(transaction=False)
+            for name in names:
+                pipe.hmget(self._keys.tenant(name.decode()), ["record", "version"])
+            pipe.zcard(self._keys.tenants)
+            return await pipe.execute()
+
+        *rows, total = await self._do(work)
+        return [_parse(record, version) for record, version in rows if record is not None], total
+
+    async def put(
+        self, tenants: Sequence[tenants_pb2.Tenant], *, by: str, dry_run: bool = False
+    ) -> list[control_pb2.TenantChange]:
+        """All of them or none. Raises Conflict where one has not the version that is given."""
+        keys = (self._keys.tenants, self._keys.tenant(""), self._keys.audit)
+        arguments: list[Any] = []
+        for tenant in tenants:
+            arguments += [tenant.name, tenant.version, _serialize(tenant)]
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_PUT, len(keys), *keys, *arguments, "dry" if dry_run else "", by)
+
+        answer = await self._do(work)
+        if isinstance(answer, bytes):
+            raise Conflict("it has another version by now: read it again", field=_named(tenants, answer.decode()))
+        return [
+            control_pb2.TenantChange(name=tenant.name, change=change, version=int(version))
+            for tenant, (change, version) in zip(tenants, answer, strict=True)
+        ]
+
+    async def delete(self, name: str, *, by: str) -> int:
+        """How many keys went with it. Raises NotFound."""
+        keys = (
+            self._keys.tenants,
+            self._keys.tenant(""),
+            self._keys.audit,
+            self._keys.api_keys,
+            self._keys.api_key_digests,
+            self._keys.api_key(""),
+        )
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_DELETE, len(keys), *keys, name, by)
+
+        num_keys = int(await self._do(work))
+        if num_keys < 0:
+            raise _no_tenant(name)
+        return num_keys
+
+    async def page_of_keys(self, tenant: str, after: str, limit: int) -> tuple[list[tenants_pb2.ApiKey], str]:
+        """Keys by tenant and id, of one tenant or of all; and where the next page begins, empty at the end."""
+        first = f"({after}" if after else f"[{tenant}/" if tenant else "-"
+        # "0" is the character after "/".
+        last = f"({tenant}0" if tenant else "+"
+
+        async def work(redis: Redis) -> Any:
+            members: Any = await redis.zrangebylex(self._keys.api_keys, first, last, start=0, num=limit)
+            ids = [member.rpartition(b"/")[2] for member in members]
+            digests: Any = await redis.hmget(self._keys.api_key_digests, ids) if ids else []
+            pipe = redis.pipeline(transaction=False)
+            for digest in digests:
+                pipe.hget(self._keys.api_key((digest or b"").decode()), "record")
+            return members, await pipe.execute()
+
+        members, records = await self._do(work)
+        found = [_without_digest(_parse_key(record)) for record in records if record is not None]
+        return found, members[-1].decode() if len(members) == limit else ""
+
+    async def add_key(self, key: tenants_pb2.ApiKey, *, by: str) -> None:
+        """`key` has its digest. Raises NotFound without such a tenant, Conflict when it has too many keys."""
+        keys = (
+            self._keys.keys_required,
+            self._keys.tenant(""),
+            self._keys.audit,
+            self._keys.api_keys,
+            self._keys.api_key_digests,
+            self._keys.api_key(""),
+        )
+        expire_s = key.not_after_unix_s and key.not_after_unix_s + _KEPT_AFTER_EXPIRY_S
+        fields = (key.tenant, key.id, key.digest.hex(), _serialize(key), expire_s, MAX_KEYS_PER_TENANT, DEFAULT_TENANT)
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)
+
+        answer = int(await self._do(work))
+        if answer == -1:
+            raise _no_tenant(key.tenant, "tenant")
+        if answer == -2:
+            raise Conflict(
+                f"{key.tenant} has {MAX_KEYS_PER_TENANT} keys, the most there may be", reason="TOO_MANY_KEYS"
+            )
+
+    async def revoke_key(self, key_id: str, *, by: str) -> tenants_pb2.ApiKey:
+        """The key as it was. Raises NotFound."""
+        keys = (self._keys.audit, self._keys.api_keys, self._keys.api_key_digests, self._keys.api_key(""))
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_REVOKE, len(keys), *keys, key_id, by)
+
+        record = await self._do(work)
+        if not record:
+            raise NotFound(f"no key {key_id[:80]!r}", reason="UNKNOWN_KEY", field="id")
+        return _without_digest(_parse_key(record))
+
+    async def audit(self, limit: int = 1000) -> list[AuditEntry]:
+        """The last changes, the newest first."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.xrevrange(self._keys.audit, count=limit)
+
+        return [
+            AuditEntry(entry_id.decode(), {name.decode(): value.decode() for name, value in body.items()})
+            for entry_id, body in await self._do(work)
+        ]
+
+    async def _do(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+        answer = await self._link.call_in_background(work)
+        if answer is None:
+            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
+        return answer
+
+
+def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
+    """Equal for equal records: the version is not part of one."""
+    if isinstance(message, tenants_pb2.Tenant) and message.version:
+        copy = tenants_pb2.Tenant()
+        copy.CopyFrom(message)
+        copy.version = 0
+        message = copy
+    return message.SerializeToString(deterministic=True)
+
+
+def _parse(record: bytes, version: bytes) -> tenants_pb2.Tenant:
+    tenant = tenants_pb2.Tenant.FromString(record)
+    tenant.version = int(version)
+    return tenant
+
+
+def _parse_key(record: bytes) -> tenants_pb2.ApiKey:
+    return tenants_pb2.ApiKey.FromString(record)
+
+
+def _without_digest(key: tenants_pb2.ApiKey) -> tenants_pb2.ApiKey:
+    key.digest = b""
+    return key
+
+
+def _named(tenants: Sequence[tenants_pb2.Tenant], name: str) -> str:
+    index = next(i for i, tenant in enumerate(tenants) if tenant.name == name)
+    return f"tenants[{index}].version"
+
+
+def _no_tenant(name: str, where: str = "name") -> NotFound:
+    return NotFound(f"no tenant {json.dumps(name[:80])}", reason="UNKNOWN_TENANT", field=where)
+
+
+def is_expired(key: tenants_pb2.ApiKey, now_unix_s: float | None = None) -> bool:
+    now_unix_s = time.time() if now_unix_s is None else now_unix_s
+    return bool(key.not_after_unix_s) and now_unix_s >= key.not_after_unix_s

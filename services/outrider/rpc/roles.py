@@ -1,0 +1,219 @@
+"""Who may call what: the one table of every RPC and every HTTP route, and how a process proves what it is.
+
+A server with an RPC that is not in the table does not start; `access` holds callers to it. Processes of one cluster prove their role by a token that
+follows from the cluster's secret; clients and operators have API keys. Knows how to check a role; keys are checked by
+whom the server gives as its guard.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from google.protobuf import descriptor_pool
+
+from outrider.errors import PermissionDenied, Unauthenticated
+from outrider.rpc.v1 import tenants_pb2
+
+INFER, METRICS, ADMIN = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS, tenants_pb2.KEY_SCOPE_ADMIN
+AUTHORIZATION = "authorization"
+_BEARER = "bearer "
+_TOKEN_PREFIX = "outrider-"
+
+
+class Role(enum.Enum):
+    """What a process of the cluster is; and those who run it."""
+
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    TARGET = "target"
+    CONTROL = "control"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may make a call: the processes of these roles, and API keys with one of these scopes. With neither, all."""
+
+    roles: frozenset[Role] = frozenset()
+    scopes: frozenset[tenants_pb2.KeyScope.ValueType] = frozenset()
+
+    @property
+    def open(self) -> bool:
+        return not self.roles and not self.scopes
+
+
+EVERYBODY = Access()
+
+
+def _roles(*roles: Role) -> Access:
+    return Access(frozenset(roles))
+
+
+def _service(name: str, calls: Mapping[str, Access]) -> dict[str, Access]:
+    return {f"/outrider.rpc.v1.{name}/{call}": access for call, access in calls.items()}
+
+
+_INFER = Access(scopes=frozenset({INFER}))
+_OPERATE = Access(frozenset({Role.OPERATOR}), frozenset({ADMIN}))
+_OBSERVE = Access(frozenset({Role.OPERATOR}), frozenset({ADMIN, METRICS}))
+_HEALTH = (
+    "/grpc.health.v1.Health/",
+    "/grpc.reflection.v1.ServerReflection/",
+    "/grpc.reflection.v1alpha.ServerReflection/",
+)
+
+CALLS: dict[str, Access] = {
+    **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
+    **_service("RouterService", dict.fromkeys(("Route", "RouteMany"), _roles(Role.GATEWAY))),
+    **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
+    **_service("TraceService", {"GetTrace": _roles(Role.CONTROL, Role.OPERATOR)}),
+    **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL), "Verify": _roles(Role.ROUTER)}),
+    **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.ROUTER, Role.TARGET))),
+    **_service("ControlService", {"ListWorkers": _OBSERVE}),
+    **_service(
+        "ControlService",
+        dict.fromkeys(
+            (
+                "ListTenants",
+                "GetTenant",
+                "PutTenants",
+                "DeleteTenant",
+                "ListKeys",
+                "CreateKey",
+                "RevokeKey",
+            ),
+            _OPERATE,
+        ),
+    ),
+}
+"""Of our services. Health and reflection are for everybody."""
+
+ROUTES: dict[str, Access] = {
+    "/v1/completions": _INFER,
+    "/v1/chat/completions": _INFER,
+    "/v1/models": _INFER,
+    "/v1/models/{name:path}": _INFER,
+    "/health": EVERYBODY,
+}
+"""Of the gateway's HTTP port."""
+
+
+class Undeclared(Exception):
+    """A call or route that nobody has said who may make."""
+
+
+def access_to(method: str) -> Access | None:
+    """For a gRPC method's full name. None for one that is not declared."""
+    return EVERYBODY if method.startswith(_HEALTH) else CALLS.get(method)
+
+
+def check_declared(services: Iterable[str]) -> None:
+    """Raises Undeclared for a call of these services (full names) that the table lacks."""
+    for name in services:
+        try:
+            service = descriptor_pool.Default().FindServiceByName(name)
+        except KeyError:
+            # Not from a .proto: its calls are refused one by one.
+            continue
+        for method in service.methods:
+            if access_to(full := f"/{name}/{method.name}") is None:
+                raise Undeclared(f"{full}: rpc/roles.py does not say who may call it")
+
+
+def check_routes(paths: Iterable[str]) -> None:
+    """Raises Undeclared for an HTTP route that the table lacks."""
+    for path in paths:
+        if path not in ROUTES:
+            raise Undeclared(f"{path}: rpc/roles.py does not say who may ask for it")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClusterSecret:
+    """What the processes of one cluster share. Tokens of roles follow from it; from none follows another."""
+
+    secret: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < 16:
+            raise ValueError("cluster_secret: less than 16 bytes")
+
+    @classmethod
+    def read(cls, path: str | Path) -> ClusterSecret:
+        """From a file. Raises OSError; ValueError for one that holds too little."""
+        try:
+            return cls(Path(path).read_bytes().strip())
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def token(self, role: Role) -> str:
+        """What a process of this role sends as its bearer token."""
+        return f"{_TOKEN_PREFIX}{role.value}-{hmac.digest(self.secret, role.value.encode(), hashlib.sha256).hex()}"
+
+    def role_of(self, token: str) -> Role | None:
+        """None for a token of another cluster, or of none."""
+        given = token.encode()
+        # All of them, each in constant time: how long it takes tells nothing of the token.
+        matching = [role for role in Role if hmac.compare_digest(self.token(role).encode(), given)]
+        return matching[0] if matching else None
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    """Call metadata that carries the token; none for an empty one."""
+    return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+
+
+def bearer_token(header: str | bytes | None) -> str:
+    """The token of an `Authorization` header, empty where there is none of that kind."""
+    text = header.decode("latin-1") if isinstance(header, bytes) else header or ""
+    return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a call."""
+
+    name: str
+    """For the audit: a role, or the id of a key. Empty where nobody asked."""
+    tenant: tenants_pb2.Tenant | None = None
+    """Of a call with an API key, or where gateways ask for none."""
+
+
+ANYBODY = Caller("")
+CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+"""Set for each call by the interceptor."""
+
+
+def current_caller() -> Caller:
+    """Within a handler: who makes this call."""
+    return CALLER.get()
+
+
+class Guard(Protocol):
+    """Finds out who makes a call."""
+
+    async def admit(self, access: Access, token: str) -> Caller:
+        """Raises Unauthenticated, PermissionDenied, or Unavailable where that cannot be found out now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleGuard:
+    """For servers inside the cluster. Without a secret everybody who reaches the port may call."""
+
+    secret: ClusterSecret | None = None
+
+    async def admit(self, access: Access, token: str) -> Caller:
+        if self.secret is None:
+            return ANYBODY
+        role = self.secret.role_of(token)
+        if role is None:
+            raise Unauthenticated("the call has no token of this cluster", reason="NO_ROLE")
+        if role not in access.roles:
+            raise PermissionDenied(f"a {role.value} may not make this call", reason="WRONG_ROLE")
+        return Caller(role.value)

@@ -1,0 +1,148 @@
+"""API keys at both public ports, with real records."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import openai
+import pytest
+from outrider.gateway.server import RunningGateway
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, tenants_pb2
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+
+INFER, METRICS = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS
+# Key → (HTTP status, gRPC code, reason), as docs/operations.md has it.
+MATRIX = {
+    "good": (200, "OK", None),
+    "": (401, "UNAUTHENTICATED", "API_KEY_MISSING"),
+    "wrong": (401, "UNAUTHENTICATED", "INVALID_API_KEY"),
+    "revoked": (401, "UNAUTHENTICATED", "INVALID_API_KEY"),
+    "expired": (401, "UNAUTHENTICATED", "API_KEY_EXPIRED"),
+    "metrics": (403, "PERMISSION_DENIED", "WRONG_SCOPE"),
+    "other-model": (403, "PERMISSION_DENIED", "MODEL_NOT_ALLOWED"),
+}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(tmp_path / "r") as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: EmbeddedServer) -> AsyncIterator[MetadataStore]:
+    async with MetadataStore.connect(server.url) as store:
+        yield store
+
+
+async def add(store: MetadataStore, key: str, tenant: str = "acme", **fields: Any) -> None:
+    given = {"scopes": [INFER], **fields}
+    digest = hashlib.sha256(key.encode()).digest()
+    await store.tenants.add_key(tenants_pb2.ApiKey(id=f"key-{key}", tenant=tenant, digest=digest, **given), by="test")
+
+
+@dataclass
+class Served:
+    gateway: RunningGateway
+    router: ScriptedRouter
+
+    async def http(self, key: str, path: str = "/v1/completions") -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(base_url=f"http://{self.gateway.http_address}", headers=headers) as client:
+            if path != "/v1/completions":
+                return await client.get(path)
+            return await client.post(path, json={"model": MODEL, "prompt": "a", "max_tokens": 8})
+
+    async def grpc(self, key: str) -> tuple[str, str | None]:
+        async with create_channel(self.gateway.grpc_address) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            try:
+                await stub.Generate(generation_pb2.GenerateRequest(model=MODEL, text="a"), metadata=bearer(key))
+            except grpc.aio.AioRpcError as error:
+                return error.code().name, from_rpc_error(error).reason
+            return "OK", None
+
+
+@pytest.fixture
+async def served(gateway: OpenGateway, server: EmbeddedServer, tokenizer: ModelTokenizer) -> AsyncIterator[Served]:
+    router = ScriptedRouter(saying([*tokenizer.encode("Yes."), 2]), tokenizer.fingerprint)
+    async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
+        yield Served(running, router)
+
+
+async def fill(store: MetadataStore) -> None:
+    tenants = [tenants_pb2.Tenant(name="acme"), tenants_pb2.Tenant(name="elsewhere", models=["another"])]
+    await store.tenants.put(tenants, by="test")
+    await add(store, "good")
+    await add(store, "revoked")
+    await store.tenants.revoke_key("key-revoked", by="test")
+    await add(store, "expired", not_after_unix_s=int(time.time()) - 1)
+    await add(store, "metrics", scopes=[METRICS])
+    await add(store, "other-model", "elsewhere")
+
+
+async def test_each_key_opens_what_the_matrix_says_over_http_and_grpc(served: Served, store: MetadataStore) -> None:
+    await fill(store)
+    for key, (status, code, reason) in MATRIX.items():
+        response = await served.http(key)
+        said = response.json()["error"]["code"] if response.is_error else None
+        assert (response.status_code, said) == (status, reason and reason.lower()), key
+        assert await served.grpc(key) == (code, reason), key
+    assert [request.tenant for request in served.router.requests] == ["acme", "acme"]
+    assert (await served.http("")).headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_stock_client_works_with_its_key_and_says_which_is_wrong(
+    served: Served, store: MetadataStore
+) -> None:
+    await fill(store)
+    base_url = f"http://{served.gateway.http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="good") as client:
+        answer = await client.completions.create(model=MODEL, prompt="a", max_tokens=8)
+        assert answer.choices[0].text == "Yes."
+        assert [model.id for model in (await client.models.list()).data] == [MODEL]
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            await client.completions.create(model=MODEL, prompt="a", max_tokens=8)
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="other-model") as client:
+        assert (await client.models.list()).data == []
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.models.retrieve(MODEL)
+
+
+async def test_health_wants_no_key(served: Served, store: MetadataStore) -> None:
+    await fill(store)
+    assert (await served.http("", "/health")).status_code == 200
+
+
+async def test_without_keys_everybody_is_the_default_tenant(served: Served) -> None:
+    assert (await served.http("")).status_code == 200
+    assert await served.grpc("whatever") == ("OK", None)
+    assert {request.tenant for request in served.router.requests} == {"default"}
+
+
+async def test_a_known_key_works_on_while_the_store_is_away(
+    served: Served, store: MetadataStore, server: EmbeddedServer
+) -> None:
+    await fill(store)
+    assert (await served.http("good")).status_code == 200
+    server.stop()
+    await asyncio.sleep(0.1)
+    assert (await served.http("good")).status_code == 200
+    assert (await served.http("never seen")).status_code == 503

@@ -1,0 +1,143 @@
+"""Every call and route says who may make it, and callers are held to that."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+import grpc
+import outrider.rpc.v1
+import pytest
+from google.protobuf.descriptor import FileDescriptor
+from outrider.errors import OutriderError
+from outrider.gateway.auth import KeyGuard
+from outrider.gateway.config import Limits
+from outrider.gateway.http.access import guarded
+from outrider.gateway.http.app import create_app
+from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import (
+    CALLS,
+    ROUTES,
+    Access,
+    ClusterSecret,
+    Role,
+    RoleGuard,
+    Undeclared,
+    bearer,
+    bearer_token,
+    check_declared,
+)
+from outrider.rpc.server import create_server, serving
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import router_pb2, router_pb2_grpc
+from starlette.routing import Route
+
+SECRET = ClusterSecret(b"0123456789abcdef")
+
+
+def services() -> list[str]:
+    """Full names of every service in proto/."""
+    folder = Path(next(iter(outrider.rpc.v1.__path__)))
+    modules = [import_module(f"outrider.rpc.v1.{file.stem}") for file in folder.glob("*_pb2.py")]
+    descriptors: list[FileDescriptor] = [module.DESCRIPTOR for module in modules]
+    return [service.full_name for file in descriptors for service in file.services_by_name.values()]
+
+
+def test_every_call_of_every_service_is_declared_and_none_besides() -> None:
+    found = services()
+    assert len(found) >= 6
+    check_declared(found)
+    names = {method.rsplit("/", 1)[0].removeprefix("/") for method in CALLS}
+    assert names <= set(found)
+    pool = {f"/{name}/{method}" for name in found for method in _methods(name)}
+    assert set(CALLS) == pool
+
+
+def _methods(service: str) -> list[str]:
+    from google.protobuf import descriptor_pool
+
+    return [method.name for method in descriptor_pool.Default().FindServiceByName(service).methods]
+
+
+def test_every_route_of_the_gateway_is_declared_and_none_besides() -> None:
+    app = create_app(None, Limits(), KeyGuard(None))  # type: ignore[arg-type]  # Nobody asks it anything.
+    assert {route.path for route in app.routes if isinstance(route, Route)} == set(ROUTES)
+
+
+def test_an_application_with_an_undeclared_route_is_not_made() -> None:
+    with pytest.raises(Undeclared, match="/v1/new"):
+        guarded([Route("/v1/new", lambda request: None)], KeyGuard(None))
+
+
+async def test_a_server_with_an_undeclared_call_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(CALLS, "/outrider.rpc.v1.RouterService/ListModels")
+    with pytest.raises(Undeclared, match="ListModels"):
+        async with serving(create_server(), "127.0.0.1:0", services=["outrider.rpc.v1.RouterService"]):
+            pass
+
+
+def test_a_role_cannot_be_made_up_and_follows_from_no_other() -> None:
+    tokens = {role: SECRET.token(role) for role in Role}
+    assert len(set(tokens.values())) == len(Role)
+    assert all(SECRET.role_of(token) is role for role, token in tokens.items())
+    assert ClusterSecret(b"another secret!!").role_of(tokens[Role.GATEWAY]) is None
+    assert SECRET.role_of("") is None and SECRET.role_of("é") is None
+    with pytest.raises(ValueError, match="cluster_secret"):
+        ClusterSecret(b"short")
+    assert b"0123" not in repr(SECRET).encode()
+
+
+def test_the_bearer_token_is_read_as_rfc_6750_has_it() -> None:
+    assert bearer_token("Bearer abc") == bearer_token("bearer  abc ") == "abc"
+    assert bearer_token("Basic abc") == bearer_token(None) == bearer_token("abc") == ""
+
+
+class Models(router_pb2_grpc.RouterServiceServicer):
+    async def ListModels(self, request, context):  # type: ignore[no-untyped-def]
+        return router_pb2.ListModelsResponse(models=[router_pb2.ServedModel(model="m")])
+
+    async def Route(self, request, context):  # type: ignore[no-untyped-def]
+        yield router_pb2.RouteResponse(token_ids=[1])
+
+
+@pytest.mark.parametrize(
+    ("token", "reason"),
+    [
+        (SECRET.token(Role.GATEWAY), None),
+        (SECRET.token(Role.TARGET), "WRONG_ROLE"),
+        ("outrider-gateway-00", "NO_ROLE"),
+        ("", "NO_ROLE"),
+    ],
+)
+async def test_a_router_takes_requests_from_gateways_alone(token: str, reason: str | None) -> None:
+    server = create_server(guard=RoleGuard(SECRET))
+    router_pb2_grpc.add_RouterServiceServicer_to_server(Models(), server)
+    async with (
+        serving(server, "127.0.0.1:0", services=["outrider.rpc.v1.RouterService"]) as life,
+        create_channel(life.address) as channel,
+    ):
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        try:
+            answer = await stub.ListModels(router_pb2.ListModelsRequest(), metadata=bearer(token))
+            assert reason is None and answer.models[0].model == "m"
+            async for response in stub.Route(router_pb2.RouteRequest(tenant="t"), metadata=bearer(token)):
+                assert response.token_ids == [1]
+        except grpc.aio.AioRpcError as error:
+            assert from_rpc_error(error).reason == reason
+
+
+async def test_a_call_that_nobody_declared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = create_server()
+    router_pb2_grpc.add_RouterServiceServicer_to_server(Models(), server)
+    async with serving(server, "127.0.0.1:0", services=[]) as life, create_channel(life.address) as channel:
+        monkeypatch.delitem(CALLS, "/outrider.rpc.v1.RouterService/ListModels")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await router_pb2_grpc.RouterServiceStub(channel).ListModels(router_pb2.ListModelsRequest())
+        assert from_rpc_error(caught.value).reason == "UNDECLARED_CALL"
+
+
+async def test_a_role_that_may_do_one_thing_may_not_do_another() -> None:
+    guard = RoleGuard(SECRET)
+    assert (await guard.admit(Access(frozenset({Role.ROUTER})), SECRET.token(Role.ROUTER))).name == "router"
+    with pytest.raises(OutriderError):
+        await guard.admit(Access(frozenset({Role.GATEWAY})), SECRET.token(Role.ROUTER))
