@@ -71,7 +71,7 @@ _HEALTH = (
 
 CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
-    **_service("RouterService", dict.fromkeys(("Route", "RouteMany"), _roles(Role.GATEWAY))),
+    **_service("RouterService", {"RouteMany": _roles(Role.GATEWAY)}),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
     **_service("TraceService", {"GetTrace": _roles(Role.CONTROL, Role.OPERATOR)}),
     **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL), "Verify": _roles(Role.ROUTER)}),

@@ -21,10 +21,10 @@ class Routers:
     models: list[router_pb2.ServedModel] = field(default_factory=list)
 
     async def every(self) -> list[Any]:
-        async def list_models(request: Any, timeout: float) -> router_pb2.ListModelsResponse:
+        async def list_models(request: Any, timeout: float, metadata: object) -> router_pb2.ListModelsResponse:
             return router_pb2.ListModelsResponse(models=self.models)
 
-        return [SimpleNamespace(stub=SimpleNamespace(ListModels=list_models))]
+        return [SimpleNamespace(stub=SimpleNamespace(ListModels=list_models), credential=())]
 
 
 async def test_a_configured_tokenizer_is_loaded_while_no_router_serves_yet(tiny: Path) -> None:

@@ -33,7 +33,7 @@ class Stub:
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    def RouteMany(self) -> Call:
+    def RouteMany(self, metadata: object) -> Call:
         self.calls.append(Call())
         return self.calls[-1]
 
@@ -89,7 +89,7 @@ async def test_a_message_that_cannot_be_read_breaks_the_stream_and_its_requests_
     message: object,
 ) -> None:
     class GarbledStub(Stub):
-        def RouteMany(self) -> Call:
+        def RouteMany(self, metadata: object) -> Call:
             self.calls.append(Garbled(message))
             return self.calls[-1]
 

@@ -96,8 +96,9 @@ class Models(router_pb2_grpc.RouterServiceServicer):
     async def ListModels(self, request, context):  # type: ignore[no-untyped-def]
         return router_pb2.ListModelsResponse(models=[router_pb2.ServedModel(model="m")])
 
-    async def Route(self, request, context):  # type: ignore[no-untyped-def]
-        yield router_pb2.RouteResponse(token_ids=[1])
+    async def RouteMany(self, requests, context):  # type: ignore[no-untyped-def]
+        async for _ in requests:
+            yield router_pb2.RouteManyResponse(responses=[router_pb2.RouteResponse(token_ids=[1])])
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ async def test_a_router_takes_requests_from_gateways_alone(token: str, reason: s
         try:
             answer = await stub.ListModels(router_pb2.ListModelsRequest(), metadata=bearer(token))
             assert reason is None and answer.models[0].model == "m"
-            async for response in stub.Route(router_pb2.RouteRequest(tenant="t"), metadata=bearer(token)):
-                assert response.token_ids == [1]
+            call = stub.RouteMany(iter([router_pb2.RouteManyRequest()]), metadata=bearer(token))
+            assert [message.responses[0].token_ids async for message in call] == [[1]]
         except grpc.aio.AioRpcError as error:
             assert from_rpc_error(error).reason == reason
 
