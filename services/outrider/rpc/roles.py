@@ -1,8 +1,8 @@
 """Who may call what: the one table of every RPC and every HTTP route, and how a process proves what it is.
 
-A server with an RPC that is not in the table does not start; `access` holds callers to it. Processes of one cluster prove their role by a token that
-follows from the cluster's secret; clients and operators have API keys. Knows how to check a role; keys are checked by
-whom the server gives as its guard.
+A server with an RPC that is not in the table does not start; `access` holds callers to it. Processes of one cluster
+prove their role by a token that follows from the cluster's secret; clients and operators have API keys, which the
+server's guard checks.
 """
 
 from __future__ import annotations
