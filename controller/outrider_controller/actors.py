@@ -31,7 +31,7 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.server import RunningRouter, running_router
+from outrider_controller.router.service import RunningRouter, running_router
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,10 @@ from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import StreamEnded
-from outrider_controller.router.course import Course
-from outrider_controller.router.rounds import Rounds
-from outrider_controller.router.session import Session
+from outrider_controller.router import sequences
+from outrider_controller.router.dispatcher import Dispatcher
+from outrider_controller.router.request import RequestState
+from outrider_controller.router.sequences import Events
 
 
 class Planted(Enum):
@@ -44,7 +45,7 @@ class Planted(Enum):
     PAIRING_KEPT = "a target does not tell its draft that a sequence has ended"
     PREFIX_FORGOTTEN = "a failover opens without what was committed"
     RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
-    WAKE_LOST = "a session is woken only once"
+    WAKE_LOST = "a request is woken only once"
     POSITION_UNCHECKED = "a router takes a commit at any position, twice"
 
 
@@ -135,9 +136,9 @@ def _end_at_draft(shipped: Any) -> Any:
 
 
 def _no_close(shipped: Any) -> Any:
-    def end(rounds: Any, course: Any, reason: Any) -> None:
-        rounds._openings.drop_target(course, None)
-        shipped(rounds, course, reason)
+    def end(dispatcher: Any, active: Any, reason: Any) -> None:
+        dispatcher.table.drop_target(active, None)
+        shipped(dispatcher, active, reason)
 
     return end
 
@@ -160,8 +161,8 @@ def _no_unpair(shipped: Any) -> Any:
 
 
 def _no_prefix(shipped: Any) -> Any:
-    def open_message(session: Any, *given: Any) -> Any:
-        message = shipped(session, *given)
+    def open_message(*given: Any) -> Any:
+        message = shipped(*given)
         del message.committed_token_ids[:]
         return message
 
@@ -178,19 +179,20 @@ def _no_resume(shipped: Any) -> Any:
 
 
 def _wake_once(shipped: Any) -> Any:
-    async def next_event(course: Any) -> Any:
-        return await course.events.get()
+    async def next_event(events: Any) -> None:
+        error = await events._queue.get()
+        if error is not None:
+            raise error
 
     return next_event
 
 
 def _any_position(shipped: Any) -> Any:
-    def apply(session: Any, commit: Any, **times: Any) -> Any:
-        commit.base_len = session.committed_len
-        response = shipped(session, commit, **times)
-        if not session.finished and len(session.committed) == 5:
-            session.committed.pop()
-        return response
+    def apply(state: Any, done: Any) -> None:
+        done.base_len = state.committed_len
+        shipped(state, done)
+        if not state.finished and len(state.committed) == 5:
+            state.committed.pop()
 
     return apply
 
@@ -205,11 +207,11 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.SIBLING_MISTAKEN: (Engine, "accept_branch", _mistake_sibling),
     Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
-    Planted.CLOSE_FORGOTTEN: (Rounds, "_end", _no_close),
+    Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.PAIRING_KEPT: (Pairs, "_unpair", _no_unpair),
-    Planted.PREFIX_FORGOTTEN: (Session, "open_message", _no_prefix),
+    Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
-    Planted.WAKE_LOST: (Course, "next_event", _wake_once),
-    Planted.POSITION_UNCHECKED: (Session, "apply", _any_position),
+    Planted.WAKE_LOST: (Events, "next", _wake_once),
+    Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),
 }

@@ -22,9 +22,9 @@ from outrider.target.worker import TargetWorker
 from outrider.testing.fakes import fake_info
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.notices import Notices
-from outrider_controller.router.rounds import Rounds
-from outrider_controller.router.server import RouterServicer
+from outrider_controller.router.dispatcher import Dispatcher
+from outrider_controller.router.service import RouterServicer
+from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, favourite, guess
@@ -228,25 +228,25 @@ class RouterProcess(Process):
         self, name: str, address: str, network: Network, store: SimulatedStore, config: RouterConfig, first_id: int
     ) -> None:
         super().__init__(name, address, network)
-        self.notices = Notices(CollectorRegistry(), store)
-        self.rounds = Rounds(
+        self.telemetry = RouterTelemetry(CollectorRegistry(), store)
+        self.dispatcher = Dispatcher(
             store,
             config,
-            self.notices,
+            self.telemetry,
             connect=partial(network.channel, self.host),  # type: ignore[arg-type]
             first_id=first_id,
         )
         self._draining = asyncio.Event()
-        self.servicer = RouterServicer(self.rounds, self.notices, config, _SALT_KEY, self._draining)
+        self.servicer = RouterServicer(self.dispatcher, self.telemetry, config, _SALT_KEY, self._draining)
         router_pb2_grpc.add_RouterServiceServicer_to_server(self.servicer, network.listen(self.host, address))
 
     async def start(self) -> None:
-        await self.notices.__aenter__()
-        await self.rounds.__aenter__()
+        await self.telemetry.__aenter__()
+        await self.dispatcher.__aenter__()
 
     async def stop(self) -> None:
-        await self.rounds.__aexit__()
-        await self.notices.__aexit__()
+        await self.dispatcher.__aexit__()
+        await self.telemetry.__aexit__()
 
     async def kill(self) -> None:
         await super().kill()
@@ -257,11 +257,11 @@ class RouterProcess(Process):
         self._draining.set()
 
     def leftovers(self) -> list[str]:
-        rounds = self.rounds
-        found = [f"{rounds.num_sessions} sessions are open"] if rounds.num_sessions else []
-        found += [f"target sequence {i} is known" for i in rounds._openings.by_target]
-        found += [f"draft sequence {i} is known" for i in rounds._openings.by_draft]
-        workers: list[Any] = [*rounds.pools._targets.values(), *rounds.pools._drafts.values()]
+        dispatcher = self.dispatcher
+        found = [f"{dispatcher.num_active} requests are active"] if dispatcher.num_active else []
+        found += [f"target sequence {i} is known" for i in dispatcher.table.by_target]
+        found += [f"draft sequence {i} is known" for i in dispatcher.table.by_draft]
+        workers: list[Any] = [*dispatcher.fleet.targets.values(), *dispatcher.fleet.drafts.values()]
         found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in workers if x.open_sequences]
         if self.servicer._num_calls:
             found.append(f"{self.servicer._num_calls} calls are counted")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outrider.gateway.requests import SpeculationChoice
-from outrider_controller.router.choice import BELIEVED_S
+from outrider_controller.router.fleet import BELIEVED_S
 
 from tests.simulation.client import Clients, Told
 from tests.simulation.processes import TargetProcess

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from outrider.engine import Engine, EngineConfig
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.target.service import TargetServicer
-    from outrider_controller.router.server import RunningRouter
+    from outrider_controller.router.service import RunningRouter
 
 _MODEL = "tiny"
 _CONTEXT = 512
@@ -73,7 +73,7 @@ class Stay:
     @property
     def num_open(self) -> int:
         """Sequences and requests that have not ended."""
-        return self.router.rounds.num_sessions + self.target.load.num_sequences + self.draft.load.num_running
+        return self.router.dispatcher.num_active + self.target.load.num_sequences + self.draft.load.num_running
 
 
 @dataclass(slots=True)
@@ -216,7 +216,7 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.testing.tiny import tiny_checkpoint
     from outrider_controller.router.config import RouterConfig
-    from outrider_controller.router.server import running_router
+    from outrider_controller.router.service import running_router
 
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:

@@ -16,7 +16,7 @@ from outrider.target.report import Tally as TargetTally
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
-from outrider_controller.router.notices import Notices
+from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
@@ -34,7 +34,7 @@ def store(registry: CollectorRegistry) -> None:
 
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store),
-    "router": (lambda registry: Notices(registry, NoEvents()), store),
+    "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
     "control": (store,),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetTally()), store),
     "draft": (lambda registry: DraftMetrics(registry, INFO, DraftTally()), store),

@@ -1,111 +1,131 @@
-"""A RouteRequest, checked: every field in range, or one error that names it. Pure but for drawing a seed."""
+"""One request: what is committed, and what a target's commit must be for it to count. Pure.
+
+Knows nothing of workers, messages or clocks: it is told of rounds, and says which cannot be.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-import secrets
+from dataclasses import dataclass, field
+from enum import IntEnum
 
-from outrider.errors import InvalidRequest
-from outrider.protocol import logits_options, logprobs
-from outrider.protocol.convert import sampling_from_proto
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_LABEL_CHARS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
-from outrider.protocol.validate import check_stopping, check_token_ids
-from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.telemetry.context import TraceContext
-
-from outrider_controller.router.session import Request
-
-_LABEL = re.compile(rf"[!-~]{{0,{MAX_LABEL_CHARS}}}")
-_SALT_BYTES = 16
+from outrider.protocol.limits import (
+    MAX_DRAFT_TOKENS,
+    MAX_DROPPED_TOKENS,
+    MAX_DURATION_US,
+    MAX_SOURCE_BYTES,
+    MAX_TREE_TOKENS,
+)
+from outrider.protocol.rounds import RequestStats, Round
 
 
-def cache_salt(key: bytes, tenant: str) -> bytes:
-    """The tenant's own salt: prefixes of different tenants never meet in a cache."""
-    return hmac.new(key, tenant.encode(), hashlib.sha256).digest()[:_SALT_BYTES]
+class Finish(IntEnum):
+    """Why a request has ended. Values are those of outrider.rpc.v1.FinishReason."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
 
 
-def check_model_name(message: router.RouteRequest) -> str:
-    """Raises InvalidRequest."""
-    if not 0 < len(message.model) <= MAX_MODEL_CHARS:
-        raise InvalidRequest("model", f"must have 1 to {MAX_MODEL_CHARS} characters")
-    return message.model
+class BadReply(Exception):
+    """A worker said something that cannot be true. Its message names the field; it never carries token ids."""
 
 
-def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_key: bytes) -> Request:
-    """The request as the router works with it. `info` is of the model that will serve it. Raises InvalidRequest."""
-    _check_label("request_id", message.request_id)
-    _check_label("tenant", message.tenant)
-    if len(message.resume_revision) > MAX_REVISION_CHARS:
-        raise InvalidRequest("resume_revision", f"must have at most {MAX_REVISION_CHARS} characters")
-    sampling_from_proto(message.sampling)
-    check_stopping(message.stopping.max_new_tokens, message.stopping.stop_token_ids, info.vocab_size)
-    _check_tokens(message, info)
-    _check_speculation(message)
-    sampling = sequence.Sampling()
-    sampling.CopyFrom(message.sampling)
-    if not message.seeded:
-        # Drawn once, here: a failover has to continue the same noise.
-        sampling.seed = message.sampling.seed or secrets.randbits(64)
-    return Request(
-        request_id=message.request_id,
-        tenant=message.tenant,
-        model=message.model,
-        prompt=tuple(message.prompt_token_ids),
-        resume=tuple(message.resume_token_ids),
-        sampling=sampling,
-        stopping=message.stopping,
-        seeded=message.seeded,
-        speculation=message.speculation,
-        max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
-        cache_salt=cache_salt(salt_key, message.tenant),
-        resume_revision=message.resume_revision,
-        trace_context=TraceContext.named(message.traceparent, message.tracestate),
-        logits=_logits(message, info.vocab_size),
-        logprobs=_logprobs(message),
-    )
+@dataclass(slots=True)
+class RequestState:
+    """The truth about one request, which is `committed` and nothing else."""
 
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    vocab_size: int
+    committed: list[int] = field(default_factory=list)
+    """Output tokens, resumed ones first."""
+    finish_reason: int = Finish.NONE
+    stats: RequestStats = field(default_factory=RequestStats)
+    # Asked for several times a round, so kept and not derived.
+    prompt_len: int = field(init=False)
+    committed_len: int = field(init=False)
+    """Absolute: the prompt is counted."""
+    end: int = field(init=False)
+    """Absolute, of the last token that may be committed."""
 
-def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:
-    if not message.HasField("logits"):
-        return None
-    logits_options.from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
-    return message.logits
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.prompt)
+        self.committed_len = self.prompt_len + len(self.committed)
+        self.end = self.prompt_len + self.max_new_tokens
 
+    @property
+    def remaining(self) -> int:
+        return self.end - self.committed_len
 
-def _logprobs(message: router.RouteRequest) -> sequence.LogprobsOptions | None:
-    if not message.HasField("logprobs"):
-        return None
-    logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
-    return message.logprobs
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason != Finish.NONE
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return (*self.prompt, *self.committed)
 
-def _check_label(field: str, value: str) -> None:
-    if not _LABEL.fullmatch(value):
-        raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
+    def apply(self, done: Round) -> None:
+        """Appends what the target committed. Raises BadReply, and changes nothing, where that does not continue it."""
+        self._check(done, done.token_ids)
+        self._check_measures(done)
+        self.committed += done.token_ids
+        self.committed_len += len(done.token_ids)
+        self.finish_reason = done.finish_reason
 
+    def _check(self, done: Round, token_ids: list[int]) -> None:
+        num_tokens, num_drafted, num_accepted = len(token_ids), done.num_drafted, done.num_accepted
+        if self.finish_reason:
+            raise BadReply("commit after the finish")
+        if done.base_len != self.committed_len:
+            raise BadReply(f"commit.base_len: expected {self.committed_len}, got {done.base_len}")
+        if done.finish_reason or not 0 < num_tokens < self.end - self.committed_len:
+            self._check_end(num_tokens, done.finish_reason)
+        if token_ids and max(token_ids) >= self.vocab_size:
+            raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
+        if not num_accepted <= done.num_verified <= num_drafted:
+            raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
+        if num_accepted > num_tokens:
+            raise BadReply("commit.num_accepted: more than token_ids")
+        if rejected := done.rejected:
+            if len(rejected) > num_drafted - num_accepted:
+                raise BadReply("commit.rejected_token_ids: more than were drafted and not accepted")
+            if max(rejected) >= self.vocab_size:
+                raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
 
-def _check_tokens(message: router.RouteRequest, info: worker.WorkerInfo) -> None:
-    if not message.prompt_token_ids:
-        raise InvalidRequest("prompt_token_ids", "must have at least one token")
-    check_token_ids("prompt_token_ids", message.prompt_token_ids, info.vocab_size)
-    check_token_ids("resume_token_ids", message.resume_token_ids, info.vocab_size)
-    if len(message.resume_token_ids) > message.stopping.max_new_tokens:
-        raise InvalidRequest("resume_token_ids", "more than stopping.max_new_tokens")
-    if len(message.prompt_token_ids) >= info.max_context_len:
-        prompt_len = len(message.prompt_token_ids)
-        raise InvalidRequest(
-            "prompt_token_ids", f"{prompt_len} tokens leave no room in a context of {info.max_context_len}"
-        )
-    if len(message.prompt_token_ids) + len(message.resume_token_ids) > info.max_context_len:
-        raise InvalidRequest("resume_token_ids", f"beyond the context of {info.max_context_len}")
+    def _check_measures(self, done: Round) -> None:
+        """Numbers that change no text. They are summed over a request, and weighed: none may be what cannot be."""
+        if done.num_drafted > MAX_DRAFT_TOKENS:
+            raise BadReply(f"commit.num_drafted: {done.num_drafted} where {MAX_DRAFT_TOKENS} are the most")
+        if done.num_dropped > MAX_DROPPED_TOKENS:
+            raise BadReply(f"commit.num_dropped: {done.num_dropped} in one round")
+        if done.num_cached_tokens > self.committed_len:
+            raise BadReply("commit.num_cached_tokens: more than there were")
+        longest_us = max(done.verify_us, done.queue_us, done.prefill_us, done.draft_queue_us)
+        if done.draft_active:
+            self._check_draft_stats(done)
+            longest_us = max(longest_us, done.draft_us, done.compute_us, done.wire_us, done.answer_us)
+            longest_us = max(longest_us, done.answer_compute_us)
+        if longest_us > MAX_DURATION_US:
+            raise BadReply("commit: a duration is longer than an hour")
 
+    def _check_draft_stats(self, done: Round) -> None:
+        if done.answer_tokens > MAX_TREE_TOKENS:
+            raise BadReply(
+                f"commit.draft_stats.answer_tokens: {done.answer_tokens} where {MAX_TREE_TOKENS} are the most"
+            )
+        if len(done.source) > MAX_SOURCE_BYTES:
+            raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
 
-def _check_speculation(message: router.RouteRequest) -> None:
-    if message.speculation not in router.SpeculationMode.values():
-        raise InvalidRequest("speculation", f"{message.speculation} is not a speculation mode")
-    if message.max_draft_tokens > MAX_DRAFT_TOKENS:
-        raise InvalidRequest("max_draft_tokens", f"must be at most {MAX_DRAFT_TOKENS}")
+    def _check_end(self, num_tokens: int, finish: int) -> None:
+        """Of a commit that ends the request, or should."""
+        remaining = self.end - self.committed_len
+        if finish and finish not in (Finish.STOP, Finish.LENGTH):
+            raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")
+        if not num_tokens and finish != Finish.LENGTH:
+            raise BadReply("commit.token_ids: empty")
+        if num_tokens > remaining:
+            raise BadReply(f"commit.token_ids: {num_tokens} where {remaining} remained")
+        if not finish and num_tokens == remaining:
+            raise BadReply("commit.finish_reason: max_new_tokens reached and no finish given")

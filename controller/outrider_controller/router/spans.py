@@ -18,8 +18,8 @@ from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.tracing import Tracing, parent_of
 
-from outrider_controller.router.session import Request
-from outrider_controller.router.traces import KeptTrace
+from outrider_controller.router.admission import Request
+from outrider_controller.router.tracing import KeptTrace
 
 log = logging.getLogger(__name__)
 

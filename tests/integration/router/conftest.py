@@ -30,7 +30,7 @@ from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
 from outrider.testing.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig, TraceConfig
-from outrider_controller.router.server import RunningRouter, running_router
+from outrider_controller.router.service import RunningRouter, running_router
 
 from tests.route_call import RouteCall
 

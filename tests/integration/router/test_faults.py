@@ -11,8 +11,8 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 from outrider.testing.fakes import FakeDraft, FakeTarget, continuation
+from outrider_controller.router.admission import Request
 from outrider_controller.router.config import FailoverConfig
-from outrider_controller.router.session import Request
 
 PROMPT = [5, 6, 7]
 SAMPLINGS = {
@@ -499,7 +499,7 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet
     # An opening that was still on its way when the target died moved too.
     assert moved >= len(targets[0].opens) > 5
     assert fleet.counter("outrider_failover_total", role="target") == moved
-    assert running.rounds.num_sessions == 0
+    assert running.dispatcher.num_active == 0
     await eventually(lambda: not targets[1].live and not drafts[0].live)
 
 
@@ -539,7 +539,7 @@ async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take
 @pytest.mark.parametrize("num_ticks", range(4))
 async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet, num_ticks):
     """While it waits for a target, and is just being woken."""
-    rounds = (await fleet.start()).rounds
+    dispatcher = (await fleet.start()).dispatcher
     request = Request(
         request_id="r",
         tenant="t",
@@ -553,9 +553,9 @@ async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet, nu
         max_draft_tokens=None,
         cache_salt=b"salt",
     )
-    asking = asyncio.create_task(rounds.run(request, router.RouteResponse))
+    asking = asyncio.create_task(dispatcher.run(request, router.RouteResponse))
     await asyncio.sleep(0.02)
-    rounds.pools.notify()
+    dispatcher.fleet.notify()
     for _ in range(num_ticks):
         await asyncio.sleep(0)
     asking.cancel()

@@ -10,7 +10,7 @@ import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.fakes import fake_info
-from outrider_controller.router.policy import Pace, Setting
+from outrider_controller.router.speculation import Setting, SpeculationController
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
 
@@ -41,13 +41,13 @@ async def test_what_the_router_refuses_is_told(fleet):
 
 async def test_where_many_sequences_share_a_step_each_has_its_turn_to_be_thought_over(fleet, monkeypatch):
     decided: dict[int, list[bool]] = {}
-    committed = Pace.committed
+    committed = SpeculationController.committed
 
-    def watched(pace: Pace, *args: Any, **given: Any) -> Setting | None:
-        decided.setdefault(id(pace), []).append(given["decides"])
-        return committed(pace, *args, **given)
+    def watched(controller: SpeculationController, *args: Any, **given: Any) -> Setting | None:
+        decided.setdefault(id(controller), []).append(given["decides"])
+        return committed(controller, *args, **given)
 
-    monkeypatch.setattr(Pace, "committed", watched)
+    monkeypatch.setattr(SpeculationController, "committed", watched)
     load = replace(LOAD, sequences=40, per_target=40, per_draft=40, max_tokens=512)
     await measure(load, fleet.store, await running(fleet))
     # Five turns. In the steps of a prompt's end fewer may commit.

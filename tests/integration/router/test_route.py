@@ -146,7 +146,7 @@ async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(fle
 async def test_a_cached_prefix_decides_between_equal_targets(fleet):
     from outrider.prefix import block_hashes
     from outrider.rpc.v1 import worker_pb2
-    from outrider_controller.router.request import cache_salt
+    from outrider_controller.router.admission import cache_salt
 
     targets = [await fleet.target() for _ in range(3)]
     await fleet.start()
@@ -193,7 +193,7 @@ async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(f
     for (prompt, n), answer in zip(asked, answers, strict=True):
         assert answer.token_ids == continuation(prompt, n, 1000)
     await eventually(lambda: not target.live and not draft.live)
-    assert running.rounds.num_sessions == 0
+    assert running.dispatcher.num_active == 0
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
     # One message carries what many sequences have to say.
     assert target.num_messages < sum(len(a.rounds) for a in answers) / 3
@@ -212,7 +212,7 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eve
         # Not after the 40 s that the answer would take.
         assert time.monotonic() - cancelled_s < 3
     assert {c.reason for c in target.closes} == {c.reason for c in draft.closes} == {sequence.CLOSE_REASON_CANCELLED}
-    await eventually(lambda: running.rounds.num_sessions == 0)
+    await eventually(lambda: running.dispatcher.num_active == 0)
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])

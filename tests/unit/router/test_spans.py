@@ -12,9 +12,9 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.context import TraceContext
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.spans import write_spans
-from outrider_controller.router.traces import Traces
+from outrider_controller.router.tracing import Traces
 
-from tests.unit.router.test_traces import add_round, begun, request
+from tests.unit.router.test_tracing import add_round, begun, request
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-"
 
@@ -30,12 +30,12 @@ def spans_of(exporter: InMemorySpanExporter, *, flags: str = "01", error: str = 
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces = Traces(TraceConfig())
     what = request(trace_context=TraceContext(PARENT + flags))
-    recorder, session = begun(traces, what, now_us=1000)
-    add_round(recorder, session, [20], 2000, prefill_us=300, queue_us=100)
+    recorder, active = begun(traces, what, now_us=1000)
+    add_round(recorder, active, [20], 2000, prefill_us=300, queue_us=100)
     recorder.lost(worker.WorkerInfo(role=worker.WORKER_ROLE_DRAFT, worker_id="d1"), "draft_lost", 2100)
-    add_round(recorder, session, [21, 22], 2500, num_drafted=3, num_verified=2, num_accepted=1, wait_us=50, queue_us=60)
+    add_round(recorder, active, [21, 22], 2500, num_drafted=3, num_verified=2, num_accepted=1, wait_us=50, queue_us=60)
     finish = sequence.FINISH_REASON_UNSPECIFIED if error else sequence.FINISH_REASON_STOP
-    add_round(recorder, session, [23], 3000, finish_reason=finish)
+    add_round(recorder, active, [23], 3000, finish_reason=finish)
     traces.end(recorder, error, 3100)
     (ended,) = traces.find("r", 0)
     write_spans(provider.get_tracer("test"), ended, what)

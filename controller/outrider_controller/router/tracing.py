@@ -1,23 +1,40 @@
-"""What became of each request, round by round, while it runs and for a while after. Bounded; never holds a prompt."""
+"""What became of each request, round by round, while it runs and for a while after. Bounded; never holds a prompt.
+
+`TraceServicer` answers who asks. Spans for a collector are made in `spans`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
+from outrider.errors import InvalidRequest, UnknownRequest
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
+from outrider.rpc.v1 import trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from outrider_controller.router.admission import Request
 from outrider_controller.router.config import TraceConfig
-from outrider_controller.router.policy import Setting
-from outrider_controller.router.session import Request, Session
+from outrider_controller.router.request import RequestState
+from outrider_controller.router.speculation import Setting
 
+SERVICE = "outrider.rpc.v1.TraceService"
 _MAX_EVENTS = 64
+
+
+def now_us() -> int:
+    """The clock of everything a router times: its event loop's, monotonic, so that a simulation's is kept too."""
+    return int(asyncio.get_running_loop().time() * 1e6)
+
 
 OnEnd = Callable[["KeptTrace", Request], None]
 """Told of each request that has ended. Must not block."""
@@ -59,13 +76,13 @@ class Recorder:
         self._max_rounds, self._record_tokens = config.max_rounds, config.record_tokens
         self._rounds: list[Round] = []
         self._started_us = now_us
-        self._session: Session | None = None
+        self._state: RequestState | None = None
 
-    def placed(self, session: Session) -> None:
-        """A target was found; the session begins."""
-        self._session = session
-        self.trace.mode = session.mode
-        self.trace.placing_us = max(0, session.opened_us - self._started_us)
+    def placed(self, state: RequestState, mode: sequence.VerificationMode.ValueType, now_us: int) -> None:
+        """A target was found."""
+        self._state = state
+        self.trace.mode = mode
+        self.trace.placing_us = max(0, now_us - self._started_us)
 
     def opened(self, info: worker.WorkerInfo, now_us: int) -> None:
         self._event(trace.TRACE_EVENT_KIND_OPENED, info, now_us)
@@ -103,10 +120,10 @@ class Recorder:
 
     def _update(self, now_us: int) -> None:
         self.trace.duration_us = max(0, now_us - self._started_us)
-        if self._session is not None:
-            self.trace.finish_reason = self._session.finish_reason
-            self.trace.metrics.CopyFrom(self._session.metrics.to_proto())
-            self.trace.output_tokens = len(self._session.committed) - self.trace.resumed_tokens
+        if self._state is not None:
+            self.trace.finish_reason = sequence.FinishReason.ValueType(self._state.finish_reason)
+            self.trace.metrics.CopyFrom(self._state.stats.to_proto())
+            self.trace.output_tokens = len(self._state.committed) - self.trace.resumed_tokens
 
     def _event(
         self, kind: trace.TraceEventKind.ValueType, info: worker.WorkerInfo, now_us: int, reason: str = ""
@@ -115,7 +132,7 @@ class Recorder:
             return
         self.trace.events.add(
             at_us=max(0, now_us - self._started_us),
-            position=self._session.committed_len if self._session is not None else 0,
+            position=self._state.committed_len if self._state is not None else 0,
             kind=kind,
             role=info.role,
             worker_id=info.worker_id,
@@ -165,3 +182,23 @@ class Traces:
         running = [recorder.kept(now_us) for recorder in self._running if recorder.request.request_id == request_id]
         known = [kept.message() for kept in (*self._ended, *running) if kept.request_id == request_id]
         return sorted(known, key=lambda found: found.started_unix_us)
+
+
+class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
+    """Reads; changes nothing."""
+
+    def __init__(self, traces: Traces) -> None:
+        self._traces = traces
+
+    async def GetTrace(
+        self, request: trace.GetTraceRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> trace.GetTraceResponse:
+        if not request.request_id:
+            raise InvalidRequest("request_id", "is missing")
+        found = self._traces.find(request.request_id, now_us())
+        if not found:
+            raise UnknownRequest(
+                f"no trace of {request.request_id[:128]!r} on this router: it carried no such request, or has "
+                f"forgotten it (it remembers {len(self._traces)} requests that have ended)"
+            )
+        return trace.GetTraceResponse(traces=found)

@@ -13,8 +13,8 @@ from outrider.protocol.rounds import Round
 from outrider.telemetry.metrics import RouterMetrics
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from outrider_controller.router.faults import Fault, Loss
-from outrider_controller.router.session import Request
+from outrider_controller.router.admission import Request
+from outrider_controller.router.failover import Fault, Loss
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class EventStream(Protocol):
     async def emit(self, kind: str, fields: Mapping[str, str | int | float | bool]) -> None: ...
 
 
-class Notices:
+class RouterTelemetry:
     """One per router; its methods never wait. `async with` it: events are written by a task of its own."""
 
     def __init__(self, registry: CollectorRegistry, events: EventStream) -> None:
@@ -40,7 +40,7 @@ class Notices:
         self._pending: asyncio.Queue[tuple[str, dict[str, str | int]]] = asyncio.Queue(_MAX_PENDING_EVENTS)
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Notices:
+    async def __aenter__(self) -> RouterTelemetry:
         self._task = asyncio.create_task(self._write_events(), name="events writer")
         return self
 

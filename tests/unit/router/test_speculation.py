@@ -6,16 +6,22 @@ import pytest
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.policy import PLAIN, Pace, Setting, draft_token_limit, worthwhile_wait_us
-from outrider_controller.router.worth import Standing
+from outrider_controller.router.speculation import (
+    PLAIN,
+    Setting,
+    SpeculationController,
+    draft_token_limit,
+    worthwhile_wait_us,
+)
+from outrider_controller.router.speculation_gain import DraftRecord
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
 
 
-def opened() -> Pace:
-    pace = Pace(CONFIG, 5)
-    assert pace.opened(5).max_draft_tokens == 5
-    return pace
+def opened() -> SpeculationController:
+    controller = SpeculationController(CONFIG, 5)
+    assert controller.opened(5).max_draft_tokens == 5
+    return controller
 
 
 def test_the_clients_bound_stands_and_off_means_none():
@@ -50,113 +56,121 @@ def a_round(
 
 
 def committed(
-    pace: Pace, length: int, now_us: int, step_us: int = 20_000, *, num_tokens: int = 1, **fields: int
+    controller: SpeculationController,
+    length: int,
+    now_us: int,
+    step_us: int = 20_000,
+    *,
+    num_tokens: int = 1,
+    **fields: int,
 ) -> Setting | None:
     """A round before which the target waited, unless `wait_us` is given. `fields` are those of `a_round`."""
-    return pace.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
+    return controller.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
 
 
 def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
-    pace = opened()
-    assert pace.opened(5).max_wait_us == 0
-    pace.draft_active(0)
-    committed(pace, 10, 0)
-    assert committed(pace, 11, 20_000) is None
-    pace.draft_active(2_000)
-    assert committed(pace, 12, 40_000).max_wait_us == 30_000
+    controller = opened()
+    assert controller.opened(5).max_wait_us == 0
+    controller.draft_active(0)
+    committed(controller, 10, 0)
+    assert committed(controller, 11, 20_000) is None
+    controller.draft_active(2_000)
+    assert committed(controller, 12, 40_000).max_wait_us == 30_000
 
 
 def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
-    pace = opened()
-    committed(pace, 10, 0, step_us=400_000)
-    assert pace.step_us == 0
-    committed(pace, 11, 20_000)
-    assert pace.step_us == 20_000
+    controller = opened()
+    committed(controller, 10, 0, step_us=400_000)
+    assert controller.step_us == 0
+    committed(controller, 11, 20_000)
+    assert controller.step_us == 20_000
 
 
 def test_a_guess_said_unasked_answers_nothing():
-    pace = opened()
-    committed(pace, 10, 0)
-    pace.draft_active(0)
-    committed(pace, 11, 20_000)
-    assert (pace.turnaround_us, pace.unanswered) == (0, 1)
-    pace.draft_active(50_000)
-    committed(pace, 12, 40_000)
-    assert pace.turnaround_us == 50_000
+    controller = opened()
+    committed(controller, 10, 0)
+    controller.draft_active(0)
+    committed(controller, 11, 20_000)
+    assert (controller.turnaround_us, controller.unanswered) == (0, 1)
+    controller.draft_active(50_000)
+    committed(controller, 12, 40_000)
+    assert controller.turnaround_us == 50_000
 
 
 def test_what_one_request_saw_of_a_draft_the_next_one_knows():
-    standing = Standing()
-    first, second = Pace(CONFIG, 5), Pace(CONFIG, 5)
-    first.opened(5, standing)
+    record = DraftRecord()
+    first, second = SpeculationController(CONFIG, 5), SpeculationController(CONFIG, 5)
+    first.opened(5, record)
     committed(first, 10, 0)
     committed(first, 11, 20_000)
     first.draft_active(35_000)
     committed(first, 12, 40_000)
-    second.opened(5, standing)
+    second.opened(5, record)
     second.draft_active(0)
     assert committed(second, 10, 0) is None, "answers take 35 ms, a step 20"
     assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
 
 
 def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
-    standing = Standing()
-    first, second = Pace(CONFIG, 5), Pace(CONFIG, 5)
-    assert first.opened(5, standing).max_wait_us == 0
+    record = DraftRecord()
+    first, second = SpeculationController(CONFIG, 5), SpeculationController(CONFIG, 5)
+    assert first.opened(5, record).max_wait_us == 0
     committed(first, 10, 0)
     committed(first, 11, 20_000)
     first.draft_active(15_000)
     committed(first, 12, 40_000)
-    assert second.opened(5, standing).max_wait_us == 30_000
+    assert second.opened(5, record).max_wait_us == 30_000
 
 
 def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against_the_draft():
     # A target that decodes on while the draft is late hears of the decision to wait some rounds after it was made.
-    pace = opened()
-    committed(pace, 10, 0)
-    committed(pace, 11, 20_000)
-    pace.draft_active(10_000)
-    assert committed(pace, 12, 40_000, wait_us=0).max_wait_us > 0
+    controller = opened()
+    committed(controller, 10, 0)
+    committed(controller, 11, 20_000)
+    controller.draft_active(10_000)
+    assert committed(controller, 12, 40_000, wait_us=0).max_wait_us > 0
     for number in range(5):
-        committed(pace, 13 + number, 60_000, wait_us=0)
-        assert pace.sent.max_wait_us > 0
+        committed(controller, 13 + number, 60_000, wait_us=0)
+        assert controller.sent.max_wait_us > 0
     for number in range(CONFIG.silent_commits):
-        committed(pace, 18 + number, 80_000)
-    assert pace.sent.max_wait_us == 0
+        committed(controller, 18 + number, 80_000)
+    assert controller.sent.max_wait_us == 0
 
 
-def silent(pace: Pace, rounds: int) -> list[Setting | None]:
+def silent(controller: SpeculationController, rounds: int) -> list[Setting | None]:
     """Commits that the draft leaves unanswered, 20 ms apart."""
-    return [committed(pace, i, i * 20_000) for i in range(10, 10 + rounds)]
+    return [committed(controller, i, i * 20_000) for i in range(10, 10 + rounds)]
 
 
 def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
-    pace = opened()
-    silent(pace, 2)
-    pace.draft_active(500)
-    settings = silent(pace, 5)
+    controller = opened()
+    silent(controller, 2)
+    controller.draft_active(500)
+    settings = silent(controller, 5)
     assert settings[0].max_wait_us > 0
     assert settings[2].max_wait_us == 0 and settings[2].max_draft_tokens == 5
     assert settings[3:] == [None, None]
-    pace.draft_active(500)
-    assert silent(pace, 1)[0].max_wait_us > 0
-    assert pace.turnaround_us == 500
+    controller.draft_active(500)
+    assert silent(controller, 1)[0].max_wait_us > 0
+    assert controller.turnaround_us == 500
 
 
 def test_a_lost_draft_means_plain_decoding():
-    pace = opened()
-    pace.draft_active(500)
-    assert pace.lost() == PLAIN
-    assert silent(pace, 4) == [None] * 4
+    controller = opened()
+    controller.draft_active(500)
+    assert controller.lost() == PLAIN
+    assert silent(controller, 4) == [None] * 4
 
 
-def played(pace: Pace, rounds: int, *, drafted: int, accepted: int) -> list[int]:
+def played(controller: SpeculationController, rounds: int, *, drafted: int, accepted: int) -> list[int]:
     """Waits set during rounds of a 20 ms step and a 15 ms draft, with this many tokens accepted in each."""
     settings = []
     for i in range(100, 100 + rounds):
         now_us = i * 35_000
-        settings.append(committed(pace, i, now_us, num_tokens=accepted + 1, num_drafted=drafted, num_accepted=accepted))
-        pace.draft_active(15_000)
+        settings.append(
+            committed(controller, i, now_us, num_tokens=accepted + 1, num_drafted=drafted, num_accepted=accepted)
+        )
+        controller.draft_active(15_000)
     return [setting.max_wait_us for setting in settings if setting is not None]
 
 
@@ -166,24 +180,24 @@ def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is
 
 
 def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay():
-    pace = Pace(CONFIG, 5, insistent=True)
-    pace.opened(5)
-    assert set(played(pace, 60, drafted=5, accepted=0)) == {50_000}
+    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller.opened(5)
+    assert set(played(controller, 60, drafted=5, accepted=0)) == {50_000}
 
 
 def test_a_busy_draft_is_judged_by_its_best_answers():
-    pace = opened()
-    silent(pace, 2)
-    pace.draft_active(90_000)
-    pace.draft_active(15_000)
-    assert silent(pace, 1)[0].max_wait_us == 30_000
-    assert pace.turnaround_us == 15_000
+    controller = opened()
+    silent(controller, 2)
+    controller.draft_active(90_000)
+    controller.draft_active(15_000)
+    assert silent(controller, 1)[0].max_wait_us == 30_000
+    assert controller.turnaround_us == 15_000
 
 
 def test_a_request_that_stopped_waiting_tries_again_later():
-    pace = opened()
-    played(pace, 60, drafted=5, accepted=0)
-    assert max(played(pace, 300, drafted=0, accepted=0)) > 0
+    controller = opened()
+    played(controller, 60, drafted=5, accepted=0)
+    assert max(played(controller, 300, drafted=0, accepted=0)) > 0
 
 
 def test_settings_are_sent_when_they_change_noticeably_not_every_round():
@@ -191,25 +205,31 @@ def test_settings_are_sent_when_they_change_noticeably_not_every_round():
 
 
 def rounds(
-    pace: Pace, number: int, *, turnaround_us: int, hit_us: int = 0, more: int = 0, compute_us: int = 4_000
+    controller: SpeculationController,
+    number: int,
+    *,
+    turnaround_us: int,
+    hit_us: int = 0,
+    more: int = 0,
+    compute_us: int = 4_000,
 ) -> list[int]:
     """Alternatives asked for in rounds of a 20 ms step and an answer of three tokens; with any `hit_us` shorter, and
     `more` tokens committed in every second one."""
     asked, now_us = [], 0
     for i in range(number):
-        prepares = pace.sent.num_alternatives > 0
+        prepares = controller.sent.num_alternatives > 0
         now_us += 20_000 + turnaround_us - (hit_us if prepares else 0)
         num_tokens = 2 + (more if prepares and i % 2 else 0)
-        committed(pace, 100 + i, now_us, num_tokens=num_tokens, num_drafted=3, num_accepted=num_tokens - 1)
-        pace.draft_active(turnaround_us, num_tokens=3, compute_us=compute_us)
-        asked.append(pace.sent.num_alternatives)
+        committed(controller, 100 + i, now_us, num_tokens=num_tokens, num_drafted=3, num_accepted=num_tokens - 1)
+        controller.draft_active(turnaround_us, num_tokens=3, compute_us=compute_us)
+        asked.append(controller.sent.num_alternatives)
     return asked
 
 
 def test_a_draft_prepares_for_other_outcomes_where_rounds_are_faster_with_that():
-    pays, costs = Pace(CONFIG, 5, insistent=True), Pace(CONFIG, 5, insistent=True)
-    for pace in (pays, costs):
-        assert pace.opened(5).num_alternatives == CONFIG.num_alternatives
+    pays, costs = SpeculationController(CONFIG, 5, insistent=True), SpeculationController(CONFIG, 5, insistent=True)
+    for controller in (pays, costs):
+        assert controller.opened(5).num_alternatives == CONFIG.num_alternatives
     gained, lost = (
         rounds(pays, 300, turnaround_us=10_000, hit_us=3_000),
         rounds(costs, 300, turnaround_us=10_000, hit_us=-3_000),
@@ -219,16 +239,16 @@ def test_a_draft_prepares_for_other_outcomes_where_rounds_are_faster_with_that()
 
 
 def test_preparing_is_worth_the_tokens_that_it_brings_too():
-    pace = Pace(CONFIG, 5, insistent=True)
-    pace.opened(5)
-    asked = rounds(pace, 300, turnaround_us=10_000, hit_us=-3_000, more=1)
+    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller.opened(5)
+    asked = rounds(controller, 300, turnaround_us=10_000, hit_us=-3_000, more=1)
     assert asked[100:].count(0) < 40
 
 
-def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> Pace:
+def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> SpeculationController:
     """After so many rounds, of which one in `turns` is thought over."""
-    pace = Pace(CONFIG, 5)
-    pace.opened(5, Standing(measured=True))
+    controller = SpeculationController(CONFIG, 5)
+    controller.opened(5, DraftRecord(measured=True))
     for number in range(count):
         done = a_round(
             100 + number,
@@ -239,9 +259,9 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
             num_accepted=accepted,
             source="model",
         )
-        pace.committed(done, number * round_us, decides=number % turns == turns - 1)
-        pace.draft_active(5_000, num_tokens=4, compute_us=4_000)
-    return pace
+        controller.committed(done, number * round_us, decides=number % turns == turns - 1)
+        controller.draft_active(5_000, num_tokens=4, compute_us=4_000)
+    return controller
 
 
 @pytest.mark.parametrize("turns", [2, 3, 5])
@@ -249,24 +269,24 @@ def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
     every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
     assert some.accepted_per_step == pytest.approx(every.accepted_per_step, rel=0.02)
     assert some.step_us == pytest.approx(every.step_us, rel=0.03)
-    assert some.worth.saving == pytest.approx(every.worth.saving, rel=0.05)
+    assert some.gain.saving == pytest.approx(every.gain.saving, rel=0.05)
     assert some.sent.max_draft_tokens == every.sent.max_draft_tokens == 5
     assert min(some.sent.max_wait_us, every.sent.max_wait_us) > 30_000
 
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns):
-    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).worth.standing.doubtful
-    pace = in_turns(turns, accepted=0, round_us=45_000, count=40)
-    assert pace.worth.resting and pace.sent == PLAIN
+    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.record.doubtful
+    controller = in_turns(turns, accepted=0, round_us=45_000, count=40)
+    assert controller.gain.resting and controller.sent == PLAIN
 
 
 def test_the_next_request_goes_on_the_faster_way():
-    standing = Standing()
-    pace = Pace(CONFIG, 5, insistent=True)
-    pace.opened(5, standing)
-    rounds(pace, 100, turnaround_us=10_000, hit_us=5_000)
-    assert Pace(CONFIG, 5).opened(5, standing).num_alternatives == CONFIG.num_alternatives
+    record = DraftRecord()
+    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller.opened(5, record)
+    rounds(controller, 100, turnaround_us=10_000, hit_us=5_000)
+    assert SpeculationController(CONFIG, 5).opened(5, record).num_alternatives == CONFIG.num_alternatives
 
 
 def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
@@ -276,19 +296,19 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
         (24_000, 40_000, 5),
         (90_000, 91_000, 1),
     ):
-        pace = Pace(CONFIG, 5, insistent=True)
-        assert pace.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
-        rounds(pace, 12, turnaround_us=turnaround_us, compute_us=compute_us)
-        assert pace.sent.run_ahead_tokens == tokens
+        controller = SpeculationController(CONFIG, 5, insistent=True)
+        assert controller.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
+        rounds(controller, 12, turnaround_us=turnaround_us, compute_us=compute_us)
+        assert controller.sent.run_ahead_tokens == tokens
 
 
 def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it():
-    pace = Pace(CONFIG, 5, insistent=True)
-    pace.opened(5)
-    pace.draft_active(700_000, num_tokens=3, compute_us=600_000)
-    rounds(pace, 40, turnaround_us=6_000, compute_us=4_000)
-    assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)
+    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller.opened(5)
+    controller.draft_active(700_000, num_tokens=3, compute_us=600_000)
+    rounds(controller, 40, turnaround_us=6_000, compute_us=4_000)
+    assert (controller.sent.max_draft_tokens, controller.sent.run_ahead_tokens) == (5, 8)
     # Nor what it had to read after a rest.
-    pace.draft_active(700_000, num_tokens=3, compute_us=600_000)
-    rounds(pace, 12, turnaround_us=6_000, compute_us=4_000)
-    assert (pace.sent.max_draft_tokens, pace.sent.run_ahead_tokens) == (5, 8)
+    controller.draft_active(700_000, num_tokens=3, compute_us=600_000)
+    rounds(controller, 12, turnaround_us=6_000, compute_us=4_000)
+    assert (controller.sent.max_draft_tokens, controller.sent.run_ahead_tokens) == (5, 8)

@@ -9,52 +9,45 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.router.admission import Request
 from outrider_controller.router.config import TraceConfig
-from outrider_controller.router.policy import Setting
-from outrider_controller.router.session import Request, Session
-from outrider_controller.router.traces import Recorder, Traces
+from outrider_controller.router.sequences import ActiveRequest
+from outrider_controller.router.speculation import Setting
+from outrider_controller.router.tracing import Recorder, Traces
+
+from tests.unit.router.requests import a_request, under_way
 
 SETTING = Setting(max_draft_tokens=5, max_wait_us=700)
 PROMPT = (111, 112, 113)
 
 
 def request(request_id: str = "r", **fields: Any) -> Request:
-    defaults: dict[str, Any] = {
-        "request_id": request_id,
-        "tenant": "t",
-        "model": "m",
-        "prompt": PROMPT,
-        "resume": (),
+    sampled = {
         "sampling": sequence.Sampling(top_p=1, temperature=0.5),
         "stopping": sequence.Stopping(max_new_tokens=1000),
-        "seeded": True,
         "speculation": router.SPECULATION_MODE_ON,
-        "max_draft_tokens": None,
-        "cache_salt": b"salt",
     }
-    return Request(**{**defaults, **fields})
+    return a_request(request_id=request_id, prompt=PROMPT, **sampled, **fields)
 
 
-def begun(traces: Traces, what: Request, now_us: int = 0) -> tuple[Recorder, Session]:
+def begun(traces: Traces, what: Request, now_us: int = 0) -> tuple[Recorder, ActiveRequest]:
     recorder = traces.start(what, now_us)
-    session = Session(what, sequence.VERIFICATION_MODE_COUPLED, 200, opened_us=now_us + 40)
-    recorder.placed(session)
-    return recorder, session
+    return recorder, under_way(what, recorder, now_us + 40)
 
 
-def add_round(recorder: Recorder, session: Session, token_ids: list[int], now_us: int, **fields: Any) -> None:
-    commit = sequence.Commit(base_len=session.committed_len, token_ids=token_ids, **fields)
-    recorder.round(session.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch_sequences=3, now_us=now_us)
+def add_round(recorder: Recorder, active: ActiveRequest, token_ids: list[int], now_us: int, **fields: Any) -> None:
+    commit = sequence.Commit(base_len=active.state.committed_len, token_ids=token_ids, **fields)
+    recorder.round(active.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch_sequences=3, now_us=now_us)
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:
     traces = Traces(TraceConfig(record_tokens=True))
     traces.router_id = "router-1"
-    recorder, session = begun(traces, request(resume=(9,)), now_us=1000)
+    recorder, active = begun(traces, request(resume=(9,)), now_us=1000)
     recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_TARGET, worker_id="t1", model="m"), 1040)
-    add_round(recorder, session, [20], 1500, num_cached_tokens=2)
+    add_round(recorder, active, [20], 1500, num_cached_tokens=2)
     add_round(
-        recorder, session, [21, 22], 1900, num_drafted=3, num_verified=2, num_accepted=1, num_dropped=4,
+        recorder, active, [21, 22], 1900, num_drafted=3, num_verified=2, num_accepted=1, num_dropped=4,
         rejected_token_ids=[30, 31], queue_us=11, wait_us=5, finish_reason=sequence.FINISH_REASON_STOP,
     )  # fmt: skip
     traces.end(recorder, "CANCELLED", 2000)
@@ -76,8 +69,8 @@ def test_a_trace_says_what_every_round_did_and_took() -> None:
 
 def test_the_prompt_is_nowhere_in_it() -> None:
     traces = Traces(TraceConfig())
-    recorder, session = begun(traces, request())
-    add_round(recorder, session, [20], 500)
+    recorder, active = begun(traces, request())
+    add_round(recorder, active, [20], 500)
     traces.end(recorder, "", 600)
     (found,) = traces.find("r", 700)
     assert set(PROMPT).isdisjoint(token for one in found.rounds for token in one.token_ids)
@@ -86,8 +79,8 @@ def test_the_prompt_is_nowhere_in_it() -> None:
 
 def test_tokens_can_be_left_out() -> None:
     traces = Traces(TraceConfig())
-    recorder, session = begun(traces, request())
-    add_round(recorder, session, [20, 21], 500, num_drafted=2, num_verified=2, num_accepted=1, rejected_token_ids=[5])
+    recorder, active = begun(traces, request())
+    add_round(recorder, active, [20, 21], 500, num_drafted=2, num_verified=2, num_accepted=1, rejected_token_ids=[5])
     (found,) = traces.find("r", 600)
     assert not found.rounds[0].token_ids and not found.rounds[0].rejected_token_ids
     assert found.rounds[0].num_tokens == 2
@@ -95,11 +88,11 @@ def test_tokens_can_be_left_out() -> None:
 
 def test_a_running_request_is_found_and_says_so() -> None:
     traces = Traces(TraceConfig())
-    recorder, session = begun(traces, request())
-    add_round(recorder, session, [20], 500)
+    recorder, active = begun(traces, request())
+    add_round(recorder, active, [20], 500)
     (found,) = traces.find("r", 800)
     assert (found.running, found.duration_us, found.output_tokens, len(found.rounds)) == (True, 800, 1, 1)
-    add_round(recorder, session, [21], 900)
+    add_round(recorder, active, [21], 900)
     assert len(found.rounds) == 1, "what was handed out does not change"
 
 
@@ -127,9 +120,9 @@ def test_none_is_remembered_where_none_is_wanted() -> None:
 def test_rounds_are_bounded_and_what_is_left_out_is_counted() -> None:
     traces = Traces(TraceConfig(max_rounds=10, max_total_rounds=100))
     for i in range(40):
-        recorder, session = begun(traces, request(f"r{i}"))
+        recorder, active = begun(traces, request(f"r{i}"))
         for now_us in range(25):
-            add_round(recorder, session, [20], 100 + now_us)
+            add_round(recorder, active, [20], 100 + now_us)
         traces.end(recorder, "", 1000)
         assert traces.num_rounds <= 100
     (found,) = traces.find("r39", 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider_controller.router.ahead import Preparing
+from outrider_controller.router.run_ahead import LookaheadGain
 
 FIRST_REST_TOKENS = 64
 LONGEST_REST_TOKENS = 512
@@ -35,7 +35,7 @@ _MAX_LATE_ROUNDS = 8
 
 
 @dataclass(slots=True)
-class Standing:
+class DraftRecord:
     """What one draft worker has shown to one tenant: shared by the requests that it serves."""
 
     saving: float = _FIRST_SAVING
@@ -52,7 +52,7 @@ class Standing:
     """Of the target's steps beside it, as a request saw them last; 0 while unknown."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
-    preparing: Preparing = field(default_factory=Preparing)
+    lookahead: LookaheadGain = field(default_factory=LookaheadGain)
 
     @property
     def doubtful(self) -> bool:
@@ -75,10 +75,10 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Worth:
+class SpeculationGain:
     """One request's view of it."""
 
-    standing: Standing = field(default_factory=Standing)
+    record: DraftRecord = field(default_factory=DraftRecord)
     resting: bool = False
     _step_us: float = 0.0
     """With the draft at work."""
@@ -95,39 +95,39 @@ class Worth:
         """Of a round, in plain rounds; below 0 it costs more than it brings."""
         # What was known is of drafts that came in time.
         known = 0.0 if self._mostly_late else _KNOWN_ROUNDS
-        return (known * self.standing.saving + self._saved) / max(known + self._rounds, 1.0)
+        return (known * self.record.saving + self._saved) / max(known + self._rounds, 1.0)
 
     @property
     def _mostly_late(self) -> bool:
         return self._num_late > _MAX_LATE_ROUNDS * (1 + self._num_in_time)
 
-    def begin(self, standing: Standing) -> None:
+    def begin(self, record: DraftRecord) -> None:
         """A draft was opened."""
-        self.standing = standing
-        self._enter(resting=standing.left > 0)
+        self.record = record
+        self._enter(resting=record.left > 0)
         if not self.resting:
             self._try()
 
     def round(
-        self, *, num_tokens: int, num_in_time: int, round_us: int, step_us: float, spoken: bool, rounds: int = 1
+        self, *, num_tokens: int, num_in_time: int, round_us: int, step_us: float, draft_active: bool, rounds: int = 1
     ) -> None:
         """Some rounds: their tokens, in how many of them drafts were judged, their time, and that of one's step.
 
-        `spoken`: the draft is at work, not still busy with the prompt.
+        `draft_active`: the draft is at work, not still busy with the prompt.
         """
         if self.resting:
             self._rested(num_tokens, round_us, rounds)
-        elif spoken and self._in_time(num_in_time, rounds):
-            standing = self.standing
+        elif draft_active and self._in_time(num_in_time, rounds):
+            record = self.record
             faded = 0.8**rounds
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else float(step_us)
-            saved = num_tokens - round_us / (standing.plain_share * (self._step_us or 1.0))
+            saved = num_tokens - round_us / (record.plain_share * (self._step_us or 1.0))
             faded = _KEEP**rounds
             self._rounds = faded * self._rounds + rounds
             self._saved = faded * self._saved + saved
             faded = _KEEP_KNOWN**rounds
-            standing.saving = faded * standing.saving + (1 - faded) * saved / rounds
-            self._judge(standing)
+            record.saving = faded * record.saving + (1 - faded) * saved / rounds
+            self._judge(record)
 
     def _in_time(self, count: int, rounds: int) -> bool:
         """False until its first draft was judged: it has yet to catch up. Unless it never does."""
@@ -135,38 +135,38 @@ class Worth:
         self._num_late += rounds - count
         return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
 
-    def _judge(self, standing: Standing) -> None:
+    def _judge(self, record: DraftRecord) -> None:
         if self._rounds <= _MIN_ROUNDS - 1:
             return
         saving = self.saving
         if saving < 0:
             # A text that the draft cannot guess says little of the next one.
-            if standing.saving < 0 or self._mostly_late:
-                standing.failed()
+            if record.saving < 0 or self._mostly_late:
+                record.failed()
             self._enter(resting=True)
-        elif not standing.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
+        elif not record.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
             self._enter(resting=True)
             self._measuring = True
         else:
-            standing.paid()
+            record.paid()
 
     def _try(self) -> None:
         """This request tries it; the others wait for what comes of that."""
-        if self.standing.doubtful:
-            self.standing.left = self.standing.rest_tokens
+        if self.record.doubtful:
+            self.record.left = self.record.rest_tokens
 
     def _rested(self, num_tokens: int, round_us: int, rounds: int) -> None:
         # The first such round began with the draft at work.
         if self._num_rested and self._step_us:
-            self.standing.rested(round_us / rounds / self._step_us)
+            self.record.rested(round_us / rounds / self._step_us)
         self._num_rested += rounds
         self._tokens_rested += num_tokens
         if self._measuring:
             if self._tokens_rested >= MEASURING_TOKENS:
                 self._enter(resting=False)
             return
-        self.standing.left -= num_tokens
-        if self.standing.left <= 0 and self._tokens_rested >= _MIN_REST_WITHIN_TOKENS:
+        self.record.left -= num_tokens
+        if self.record.left <= 0 and self._tokens_rested >= _MIN_REST_WITHIN_TOKENS:
             self._enter(resting=False)
             self._try()
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.fakes import fake_info
-from outrider_controller.router.choice import Candidate, believed_load, rank
-from outrider_controller.router.faults import Fault, Loss, UnreachablePairs, fault_of, loss_of
-from outrider_controller.router.pairing import info_problem, pairing_problem, verification_mode
+from outrider_controller.router.fleet import believed_load
+from outrider_controller.router.placement import (
+    Candidate,
+    common_draft_limit,
+    info_problem,
+    pairing_problem,
+    rank,
+    verification_mode,
+)
 
 TARGET = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t")
 
@@ -82,49 +87,6 @@ def test_the_mode_follows_temperature_seed_and_kind_of_draft():
         assert verification_mode(temperature=1, seeded=False, draft_kind=kind) == sequence.VERIFICATION_MODE_RATIO
 
 
-def test_only_faults_of_the_request_reach_the_client():
-    assert fault_of(Code.INVALID_ARGUMENT) is Fault.REQUEST
-    assert fault_of(Code.RESOURCE_EXHAUSTED) is Fault.FULL
-    assert fault_of(Code.UNAVAILABLE) is Fault.LEAVING
-    assert fault_of(Code.INTERNAL) is fault_of(Code.UNKNOWN) is Fault.WORKER
-
-
-def test_a_target_s_word_on_a_draft_says_what_was_lost() -> None:
-    assert loss_of("DRAFT_UNREACHABLE", names_field=False) is Loss.UNREACHABLE
-    assert loss_of("DRAFT_GONE", names_field=False) is Loss.WORKER
-    assert loss_of("INVALID_FIELD", names_field=True) is Loss.MALFORMED
-    assert loss_of("OVERLOADED", names_field=False) is Loss.ERROR
-
-
-def test_a_draft_that_a_target_cannot_reach_is_left_alone_by_that_target_longer_each_time() -> None:
-    pairs, now_s, waits = UnreachablePairs(1.0), 0.0, []
-    for _ in range(8):
-        pairs.failed("t", "d", now_s)
-        start_s = now_s
-        while pairs.avoids("t", "d", now_s):
-            now_s += 0.5
-        waits.append(now_s - start_s)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
-    pairs.failed("t", "d", now_s)
-    assert not pairs.avoids("t", "other", now_s) and not pairs.avoids("other", "d", now_s)
-
-
-def test_many_sequences_that_one_break_ended_count_as_one_break() -> None:
-    pairs = UnreachablePairs(1.0)
-    for _ in range(64):
-        pairs.failed("t", "d", 10.0)
-    assert pairs.avoids("t", "d", 10.9) and not pairs.avoids("t", "d", 11.0)
-
-
-def test_a_break_long_ago_is_forgotten() -> None:
-    pairs = UnreachablePairs(1.0)
-    for now_s in (0.0, 1.5, 500.0):
-        pairs.failed("t", "d", now_s)
-    assert not pairs.avoids("t", "d", 501.5)
-
-
-def test_only_so_many_pairs_are_remembered() -> None:
-    pairs = UnreachablePairs(1.0)
-    for number in range(3000):
-        pairs.failed("t", f"d{number}", 0.0)
-    assert len(pairs._pairs) <= 1024 and pairs.avoids("t", "d2999", 0.5)
+def test_a_request_drafts_no_more_than_both_workers_can() -> None:
+    target, draft = worker.WorkerInfo(max_draft_tokens=4), worker.WorkerInfo(max_draft_tokens=0)
+    assert (common_draft_limit(5, target, draft), common_draft_limit(3, target, draft)) == (4, 3)

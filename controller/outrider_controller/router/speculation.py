@@ -1,7 +1,7 @@
 """How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
 
 Waiting for a draft is a bet on the steps it saves, and worth nothing when the draft takes much longer than those.
-Whether a draft is of use at all is for `worth` to say.
+Whether a draft is of use at all is for `speculation_gain` to say.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from outrider.protocol.rounds import Round
 
-from outrider_controller.router.ahead import Ahead
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.worth import Standing, Worth
+from outrider_controller.router.run_ahead import RunAhead
+from outrider_controller.router.speculation_gain import DraftRecord, SpeculationGain
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
 # that stopped waiting comes back to the prior and tries again.
@@ -21,7 +21,7 @@ _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
 # What is not waited for comes a little late every time, and works for nothing: where gain and wait are about even, that
-# is worse than either. Whether a draft pays that is waited for is measured, by `worth`.
+# is worse than either. Whether a draft pays that is waited for is measured, by `speculation_gain`.
 _PATIENCE = 1.5
 
 
@@ -72,8 +72,8 @@ class _Seen:
 
 
 @dataclass(slots=True)
-class Pace:
-    """One request's pace: what its draft has shown so far, and the setting that follows."""
+class SpeculationController:
+    """What one request's draft has shown so far, and the setting that follows."""
 
     config: PolicyConfig
     limit: int
@@ -85,8 +85,8 @@ class Pace:
     step_us: float = 0.0
     sent: Setting = PLAIN
     """The setting in force."""
-    worth: Worth = field(default_factory=Worth)
-    ahead: Ahead = field(init=False)
+    gain: SpeculationGain = field(default_factory=SpeculationGain)
+    run_ahead: RunAhead = field(init=False)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
@@ -101,7 +101,7 @@ class Pace:
     _seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
-        self.ahead = Ahead(self.config)
+        self.run_ahead = RunAhead(self.config)
 
     @property
     def accepted_per_step(self) -> float:
@@ -111,19 +111,19 @@ class Pace:
     def silent(self) -> bool:
         return self.unanswered >= self.config.silent_commits
 
-    def opened(self, limit: int, standing: Standing | None = None) -> Setting:
+    def opened(self, limit: int, record: DraftRecord | None = None) -> Setting:
         """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has heard of it.
 
-        `standing` is the draft's; without it, the draft is the one there was.
+        `record` is the draft's; without it, the draft is the one there was.
         """
         self.limit = limit
-        known = self.worth.standing if standing is None else standing
+        known = self.gain.record if record is None else record
         if self.insistent:
-            self.worth.standing = known
+            self.gain.record = known
         else:
-            self.worth.begin(known)
+            self.gain.begin(known)
         self._forget_draft()
-        self.ahead.opened(known.preparing)
+        self.run_ahead.opened(known.lookahead)
         self.step_us = self.step_us or known.step_us
         self.sent = self._wanted()
         return self.sent
@@ -163,8 +163,8 @@ class Pace:
     def _learn(self, seen: _Seen) -> None:
         rounds, step_us = seen.rounds, seen.step_us / seen.rounds
         self._time_answers()
-        if self._turnarounds_us and not self.worth.resting:
-            self.ahead.round(
+        if self._turnarounds_us and not self.gain.resting:
+            self.run_ahead.round(
                 tokens=seen.tokens,
                 us=seen.us,
                 step_us=self.step_us,
@@ -175,23 +175,23 @@ class Pace:
             self._weigh(seen, step_us)
         kept = 0.8**rounds
         self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
-        self.worth.standing.step_us = self.step_us
+        self.gain.record.step_us = self.step_us
         kept = _KEEP**rounds
         self._steps = kept * self._steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
         self._accepted = kept * self._accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
 
     def _weigh(self, seen: _Seen, step_us: float) -> None:
-        worth = self.worth
-        was_resting = worth.resting
-        worth.round(
+        gain = self.gain
+        was_resting = gain.resting
+        gain.round(
             num_tokens=seen.tokens,
             num_in_time=seen.in_time,
             round_us=seen.us,
             step_us=step_us,
-            spoken=bool(self._turnarounds_us),
+            draft_active=bool(self._turnarounds_us),
             rounds=seen.rounds,
         )
-        if was_resting and not worth.resting:
+        if was_resting and not gain.resting:
             # It has to read what was committed meanwhile.
             self._forget_draft()
 
@@ -200,32 +200,32 @@ class Pace:
         self._committed_us = None
         self._seen = _Seen()
         self._turnarounds_us.clear()
-        self.turnaround_us = self.worth.standing.turnaround_us
+        self.turnaround_us = self.gain.record.turnaround_us
 
     def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
         """The draft spoke; its last answer to a commit came `answer_us` after it, and took the draft `compute_us`.
 
         `answer_us` is 0 where it answered nothing. What follows from it is found with the next commit.
         """
-        if self.worth.resting:
+        if self.gain.resting:
             # Said before it heard that it may rest.
             return
         if answer_us > 0:
-            self.ahead.answered(num_tokens, compute_us)
+            self.run_ahead.answered(num_tokens, compute_us)
             self._turnarounds_us.append(answer_us)
         self.unanswered = 0
 
     def _time_answers(self) -> None:
         if self._turnarounds_us:
-            self.turnaround_us = self.worth.standing.turnaround_us = min(self._turnarounds_us)
+            self.turnaround_us = self.gain.record.turnaround_us = min(self._turnarounds_us)
 
     def _wanted(self) -> Setting:
-        if self.limit == 0 or self.worth.resting:
+        if self.limit == 0 or self.gain.resting:
             return PLAIN
-        return Setting(self.limit, self._wait_us(), self.ahead.run_ahead_tokens, self.ahead.num_alternatives)
+        return Setting(self.limit, self._wait_us(), self.run_ahead.run_ahead_tokens, self.run_ahead.num_alternatives)
 
     def _wait_us(self) -> int:
-        if self.limit == 0 or self.worth.resting or self.silent:
+        if self.limit == 0 or self.gain.resting or self.silent:
             return 0
         cap_us = self.config.max_wait_us
         if self.insistent:
@@ -239,7 +239,7 @@ class Pace:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit, sent = 0 if self.worth.resting else self.limit, self.sent
+        limit, sent = 0 if self.gain.resting else self.limit, self.sent
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
             same = _alike(wait_us, sent_us) and (limit == 0 or self._rides_alike(sent))
@@ -249,7 +249,7 @@ class Pace:
         return self.sent
 
     def _rides_alike(self, sent: Setting) -> bool:
-        ahead = self.ahead
+        ahead = self.run_ahead
         return ahead.num_alternatives == sent.num_alternatives and _alike(ahead.run_ahead_tokens, sent.run_ahead_tokens)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from outrider_controller.router.worth import FIRST_REST_TOKENS, Standing, Worth
+from outrider_controller.router.speculation_gain import FIRST_REST_TOKENS, DraftRecord, SpeculationGain
 
 PLAIN_US = 30_000
 Round = Callable[[random.Random], tuple[int, int]]
@@ -26,21 +26,27 @@ class Played:
         return self.tokens * PLAIN_US / self.us
 
 
-def play(drafted: Round, *, requests: int = 12, length: int = 64, standing: Standing | None = None) -> Played:
+def play(drafted: Round, *, requests: int = 12, length: int = 64, record: DraftRecord | None = None) -> Played:
     """Requests one after the other. A draft speaks from its second round on after it was opened or tried again."""
-    rng, played, standing = random.Random(7), Played(), standing or Standing()
+    rng, played, record = random.Random(7), Played(), record or DraftRecord()
     for _ in range(requests):
-        worth = Worth()
-        worth.begin(standing)
+        gain = SpeculationGain()
+        gain.begin(record)
         tokens, rounds_awake = 0, 0
         while tokens < length:
-            spoken = not worth.resting and rounds_awake > 0
-            count, us = drafted(rng) if spoken else (1, PLAIN_US)
-            rounds_awake = 0 if worth.resting else rounds_awake + 1
-            worth.round(num_tokens=count, num_in_time=int(spoken), round_us=us, step_us=PLAIN_US, spoken=spoken)
+            draft_active = not gain.resting and rounds_awake > 0
+            count, us = drafted(rng) if draft_active else (1, PLAIN_US)
+            rounds_awake = 0 if gain.resting else rounds_awake + 1
+            gain.round(
+                num_tokens=count,
+                num_in_time=int(draft_active),
+                round_us=us,
+                step_us=PLAIN_US,
+                draft_active=draft_active,
+            )
             tokens += count
             played.us += us
-            played.drafted_rounds += spoken
+            played.drafted_rounds += draft_active
         played.tokens += tokens
     return played
 
@@ -57,10 +63,10 @@ def accepting(chance: float, us: int, most: int = 5) -> Round:
 
 def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing():
     wrong = accepting(0.0, 45_000)
-    standing = Standing()
-    assert play(wrong, standing=standing).ratio > 0.95
-    assert play(wrong, standing=standing).ratio > 0.985
-    assert standing.rest_tokens > 4 * FIRST_REST_TOKENS
+    record = DraftRecord()
+    assert play(wrong, record=record).ratio > 0.95
+    assert play(wrong, record=record).ratio > 0.985
+    assert record.rest_tokens > 4 * FIRST_REST_TOKENS
 
 
 def test_a_draft_that_pays_is_hardly_ever_at_rest():
@@ -80,11 +86,11 @@ def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(request
         return good(rng)[0], rng.choice([45_000, 75_000, 150_000])
 
     good = accepting(0.6, 42_000)
-    standing = Standing()
-    before = play(good, requests=40, standing=standing).ratio
-    assert play(busy, requests=requests, standing=standing).ratio > 0.95
-    play(good, standing=standing)
-    assert play(good, requests=40, standing=standing).ratio > 0.97 * before
+    record = DraftRecord()
+    before = play(good, requests=40, record=record).ratio
+    assert play(busy, requests=requests, record=record).ratio > 0.95
+    play(good, record=record)
+    assert play(good, requests=40, record=record).ratio > 0.97 * before
 
 
 def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
@@ -105,99 +111,99 @@ def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
 
 
 def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft():
-    standing = Standing()
-    play(accepting(0.7, 42_000), standing=standing)
+    record = DraftRecord()
+    play(accepting(0.7, 42_000), record=record)
     for _ in range(20):
-        assert play(accepting(0.1, 45_000), requests=1, length=128, standing=standing).ratio > 0.8
-        assert not begun(standing).resting
-        assert play(accepting(0.7, 42_000), requests=1, length=128, standing=standing).ratio > 1.3
+        assert play(accepting(0.1, 45_000), requests=1, length=128, record=record).ratio > 0.8
+        assert not begun(record).resting
+        assert play(accepting(0.7, 42_000), requests=1, length=128, record=record).ratio > 1.3
 
 
 def test_a_draft_that_becomes_good_is_found_out():
-    standing = Standing()
-    play(accepting(0.0, 45_000), requests=30, standing=standing)
-    recovered = play(accepting(0.7, 42_000), requests=30, standing=standing)
+    record = DraftRecord()
+    play(accepting(0.0, 45_000), requests=30, record=record)
+    recovered = play(accepting(0.7, 42_000), requests=30, record=record)
     assert recovered.ratio > 1.5
-    assert not standing.doubtful
+    assert not record.doubtful
 
 
 def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_is_believed():
-    worth = Worth()
-    worth.begin(Standing())
+    gain = SpeculationGain()
+    gain.begin(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
-    while not worth.resting:
-        worth.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, spoken=True)
-    assert worth.standing.left == 0 and not worth.standing.doubtful
-    while worth.resting:
-        worth.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
-    assert worth.standing.plain_share == pytest.approx(0.75)
+    while not gain.resting:
+        gain.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, draft_active=True)
+    assert gain.record.left == 0 and not gain.record.doubtful
+    while gain.resting:
+        gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
+    assert gain.record.plain_share == pytest.approx(0.75)
     for _ in range(30):
-        worth.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, spoken=True)
-    assert worth.resting
+        gain.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, draft_active=True)
+    assert gain.resting
 
 
 def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
-    standing = Standing()
-    play(accepting(0.7, 42_000), standing=standing)
-    worth = Worth()
-    worth.begin(standing)
+    record = DraftRecord()
+    play(accepting(0.7, 42_000), record=record)
+    gain = SpeculationGain()
+    gain.begin(record)
     for _ in range(4):
-        worth.round(num_tokens=1, num_in_time=1, round_us=42_000, step_us=PLAIN_US, spoken=True)
-    assert not worth.resting
+        gain.round(num_tokens=1, num_in_time=1, round_us=42_000, step_us=PLAIN_US, draft_active=True)
+    assert not gain.resting
 
 
 def test_a_draft_that_is_never_in_time_rests_too():
-    worth = Worth()
-    worth.begin(Standing(measured=True))
+    gain = SpeculationGain()
+    gain.begin(DraftRecord(measured=True))
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
-    while not worth.resting:
-        worth.round(num_tokens=1, num_in_time=0, round_us=40_000, step_us=33_000, spoken=True)
+    while not gain.resting:
+        gain.round(num_tokens=1, num_in_time=0, round_us=40_000, step_us=33_000, draft_active=True)
         rounds += 1
     assert rounds < 15
 
 
 def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
-    worth = Worth()
-    worth.begin(Standing(saving=0.8, measured=True))
+    gain = SpeculationGain()
+    gain.begin(DraftRecord(saving=0.8, measured=True))
     rounds = 0
-    while not worth.resting:
+    while not gain.resting:
         in_time = rounds % 20 == 3
-        worth.round(
-            num_tokens=2 if in_time else 1, num_in_time=int(in_time), round_us=40_000, step_us=35_000, spoken=True
+        gain.round(
+            num_tokens=2 if in_time else 1, num_in_time=int(in_time), round_us=40_000, step_us=35_000, draft_active=True
         )
         rounds += 1
     assert rounds < 40
 
 
-def begun(standing: Standing) -> Worth:
-    worth = Worth()
-    worth.begin(standing)
-    return worth
+def begun(record: DraftRecord) -> SpeculationGain:
+    gain = SpeculationGain()
+    gain.begin(record)
+    return gain
 
 
-def plainly(worth: Worth, rounds: int) -> None:
+def plainly(gain: SpeculationGain, rounds: int) -> None:
     for _ in range(rounds):
-        worth.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, spoken=False)
+        gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
 
 
 def test_one_new_request_tries_again_while_the_others_go_on_resting():
-    standing = Standing()
-    standing.failed()
-    resting = begun(standing)
+    record = DraftRecord()
+    record.failed()
+    resting = begun(record)
     assert resting.resting
     plainly(resting, FIRST_REST_TOKENS)
     # Not in the middle of a short request: the draft would have to read all of it again.
     assert resting.resting
-    trying, third = begun(standing), begun(standing)
+    trying, third = begun(record), begun(record)
     assert (trying.resting, third.resting) == (False, True)
-    standing.paid()
-    assert not begun(standing).resting
+    record.paid()
+    assert not begun(record).resting
 
 
 def test_a_long_request_tries_again_by_itself():
-    standing = Standing()
-    standing.failed()
-    worth = begun(standing)
-    plainly(worth, 300)
-    assert not worth.resting
+    record = DraftRecord()
+    record.failed()
+    gain = begun(record)
+    plainly(gain, 300)
+    assert not gain.resting

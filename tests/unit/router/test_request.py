@@ -8,33 +8,23 @@ import pytest
 from outrider.protocol.limits import MAX_DURATION_US as MAX_US
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.router.session import BadReply, Request, Session
+from outrider_controller.router.request import BadReply
+from outrider_controller.router.sequences import ActiveRequest, open_message
 
-VOCAB = 100
+from tests.unit.router.requests import a_request, under_way
 
-
-def session(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> Session:
-    request = Request(
-        request_id="r",
-        tenant="t",
-        model="m",
-        prompt=(1, 2, 3),
-        resume=resume,
-        sampling=sequence.Sampling(top_p=1, seed=9),
-        stopping=sequence.Stopping(max_new_tokens=max_new_tokens, stop_token_ids=[99]),
-        seeded=True,
-        speculation=router.SPECULATION_MODE_AUTO,
-        max_draft_tokens=None,
-        cache_salt=b"salt",
-    )
-    return Session(request, sequence.VERIFICATION_MODE_GREEDY, VOCAB, opened_us=1000)
+VOCAB = 200
 
 
-def heard(s: Session, message: sequence.Commit, step_us: int = 1, now_us: int = 2000) -> router.RouteResponse:
+def begun(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> ActiveRequest:
+    stopping = sequence.Stopping(max_new_tokens=max_new_tokens, stop_token_ids=[99])
+    return under_way(a_request(resume=resume, stopping=stopping))
+
+
+def told(active: ActiveRequest, message: sequence.Commit, step_us: int = 1, now_us: int = 2000) -> router.RouteResponse:
     """What the client hears of a commit."""
-    response = router.RouteResponse()
-    s.tell(s.apply(message, step_us=step_us, now_us=now_us), response)
-    return response
+    done = active.apply(message, step_us=step_us, now_us=now_us)
+    return active.answer.round(done, active.state, active.failover.revision)
 
 
 def commit(base_len: int, token_ids: list[int], **fields: Any) -> sequence.Commit:
@@ -42,11 +32,11 @@ def commit(base_len: int, token_ids: list[int], **fields: Any) -> sequence.Commi
 
 
 def test_positions_strictly_increase_over_commits():
-    s = session()
-    s.apply(commit(3, [4, 5]), step_us=7, now_us=1500)
-    assert (s.committed, s.committed_len, s.remaining) == ([4, 5], 5, 8)
-    s.apply(commit(5, [6]), step_us=7, now_us=1700)
-    assert s.token_ids == (1, 2, 3, 4, 5, 6)
+    active = begun()
+    active.apply(commit(3, [4, 5]), step_us=7, now_us=1500)
+    assert (active.state.committed, active.state.committed_len, active.state.remaining) == ([4, 5], 5, 8)
+    active.apply(commit(5, [6]), step_us=7, now_us=1700)
+    assert active.state.token_ids == (1, 2, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize(
@@ -76,45 +66,45 @@ def test_positions_strictly_increase_over_commits():
     ids=str,
 )
 def test_a_commit_that_cannot_be_true_changes_nothing(bad):
-    s = session()
+    active = begun()
     with pytest.raises(BadReply):
-        s.apply(bad, step_us=1, now_us=2000)
-    assert (s.committed, s.metrics.num_steps, s.finished) == ([], 0, False)
+        active.apply(bad, step_us=1, now_us=2000)
+    assert (active.state.committed, active.state.stats.num_steps, active.state.finished) == ([], 0, False)
 
 
 def test_a_step_of_more_than_an_hour_is_not_believed():
     with pytest.raises(BadReply, match="duration"):
-        session().apply(commit(3, [4]), step_us=2**32 - 1, now_us=2000)
+        begun().apply(commit(3, [4]), step_us=2**32 - 1, now_us=2000)
 
 
 def test_what_passes_can_always_be_told():
     """The longest request of all, whose target says the most of everything in each round."""
-    s = session(max_new_tokens=1 << 17)
+    active = begun(max_new_tokens=1 << 17)
     most = {"queue_us": MAX_US, "wait_us": MAX_US, "prefill_us": MAX_US, "draft_queue_us": MAX_US}
-    s.metrics.num_steps = (1 << 17) - 1
-    s.metrics.num_dropped_draft_tokens = s.metrics.num_steps * (1 << 14)
-    s.metrics.verify_us = s.metrics.queue_us = s.metrics.num_steps * MAX_US
+    active.state.stats.num_steps = (1 << 17) - 1
+    active.state.stats.num_dropped_draft_tokens = active.state.stats.num_steps * (1 << 14)
+    active.state.stats.verify_us = active.state.stats.queue_us = active.state.stats.num_steps * MAX_US
     last = commit(3, [99], num_dropped=1 << 14, finish_reason=sequence.FINISH_REASON_STOP, **most)
-    assert heard(s, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
+    assert told(active, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
 
 
 def test_nothing_is_committed_after_the_finish():
-    s = session()
-    s.apply(commit(3, [99], finish_reason=sequence.FINISH_REASON_STOP), step_us=1, now_us=2000)
+    active = begun()
+    active.apply(commit(3, [99], finish_reason=sequence.FINISH_REASON_STOP), step_us=1, now_us=2000)
     with pytest.raises(BadReply):
-        s.apply(commit(4, [5]), step_us=1, now_us=3000)
+        active.apply(commit(4, [5]), step_us=1, now_us=3000)
 
 
 def test_a_full_context_may_end_a_request_without_a_token():
-    s = session()
-    response = heard(s, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
-    assert s.finished and response.metrics.num_steps == 1
+    active = begun()
+    response = told(active, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
+    assert active.state.finished and response.metrics.num_steps == 1
 
 
 def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise():
-    s = session(resume=(7,))
-    s.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
-    opening = s.open_message(55, sequence.Speculation(max_draft_tokens=3), None)
+    active = begun(resume=(7,))
+    active.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
+    opening = open_message(active, 55, sequence.Speculation(max_draft_tokens=3), None)
     assert list(opening.prompt_token_ids) == [1, 2, 3]
     assert list(opening.committed_token_ids) == [7, 8, 9]
     assert (opening.sequence_id, opening.sampling.seed, opening.cache_salt) == (55, 9, b"salt")
@@ -122,12 +112,12 @@ def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise
 
 
 def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft():
-    s = session()
-    first = heard(s, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
+    active = begun()
+    first = told(active, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
     assert first.num_cached_tokens == 2
-    second = heard(
-        s,
+    second = told(
+        active,
         commit(
             *(4, [5, 7]),
             num_drafted=2,
@@ -146,11 +136,11 @@ def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft(
 
 
 def test_sums_are_those_of_the_rounds():
-    s = session(max_new_tokens=20)
-    s.apply(commit(3, [4]), step_us=100, now_us=2000)
-    s.apply(commit(4, [5, 6, 7], num_drafted=3, num_verified=3, num_accepted=2), step_us=100, now_us=3000)
-    s.apply(commit(7, [8], num_drafted=2, num_verified=1, num_dropped=4), step_us=100, now_us=4000)
-    m = s.metrics.to_proto()
+    active = begun(max_new_tokens=20)
+    active.apply(commit(3, [4]), step_us=100, now_us=2000)
+    active.apply(commit(4, [5, 6, 7], num_drafted=3, num_verified=3, num_accepted=2), step_us=100, now_us=3000)
+    active.apply(commit(7, [8], num_drafted=2, num_verified=1, num_dropped=4), step_us=100, now_us=4000)
+    m = active.state.stats.to_proto()
     assert (m.num_steps, m.num_spec_steps) == (3, 2)
     assert (m.num_draft_tokens, m.num_verified_tokens, m.num_accepted_draft_tokens) == (5, 4, 2)
     assert list(m.acceptance_histogram) == [1, 0, 1]
@@ -168,4 +158,4 @@ def test_sums_are_those_of_the_rounds():
     ],
 )
 def test_resumed_tokens_may_already_end_the_request(resume, reason):
-    assert session(resume).request.finish_reason == reason
+    assert begun(resume).request.finish_reason == reason

@@ -31,7 +31,7 @@ _NUM_ANSWERS = 9
 
 
 @dataclass(slots=True)
-class _Way:
+class _Arm:
     rounds: float = 0.0
     tokens: float = 0.0
     us: float = 0.0
@@ -43,11 +43,11 @@ class _Way:
 
 
 @dataclass(slots=True)
-class Preparing:
+class LookaheadGain:
     """Rounds with a draft that prepares and with one that does not: of all requests of a tenant that it serves."""
 
-    _without: _Way = field(default_factory=_Way)
-    _with: _Way = field(default_factory=_Way)
+    _without: _Arm = field(default_factory=_Arm)
+    _with: _Arm = field(default_factory=_Arm)
 
     def took(self, prepares: bool, *, rounds: int, tokens: int, us: int) -> None:
         """Some rounds, and the tokens that they brought."""
@@ -67,7 +67,7 @@ class Preparing:
             return False
         return _CLEARLY * self._speed(self._with) >= self._speed(self._without)
 
-    def _speed(self, way: _Way) -> float:
+    def _speed(self, way: _Arm) -> float:
         """Tokens in a µs."""
         share = _AVERAGE_ROUNDS / (self._with.rounds + self._without.rounds)
         tokens = way.tokens + share * (self._with.tokens + self._without.tokens)
@@ -76,14 +76,14 @@ class Preparing:
 
 
 @dataclass(slots=True)
-class Ahead:
+class RunAhead:
     """One request's draft while its guess is judged."""
 
     config: PolicyConfig
     prepares: bool = False
     run_ahead_tokens: int = field(init=False)
     """How far beyond its guess it may go. Like `prepares` it changes from turn to turn only."""
-    preparing: Preparing = field(default_factory=Preparing)
+    lookahead: LookaheadGain = field(default_factory=LookaheadGain)
     _rounds: int = 0
     """Of the turn; then those of them that count, their tokens and their time."""
     _counted: int = 0
@@ -95,10 +95,10 @@ class Ahead:
     def __post_init__(self) -> None:
         self.run_ahead_tokens = self.config.run_ahead_tokens
 
-    def opened(self, preparing: Preparing) -> None:
+    def opened(self, lookahead: LookaheadGain) -> None:
         """A draft was opened; of another nothing is known yet."""
-        if preparing is not self.preparing:
-            self.preparing = preparing
+        if lookahead is not self.lookahead:
+            self.lookahead = lookahead
             self._answers.clear()
             self.run_ahead_tokens = self.config.run_ahead_tokens
         self._turn()
@@ -116,7 +116,7 @@ class Ahead:
         self._tokens += tokens
         self._us += us
         if self._counted >= self.config.rounds_per_turn:
-            self.preparing.took(self.prepares, rounds=self._counted, tokens=self._tokens, us=self._us)
+            self.lookahead.took(self.prepares, rounds=self._counted, tokens=self._tokens, us=self._us)
             self._time(step_us, turnaround_us)
             self._turn()
 
@@ -141,7 +141,7 @@ class Ahead:
         self.run_ahead_tokens = min(self.config.run_ahead_tokens, math.ceil(free_us / max(token_us, 1.0)))
 
     def _turn(self) -> None:
-        prepares = self.config.num_alternatives > 0 and self.preparing.pays()
+        prepares = self.config.num_alternatives > 0 and self.lookahead.pays()
         # Whoever goes on as before has nothing to settle.
         self._rounds = _SETTLING if prepares == self.prepares else 0
         self._counted = self._tokens = self._us = 0

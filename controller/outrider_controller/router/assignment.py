@@ -1,0 +1,319 @@
+"""Finds workers for requests, waits where there is none, and has sequences opened there.
+
+`placement` says which is best and `failover` whom a request avoids; here is who asks them, with what is known of the
+fleet and of its prefix caches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.prefix import block_hashes
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.router.admission import Request
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.failover import FailoverState, TargetKey, UnreachablePairs
+from outrider_controller.router.fleet import DraftWorker, Fleet, Leases, TargetLink
+from outrider_controller.router.placement import Candidate, common_draft_limit, pairing_problem, rank, same_weights
+from outrider_controller.router.sequences import ActiveRequest, SequenceTable
+from outrider_controller.router.speculation import PLAIN, Setting
+from outrider_controller.router.telemetry import RouterTelemetry
+
+log = logging.getLogger(__name__)
+
+_NONE: Mapping[str, int] = {}
+
+
+class Directory(Leases, Protocol):
+    """The part of the metadata store that a router reads."""
+
+    async def lookup_prefix(self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a sequence starts with and under which salt its blocks are shared."""
+
+    token_ids: tuple[int, ...]
+    salt: bytes
+
+
+class WorkerPicker:
+    """Picks among the workers of a fleet."""
+
+    def __init__(self, fleet: Fleet, directory: Directory, first_backoff_s: float) -> None:
+        self.unreachable = UnreachablePairs(first_backoff_s)
+        self._fleet = fleet
+        self._directory = directory
+        self._warned: set[str] = set()
+
+    async def target(
+        self, model: str, revision: str | None, prefix: Prefix, avoided: set[TargetKey]
+    ) -> TargetLink | None:
+        """The best live target of this model with room. `revision` holds a request to what it began on."""
+        links = {
+            t.worker_id: t
+            for t in self._fleet.live_targets(model)
+            if t.key not in avoided and revision in (None, t.info.model_revision)
+        }
+        best = await self._best(worker.WORKER_ROLE_TARGET, links, prefix)
+        return links[best] if best is not None and links[best].up else None
+
+    def revisions_like(self, model: str, revision: str, avoided: set[TargetKey]) -> list[str]:
+        """What a request that began on `revision` may go on with: that, while any target has it; else all revisions of
+        the same weights, which compute them otherwise."""
+        live = {t.info.model_revision for t in self._fleet.live_targets(model) if t.key not in avoided}
+        return [revision] if revision in live else sorted(r for r in live if same_weights(r, revision))
+
+    async def draft(
+        self, target: TargetLink, prefix: Prefix, avoided: set[str], together: Mapping[str, int]
+    ) -> DraftWorker | None:
+        """The best draft with room that can work with this target; `together`: sequences each drafts for it."""
+        drafts = {
+            d.worker_id: d
+            for d in self._fleet.drafts.values()
+            if d.worker_id not in avoided
+            and self.can_draft(d, target)
+            and d.info.max_context_len > len(prefix.token_ids)
+        }
+        best = await self._best(worker.WORKER_ROLE_DRAFT, drafts, prefix, together)
+        return drafts[best] if best is not None and drafts[best].leased else None
+
+    def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
+        """Whether it is there, takes work, and fits this target, which can reach it as far as is known."""
+        now_s = asyncio.get_running_loop().time()
+        return (
+            draft.leased
+            and self._fleet.takes_work(draft)
+            and self._fits(target.info, draft.info)
+            and not self.unreachable.avoids(target.worker_id, draft.worker_id, now_s)
+        )
+
+    def has_full_target(self, model: str) -> bool:
+        return any(self._candidate(t).full for t in self._fleet.live_targets(model))
+
+    def draft_has_room(self) -> bool:
+        drafts = self._fleet.drafts.values()
+        return any(d.leased and self._fleet.takes_work(d) and not self._candidate(d).full for d in drafts)
+
+    def models(self) -> list[router.ServedModel]:
+        """The models that live targets serve, whether or not they take more work."""
+        live = [t for t in self._fleet.targets.values() if t.up]
+        drafts = [d for d in self._fleet.drafts.values() if d.leased]
+        first = {t.info.model: t.info for t in reversed(live)}
+        return [
+            router.ServedModel(
+                model=name,
+                max_context_len=info.max_context_len,
+                vocab_size=info.vocab_size,
+                tokenizer_fingerprint=info.tokenizer_fingerprint,
+                num_targets=sum(t.info.model == name for t in live),
+                num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
+            )
+            for name, info in sorted(first.items())
+        ]
+
+    async def _best(
+        self,
+        role: worker.WorkerRole.ValueType,
+        workers: Mapping[str, TargetLink] | Mapping[str, DraftWorker],
+        prefix: Prefix,
+        together: Mapping[str, int] = _NONE,
+    ) -> str | None:
+        matched = await self._matches(role, workers.values(), prefix) if len(workers) > 1 else {}
+        candidates = [
+            self._candidate(one, matched.get(worker_id, 0), together.get(worker_id, 0))
+            for worker_id, one in workers.items()
+        ]
+        # Shuffled first: routers that see the same ties must not all pick the same worker.
+        random.shuffle(candidates)
+        ranked = rank(candidates)
+        return ranked[0].worker_id if ranked else None
+
+    async def _matches(
+        self, role: worker.WorkerRole.ValueType, workers: Iterable[TargetLink | DraftWorker], prefix: Prefix
+    ) -> dict[str, int]:
+        """Matched leading blocks per worker; the block size is part of a block's identity."""
+        matched: dict[str, int] = {}
+        for block_size in {one.info.block_size for one in workers} - {0}:
+            hashes = block_hashes(prefix.token_ids, block_size, prefix.salt)
+            if hashes:
+                matched.update(await self._directory.lookup_prefix(role, hashes))
+        return matched
+
+    def _candidate(self, one: TargetLink | DraftWorker, matched_blocks: int = 0, num_together: int = 0) -> Candidate:
+        load = self._fleet.load(one)
+        return Candidate(
+            worker_id=one.worker_id,
+            matched_blocks=matched_blocks,
+            num_sequences=max(load.num_running + load.num_waiting, len(one.open_sequences)),
+            max_sequences=one.info.max_sequences,
+            num_waiting=load.num_waiting,
+            num_together=num_together,
+        )
+
+    def _fits(self, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> bool:
+        problem = pairing_problem(target, draft)
+        if problem and problem not in self._warned:
+            self._warned.add(problem)
+            log.warning("%s", problem)
+        return problem is None
+
+
+class Assigner:
+    """Gives each request a target and a draft: when it begins, and whenever it has lost one."""
+
+    def __init__(
+        self, fleet: Fleet, picker: WorkerPicker, table: SequenceTable, config: RouterConfig, telemetry: RouterTelemetry
+    ) -> None:
+        self._fleet = fleet
+        self._picker = picker
+        self._table = table
+        self._config = config
+        self._telemetry = telemetry
+
+    async def choose(self, request: Request, draft_limit: int) -> tuple[TargetLink, DraftWorker | None]:
+        """For a new request. Raises OutriderError when no target can be had."""
+        prefix, config = Prefix((*request.prompt, *request.resume), request.cache_salt), self._config.failover
+        # What another router had begun goes on here.
+        wait_s = config.wait_to_resume_s if request.resume else config.wait_for_target_s
+        fresh = FailoverState(config, request.resume_revision)
+        target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh)
+        draft = None
+        if draft_limit:
+            draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target))
+        return target, draft
+
+    def open(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker | None) -> None:
+        """Where `choose` said: both read the prompt at once."""
+        setting = PLAIN if draft is None else self._setting(active, target, draft)
+        self._keep_revision(active, target)
+        self._table.open(active, target, draft, setting)
+
+    async def reopen(self, active: ActiveRequest) -> None:
+        """Wherever it is missing. Raises OutriderError when no target can be had."""
+        if active.state.finished:
+            return
+        if active.target is None:
+            await self._replace_target(active)
+        if active.lacks_draft:
+            await self._replace_draft(active)
+
+    async def _replace_target(self, active: ActiveRequest) -> None:
+        failover, wait_s = active.failover, self._config.failover.wait_to_resume_s
+        await self._endure_failures(failover)
+        target = await self._find_target(
+            active.request, failover.revision, _prefix(active), wait_s, failover, untouched=active.untouched
+        )
+        if failover.num_targets:
+            active.state.stats.num_target_failovers += 1
+            self._telemetry.failover("target")
+        self._keep_revision(active, target)
+        # It was open there for the target before, and is closed with it.
+        dropped = self._table.drop_draft(active)
+        draft = dropped.worker if dropped is not None else None
+        if draft is not None and not self._picker.can_draft(draft, target):
+            draft = None
+        speculation = active.speculation
+        self._table.open(active, target, draft, speculation.opened(speculation.limit) if draft else PLAIN)
+
+    async def _endure_failures(self, failover: FailoverState) -> None:
+        if failover.gives_up:
+            raise InternalError(
+                f"given up after {failover.num_failures} targets failed with this request", reason="TARGETS_FAILED"
+            )
+        if failover.suspects_network:
+            # A target that is still thought to be up would be lost next, and after it this request.
+            await asyncio.sleep(self._config.failover.stall_after_s)
+
+    def _keep_revision(self, active: ActiveRequest, target: TargetLink) -> None:
+        """Where the answer goes on in another arithmetic, that is said: to the client, in the trace, to operators."""
+        before, revision = active.failover.revision, target.info.model_revision
+        if revision != before:
+            active.state.stats.num_revision_changes += 1
+            self._telemetry.revision_changed(target.worker_id, active.request, before, revision)
+            active.failover.revision = revision
+
+    async def _find_target(
+        self,
+        request: Request,
+        revision: str | None,
+        prefix: Prefix,
+        wait_s: float,
+        failover: FailoverState,
+        *,
+        untouched: bool = True,
+    ) -> TargetLink:
+        """A live target with room; waits so long for one to appear."""
+        loop, model = asyncio.get_running_loop(), request.model
+        give_up_s = loop.time() + wait_s
+        while True:
+            changed = self._fleet.changed()
+            target = await self._look_for_target(model, revision, prefix, failover)
+            if target is not None:
+                return target
+            if refusal := self._refusal(model, failover, untouched=untouched):
+                raise refusal
+            if loop.time() >= give_up_s:
+                raise Unavailable(f"no target of {model!r} is up", reason="NO_TARGET")
+            # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(give_up_s):
+                    await changed.wait()
+
+    async def _look_for_target(
+        self, model: str, revision: str | None, prefix: Prefix, failover: FailoverState
+    ) -> TargetLink | None:
+        excluded, last_resort = failover.excluded_targets, failover.failed_targets
+        revisions = [None] if revision is None else self._picker.revisions_like(model, revision, excluded)
+        for avoided in (excluded | last_resort, excluded) if last_resort else (excluded,):
+            for allowed in revisions:
+                target = await self._picker.target(model, allowed, prefix, avoided)
+                if target is not None:
+                    return target
+        return None
+
+    def _refusal(self, model: str, failover: FailoverState, *, untouched: bool) -> OutriderError | None:
+        """What a new request hears where every target is full."""
+        retry_after_s = self._config.admission.retry_after_s
+        if not failover.num_targets:
+            if not self._picker.has_full_target(model):
+                return None
+            return Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
+        if untouched and failover.full_targets:
+            return Overloaded("no target has room", retry_after_s=retry_after_s)
+        # An accepted request asks again, for as long as it waits at all.
+        failover.full_targets.clear()
+        return None
+
+    async def _replace_draft(self, active: ActiveRequest) -> None:
+        if active.target is None or not active.failover.may_draft:
+            return
+        link = active.target.link
+        draft = await self._picker.draft(
+            link, _prefix(active), active.failover.avoided_drafts, self._table.drafts_of(link)
+        )
+        # The search waited: the target may be gone, the request finished.
+        if draft is None or active.target is None or not active.lacks_draft:
+            return
+        if active.failover.num_drafts:
+            active.state.stats.num_draft_failovers += 1
+            self._telemetry.failover("draft")
+        self._table.set_draft(active, draft, self._setting(active, active.target.link, draft))
+
+    def _setting(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker) -> Setting:
+        limit = common_draft_limit(active.draft_limit, target.info, draft.info)
+        return active.speculation.opened(limit, draft.record(active.request.tenant))
+
+
+def _prefix(active: ActiveRequest) -> Prefix:
+    return Prefix(active.state.token_ids, active.request.cache_salt)

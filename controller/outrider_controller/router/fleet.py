@@ -1,0 +1,394 @@
+"""The workers that this router knows: a link to each leased target, and the drafts as their leases show them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import grpc
+from outrider.errors import Unavailable
+from outrider.metadata import LeaseRecord
+from outrider.metadata.lease import HEARTBEAT_S
+from outrider.protocol.outbox import Outbox
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import target_pb2 as target
+from outrider.rpc.v1 import target_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import Backoff, keep_running, until_first_ends
+
+from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
+from outrider_controller.router.failover import TargetKey
+from outrider_controller.router.placement import info_problem
+from outrider_controller.router.speculation_gain import DraftRecord
+
+log = logging.getLogger(__name__)
+
+# How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
+# would say so.
+BELIEVED_S = 2 * HEARTBEAT_S
+# Whose record of one draft is kept.
+_MAX_TENANTS = 1024
+
+Connect = Callable[[str], grpc.aio.Channel]
+"""A channel to HOST:PORT. Connects when first used."""
+
+
+class Leases(Protocol):
+    """The part of the metadata store that names workers."""
+
+    @property
+    def available(self) -> bool: ...
+
+    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
+
+
+@dataclass(slots=True, eq=False)
+class DraftWorker:
+    """A draft as its lease shows it. Targets talk to it, the router does not."""
+
+    worker_id: str
+    address: str
+    info: worker.WorkerInfo
+    leased: bool = True
+    open_sequences: set[int] = field(default_factory=set)
+    """By this router, through whichever target."""
+    records: dict[str, DraftRecord] = field(default_factory=dict)
+    """By tenant: what it has shown to the tenant's requests."""
+
+    def record(self, tenant: str) -> DraftRecord:
+        if tenant not in self.records and len(self.records) >= _MAX_TENANTS:
+            del self.records[next(iter(self.records))]
+        return self.records.setdefault(tenant, DraftRecord())
+
+
+def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
+    """What it reported; of an old report only whether it is leaving, which no worker takes back."""
+    return record.load if record.age_ms <= BELIEVED_S * 1000 else _only_leaving(record.load)
+
+
+def _only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:
+    return worker.WorkerLoad(draining=load.draining)
+
+
+class Fleet:
+    """`async with` it: links live inside."""
+
+    def __init__(
+        self,
+        leases: Leases,
+        config: RouterConfig,
+        listener: Listener,
+        on_change: Callable[[], None],
+        connect: Connect = create_channel,
+    ) -> None:
+        self.targets: dict[str, TargetLink] = {}
+        self.drafts: dict[str, DraftWorker] = {}
+        self._leases = leases
+        self._config = config
+        self._listener = listener
+        self._on_change = on_change
+        self._connect = connect
+        self._loads: dict[str, worker.WorkerLoad] = {}
+        self._seen: dict[str, worker.WorkerInfo] = {}
+        self._changed = asyncio.Event()
+        self._refreshed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Fleet:
+        self._task = asyncio.create_task(_keep_refreshing(self, self._config.refresh_s), name="refresh fleet")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(link.stop() for link in self.targets.values()))
+
+    def live_targets(self, model: str) -> list[TargetLink]:
+        return [t for t in self.targets.values() if t.up and t.info.model == model and self.takes_work(t)]
+
+    def model_info(self, model: str) -> worker.WorkerInfo | None:
+        """Of a live target of this name, else of the last one seen; None when there never was one."""
+        live = self.live_targets(model)
+        return live[0].info if live else self._seen.get(model)
+
+    @property
+    def has_seen_targets(self) -> bool:
+        """Whether there ever was a target, of whatever model."""
+        return bool(self._seen)
+
+    async def ready(self, timeout_s: float) -> None:
+        """Returns once the leases were read for the first time and every target they name was tried.
+
+        Raises Unavailable when the metadata store did not answer within `timeout_s`.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._refreshed.wait()
+        except TimeoutError:
+            raise Unavailable("the metadata store has not answered yet", reason="NO_METADATA") from None
+
+    def changed(self) -> asyncio.Event:
+        """Set when a worker comes, goes or gets room. Take it before looking, or a change in between is missed."""
+        return self._changed
+
+    def notify(self) -> None:
+        done, self._changed = self._changed, asyncio.Event()
+        done.set()
+        self._on_change()
+
+    @property
+    def problem(self) -> str:
+        """Why no request can be placed; empty when one can. May be asked from any thread."""
+        if not self._refreshed.is_set():
+            return "the leases have not been read yet"
+        return "" if any(link.up for link in list(self.targets.values())) else "no target is connected"
+
+    def takes_work(self, one: TargetLink | DraftWorker) -> bool:
+        return not self.load(one).draining
+
+    def load(self, one: TargetLink | DraftWorker) -> worker.WorkerLoad:
+        """Without a lease, which the store may have lost, only what can be told of a target that was reached once."""
+        known = self._loads.get(one.worker_id)
+        if known is not None:
+            return known
+        return _only_leaving(one.load) if isinstance(one, TargetLink) else worker.WorkerLoad()
+
+    async def refresh(self) -> None:
+        """Connects to newly leased targets, and lets go of those whose lease and stream are both gone."""
+        records = await self._leases.workers()
+        self._loads = {r.info.worker_id: believed_load(r) for r in records}
+        await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
+        self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
+        # An empty list from a store that did not answer is no news.
+        if self._leases.available and not self._refreshed.is_set():
+            await _until_tried(self.targets.values(), self._config.link.connect_timeout_s)
+            self._refreshed.set()
+        self.notify()
+
+    async def _follow_targets(self, records: Iterable[LeaseRecord]) -> None:
+        links, config = self.targets, self._config
+        for record in records:
+            worker_id = record.info.worker_id
+            self._seen[record.info.model] = record.info
+            if worker_id not in links:
+                links[worker_id] = TargetLink(
+                    worker_id, record.address, self._listener, config.link, config.failover, self._connect
+                )
+        # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
+        gone = [worker_id for worker_id, link in links.items() if worker_id not in self._loads and not link.up]
+        await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
+
+    def _follow_drafts(self, records: Mapping[str, LeaseRecord]) -> None:
+        for worker_id, draft in list(self.drafts.items()):
+            draft.leased = worker_id in records
+            # A target that is still connected to it goes on with it.
+            if not draft.leased and not draft.open_sequences:
+                del self.drafts[worker_id]
+        for worker_id, record in records.items():
+            if worker_id not in self.drafts:
+                self.drafts[worker_id] = DraftWorker(worker_id, record.address, record.info)
+
+
+async def _until_tried(links: Iterable[TargetLink], timeout_s: float) -> None:
+    """A request that arrives as the router starts should meet all targets, not the fastest."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*(link.tried.wait() for link in links))
+
+
+async def _keep_refreshing(fleet: Fleet, pause_s: float) -> None:
+    async def refresh_and_rest() -> None:
+        await fleet.refresh()
+        await asyncio.sleep(pause_s)
+
+    def failed(error: Exception) -> None:
+        log.error("reading the leases failed", exc_info=error)
+
+    # The last known fleet keeps serving; what broke must not end the only task that would mend it.
+    await keep_running(refresh_and_rest, Backoff(pause_s, pause_s), failed)
+
+
+# -- the connection to one target
+
+
+class LinkDown(Exception):
+    """The stream is unusable; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Whoever the links report to. Called in the event loop; must neither raise nor block."""
+
+    up: Callable[[TargetLink], None]
+    down: Callable[[TargetLink, str], None]
+    """And why."""
+    replied: Callable[[TargetLink, target.VerifyResponse], None]
+
+
+class TargetLink:
+    """One target, from the lease that named it until `stop`: one channel, one stream, one outbox. Knows no requests."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        address: str,
+        listener: Listener,
+        link: LinkConfig,
+        failover: FailoverConfig,
+        connect: Connect = create_channel,
+    ) -> None:
+        self.worker_id = worker_id
+        self.address = address
+        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, link.max_message_bytes)
+        self.info = worker.WorkerInfo()
+        self.load = worker.WorkerLoad()
+        self.open_sequences: set[int] = set()
+        self.generation = 0
+        self.up = False
+        self.tried = asyncio.Event()
+        """Set once the first attempt to connect has ended, well or not."""
+        connection = _Connection(self, listener, link, failover, connect)
+        self._task = asyncio.create_task(connection.run(), name=f"link {worker_id}")
+
+    @property
+    def key(self) -> TargetKey:
+        """This worker over this connection: what a sequence that fared badly there avoids."""
+        return self.worker_id, self.generation
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+class _Connection:
+    """Keeps a target's stream open, and is told when it breaks."""
+
+    def __init__(
+        self, owner: TargetLink, listener: Listener, link: LinkConfig, failover: FailoverConfig, connect: Connect
+    ) -> None:
+        self._owner = owner
+        self._listener = listener
+        self._config = link
+        self._failover = failover
+        self._connect = connect
+        self._clock = asyncio.get_running_loop().time
+        self._received_s = 0.0
+        self._reported = ""
+
+    async def run(self) -> None:
+        backoff = Backoff(self._config.first_backoff_s, self._config.max_backoff_s)
+        await keep_running(self._connect_and_serve, backoff, self._report)
+
+    async def _connect_and_serve(self) -> None:
+        async with self._connect(self._owner.address) as channel:
+            await self._serve(target_pb2_grpc.TargetServiceStub(channel))
+
+    def _report(self, error: Exception) -> None:
+        problem, owner = _problem(error), self._owner
+        if problem != self._reported:
+            unforeseen = None if isinstance(error, _FORESEEN) else error
+            log.warning("worker %s at %s: %s", owner.worker_id, owner.address, problem, exc_info=unforeseen)
+        self._reported = problem
+        owner.tried.set()
+
+    async def _serve(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
+        """One connection, from GetInfo to the end of its stream."""
+        request = target.TargetServiceGetInfoRequest()
+        reply = await stub.GetInfo(request, timeout=self._config.connect_timeout_s)
+        if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self._owner.worker_id):
+            raise LinkDown(problem)
+        call, why = stub.Verify(), "the link was stopped"
+        try:
+            self._came_up(reply)
+            await until_first_ends(self._read(call), self._write(call), self._watch(stub))
+        except Exception as error:
+            why = _problem(error)
+            raise
+        finally:
+            call.cancel()
+            self._went_down(why)
+
+    def _came_up(self, reply: target.TargetServiceGetInfoResponse) -> None:
+        owner = self._owner
+        owner.info, owner.load = reply.info, reply.load
+        owner.outbox.clear()
+        owner.generation += 1
+        owner.up, self._reported = True, ""
+        self._received_s = self._clock()
+        log.info("worker %s at %s: up", owner.worker_id, owner.address)
+        owner.tried.set()
+        self._listener.up(owner)
+
+    def _went_down(self, why: str) -> None:
+        owner = self._owner
+        if not owner.up:
+            return
+        owner.up = False
+        owner.outbox.clear()
+        try:
+            self._listener.down(owner, why)
+        finally:
+            owner.open_sequences.clear()
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                raise LinkDown(f"stream ended: {await call.details() or await call.code()}")
+            if reply is None:
+                # What gRPC gives for bytes that do not parse.
+                raise LinkDown("a message cannot be read")
+            self._received_s = self._clock()
+            self._listener.replied(self._owner, reply)
+
+    async def _write(self, call: Any) -> None:
+        while True:
+            message = await self._owner.outbox.take()
+            try:
+                await call.write(message)
+            except asyncio.InvalidStateError as error:
+                raise LinkDown("stream ended while writing") from error
+
+    async def _watch(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
+        """Gives the stream up when it is silent and the worker does not answer either, or silent for too long."""
+        failed = 0
+        while True:
+            await asyncio.sleep(self._failover.stall_after_s / 2)
+            if not self._owner.open_sequences:
+                # An idle stream has nothing to say: silence counts from the first sequence on.
+                self._received_s = self._clock()
+            silent_s = self._clock() - self._received_s
+            if silent_s < self._failover.stall_after_s:
+                failed = 0
+                continue
+            if silent_s > self._failover.max_silence_s:
+                raise LinkDown(f"silent for {silent_s:.0f} s")
+            failed = 0 if await self._answers(stub) else failed + 1
+            if failed >= self._failover.max_failed_probes:
+                raise LinkDown(f"silent for {silent_s:.1f} s, and does not answer")
+
+    async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
+        """Whatever it answers: one that drains, or is not ready for others, still works on what it has."""
+        try:
+            await stub.GetInfo(target.TargetServiceGetInfoRequest(), timeout=self._failover.probe_timeout_s)
+        except grpc.RpcError:
+            return False
+        return True
+
+
+_FORESEEN = (LinkDown, grpc.RpcError, TimeoutError)
+
+
+def _problem(error: Exception) -> str:
+    """In words. A broken stream says why in its details, which may be empty; what nobody foresaw is named only."""
+    if not isinstance(error, _FORESEEN):
+        return type(error).__name__
+    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return details or type(error).__name__

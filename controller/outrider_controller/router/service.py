@@ -1,0 +1,321 @@
+"""RouterService: translates, delegates to the dispatcher, translates back. Also the router's life, whoever runs it.
+
+A gateway has all its calls on one stream, and hears of one engine step in one message. Ray runs the router inside an
+actor; tests run it as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import grpc
+from outrider.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
+from outrider.metadata import MetadataStore
+from outrider.protocol.errors import to_route_error
+from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.answers import let_end
+from outrider.rpc.interceptor import frames
+from outrider.rpc.roles import RoleGuard
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.ops import Ops, serving_ops
+from outrider.telemetry.tracing import open_tracing
+from prometheus_client import CollectorRegistry
+
+from outrider_controller.router.admission import Request, check_model_name, check_request
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.dispatcher import Dispatcher
+from outrider_controller.router.sequences import NewResponse
+from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.tracing import SERVICE as TRACE_SERVICE
+from outrider_controller.router.tracing import TraceServicer
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+AnswerCall = Callable[[router.RouteRequest, NewResponse, float | None], Coroutine[Any, Any, None]]
+"""Answers one request, within so many seconds if they are given. Returns after the round that finishes it; raises
+OutriderError."""
+
+SERVICE = "outrider.rpc.v1.RouterService"
+# A response is small: some hundred bytes, and some thousand for a long commit. Gateways accept 32 MiB.
+_MAX_RESPONSES = 4096
+
+
+class Responses:
+    """What waits to be written to one gateway: everything pending goes out in one message."""
+
+    def __init__(self) -> None:
+        self._messages: deque[router.RouteManyResponse] = deque()
+        self._num_in_last = 0
+        self._filled = asyncio.Event()
+        self._ended = False
+
+    def new(self) -> router.RouteResponse:
+        """One more response, to be filled in at once: made in its place, it need not be copied there."""
+        return self._last().responses.add()
+
+    def fail(self, call_id: int, error: OutriderError) -> None:
+        self._last().errors.append(to_route_error(call_id, error))
+
+    def end(self) -> None:
+        """Nothing more will be put."""
+        self._ended = True
+        self._filled.set()
+
+    def drop(self) -> None:
+        """Nobody is left to hear what was put."""
+        self._messages.clear()
+        self.end()
+
+    async def take(self) -> router.RouteManyResponse | None:
+        """The next message; waits until there is one. None at the end."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._filled.clear()
+            await self._filled.wait()
+        return self._messages.popleft()
+
+    def _last(self) -> router.RouteManyResponse:
+        if not self._messages or self._num_in_last >= _MAX_RESPONSES:
+            self._messages.append(router.RouteManyResponse())
+            self._num_in_last = 0
+            self._filled.set()
+        self._num_in_last += 1
+        return self._messages[-1]
+
+
+class GatewayStream:
+    """One gateway's calls. Each fails by itself; with the stream, all are cancelled."""
+
+    def __init__(self, answer: AnswerCall, draining: asyncio.Event) -> None:
+        self._answer = answer
+        self._draining = draining
+        self._responses = Responses()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self, context: Context) -> None:
+        """Until the gateway ends the stream, or until a draining router has answered all it took."""
+        reader = asyncio.create_task(self._read(context), name="read gateway")
+        writer = asyncio.create_task(self._write(context), name="write gateway")
+        leaving = asyncio.create_task(self._leave(), name="leave gateway")
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            tasks = [reader, leaving, *self._calls.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._responses.drop()
+            await let_end(writer)
+
+    async def _read(self, context: Context) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for call in message.calls:
+                self._begin(call)
+            for call_id in message.cancelled:
+                if task := self._calls.get(call_id):
+                    task.cancel()
+
+    async def _write(self, context: Context) -> None:
+        while (message := await self._responses.take()) is not None:
+            await context.write(message)
+
+    async def _leave(self) -> None:
+        await self._draining.wait()
+        await self._idle.wait()
+        self._responses.end()
+
+    def _begin(self, call: router.RouteCall) -> None:
+        if call.call_id in self._calls:
+            self._responses.fail(call.call_id, InvalidRequest("call_id", "is in use on this stream"))
+            return
+        task = asyncio.create_task(self._serve(call), name=f"call {call.call_id}")
+        self._calls[call.call_id] = task
+        self._idle.clear()
+        task.add_done_callback(lambda _: self._ended(call.call_id))
+
+    def _ended(self, call_id: int) -> None:
+        del self._calls[call_id]
+        if not self._calls:
+            self._idle.set()
+
+    async def _serve(self, call: router.RouteCall) -> None:
+        call_id = call.call_id
+
+        def new_response() -> router.RouteResponse:
+            response = self._responses.new()
+            response.call_id = call_id
+            return response
+
+        try:
+            await self._answer(call.request, new_response, call.timeout_us / 1e6 if call.timeout_us else None)
+        except OutriderError as error:
+            self._responses.fail(call_id, error)
+        except Exception as error:
+            log.error("%s while a call was answered\n%s", type(error).__name__, frames(error))
+            self._responses.fail(call_id, InternalError("internal error"))
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """All of a gateway's requests on one call. An OutriderError becomes the end of its request."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        telemetry: RouterTelemetry,
+        config: RouterConfig,
+        salt_key: bytes,
+        draining: asyncio.Event,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._telemetry = telemetry
+        self._admission = config.admission
+        self._ready_timeout_s = config.failover.wait_for_target_s
+        self._salt_key = salt_key
+        self._draining = draining
+        self._num_calls = 0
+
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
+    # not when the collector finds an abandoned generator.
+    async def RouteMany(  # type: ignore[override]
+        self, requests: AsyncIterator[router.RouteManyRequest], context: Context
+    ) -> None:
+        await GatewayStream(self._answer, self._draining).run(context)
+
+    async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
+        """Carries one request to its finish. Raises OutriderError."""
+        self._num_calls += 1
+        self._telemetry.running(self._num_calls)
+        try:
+            request = await self._admitted(message)
+            if request.finish_reason:
+                response = new_response()
+                response.finish_reason = request.finish_reason
+                response.metrics.SetInParent()
+            else:
+                await self._dispatcher.run(request, new_response, deadline_s)
+        finally:
+            self._num_calls -= 1
+            self._telemetry.running(self._num_calls)
+
+    async def _admitted(self, message: router.RouteRequest) -> Request:
+        try:
+            return await self._checked(message)
+        except OutriderError as error:
+            self._telemetry.rejected(message.tenant[:128], error)
+            raise
+
+    async def _checked(self, message: router.RouteRequest) -> Request:
+        self._admit()
+        model = check_model_name(message)
+        await self._dispatcher.fleet.ready(self._ready_timeout_s)
+        info = self._dispatcher.fleet.model_info(model)
+        if info is None:
+            raise self._unknown(model)
+        return check_request(message, info, self._salt_key)
+
+    def _unknown(self, model: str) -> OutriderError:
+        """A router that has yet to see its first target cannot say that there is none of this name."""
+        if not self._dispatcher.fleet.has_seen_targets:
+            return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
+        return UnknownModel(model)
+
+    def _admit(self) -> None:
+        if self._draining.is_set():
+            raise Unavailable("the router is draining", reason="DRAINING")
+        if self._num_calls > self._admission.max_sessions:
+            raise Overloaded(
+                f"all {self._admission.max_sessions} places are taken", retry_after_s=self._admission.retry_after_s
+            )
+
+    async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
+        await self._dispatcher.fleet.ready(self._ready_timeout_s)
+        return router.ListModelsResponse(models=self._dispatcher.picker.models())
+
+    def load(self) -> worker.WorkerLoad:
+        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining.is_set())
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router that serves."""
+
+    worker_id: str
+    life: ServerLife
+    dispatcher: Dispatcher
+    registry: CollectorRegistry
+    ops_address: str
+    """Empty without an ops port."""
+
+    @property
+    def address(self) -> str:
+        return self.life.address
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new; returns when what runs has finished, or after `timeout_s`."""
+        await self.life.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.dispatcher.idle()
+
+
+def _send_spans(stack: AsyncExitStack, dispatcher: Dispatcher) -> None:
+    tracing = open_tracing("outrider-router")
+    if tracing is None:
+        return
+    # Imported here: it needs what is installed only where spans are wanted.
+    from outrider_controller.router.spans import SpanWriter
+
+    writer = SpanWriter(tracing)
+    dispatcher.traces.on_end = writer.ended
+    stack.push_async_callback(asyncio.to_thread, writer.close)
+
+
+@asynccontextmanager
+async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
+    """Serves until the block is left. Raises OSError when the address cannot be bound."""
+    ops = Ops("router", config)
+    info = worker.WorkerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        role=worker.WORKER_ROLE_ROUTER,
+        worker_id=new_worker_id("router"),
+        max_sequences=config.admission.max_sessions,
+        version=package_version(),
+    )
+    async with AsyncExitStack() as stack:
+        telemetry = await stack.enter_async_context(RouterTelemetry(ops.registry, store))
+        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry))
+        draining = asyncio.Event()
+        salt_key = config.cache_salt_key or secrets.token_bytes(32)
+        servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
+        server = create_server(guard=RoleGuard(config.secret))
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        dispatcher.traces.router_id = info.worker_id
+        _send_spans(stack, dispatcher)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(dispatcher.traces), server)
+        services = [SERVICE, TRACE_SERVICE]
+        life = await stack.enter_async_context(serving(server, config.listen, services=services, draining=draining))
+        MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
+        ops.ready["server"] = lambda: life.problem
+        ops.ready["targets"] = lambda: dispatcher.fleet.problem
+        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
+        await life.ready()
+        await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
+        log.info("router %s listens on %s", info.worker_id, life.address)
+        yield RunningRouter(info.worker_id, life, dispatcher, ops.registry, ops_address)
