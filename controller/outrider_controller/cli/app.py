@@ -22,6 +22,7 @@ _COMMANDS = {
     "generate": (f"{_PACKAGE}.generate", "generate", "Ask a running stack for an answer."),
     "get": (f"{_PACKAGE}.get", "get", "List what is running."),
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
+    "plan": (f"{_PACKAGE}.plan", "plan_command", "Reckon what speculation would bring, and the memory it needs."),
     "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),
     "draft": (f"{_PACKAGE}.foreground", "draft", "Run one draft worker in the foreground."),
     "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),

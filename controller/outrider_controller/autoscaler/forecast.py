@@ -1,0 +1,56 @@
+"""What speculation can be expected to bring before it is tried: from acceptance, K, and what a draft costs. Pure.
+
+Leviathan et al. 2023, section 3.3: with each drafted token accepted with chance a, K of them bring
+(1 - a^(K+1)) / (1 - a) tokens a round, the target's own included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTES_PER_GB = 1e9
+
+
+def tokens_per_round(acceptance: float, num_draft_tokens: int) -> float:
+    """Expected tokens of one round. `acceptance`, in [0, 1], is a drafted token's where all before it were accepted."""
+    if acceptance == 1:
+        return num_draft_tokens + 1.0
+    return float((1 - acceptance ** (num_draft_tokens + 1)) / (1 - acceptance))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round, in plain steps of the target."""
+
+    num_draft_tokens: int
+    tokens: float
+    """Committed."""
+    cost_ratio: float
+    """How many times cheaper a draft's forward is than a step of the target."""
+    row_share: float = 0.0
+    """What a row more adds to a step, in steps of one row."""
+
+    @property
+    def steps(self) -> float:
+        """Duration, in plain steps: K forwards of the draft, then one step of K + 1 rows."""
+        return 1 + self.num_draft_tokens * (self.row_share + 1 / self.cost_ratio)
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens / self.steps
+
+    def answer(self, num_tokens: int) -> tuple[float, float]:
+        """Rounds that an answer takes, and their duration in plain steps."""
+        rounds = num_tokens / self.tokens
+        return rounds, rounds * self.steps
+
+
+def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int) -> Round:
+    """The K of at most `most` with the greatest speed-up; 0 where none is faster than plain decoding."""
+    rounds = [Round(k, tokens_per_round(acceptance, k), cost_ratio, row_share) for k in range(most + 1)]
+    return max(rounds, key=lambda one: one.speedup)
+
+
+def weight_gb(billions: float, bytes_per_parameter: float) -> float:
+    """Of a model of so many billions of parameters."""
+    return billions * 1e9 * bytes_per_parameter / BYTES_PER_GB

@@ -1,0 +1,120 @@
+"""outrider plan"""
+
+from __future__ import annotations
+
+import click
+
+from outrider_controller.autoscaler.forecast import Round, best_round, tokens_per_round, weight_gb
+from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.output import columns, emit_json, output_option
+
+_MOST_DRAFT_TOKENS = 32
+
+
+@click.command("plan")
+@click.option("--acceptance", type=click.FloatRange(0, 1), help="Share of drafted tokens that the target accepts.")
+@click.option(
+    "--tokens-per-round",
+    "tokens_per_round_",
+    type=click.FloatRange(1),
+    help="In the place of --acceptance, if measured.",
+)
+@click.option(
+    "-k",
+    "--num-draft-tokens",
+    "num_draft_tokens",
+    type=click.IntRange(1, _MOST_DRAFT_TOKENS),
+    default=4,
+    show_default=True,
+    help="Drafted tokens per round.",
+)
+@click.option(
+    "--cost-ratio",
+    type=click.FloatRange(0, min_open=True),
+    required=True,
+    help="How many times cheaper a forward of the draft is than a step of the target.",
+)
+@click.option(
+    "--row-share",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="What one more row adds to a step of the target, in steps.",
+)
+@click.option("--tokens", "num_tokens", type=click.IntRange(1), help="Of an answer to reckon with.")
+@click.option("--target-b", type=click.FloatRange(0, min_open=True), help="The target's parameters, in billions.")
+@click.option("--draft-b", type=click.FloatRange(0, min_open=True), help="The draft's.")
+@click.option(
+    "--bytes-per-parameter", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="fp16: 2."
+)
+@click.option("--memory-gb", type=click.FloatRange(0, min_open=True), help="Of the device that both would share.")
+@output_option("text", "json")
+def plan_command(
+    acceptance: float | None,
+    tokens_per_round_: float | None,
+    num_draft_tokens: int,
+    cost_ratio: float,
+    row_share: float,
+    num_tokens: int | None,
+    target_b: float | None,
+    draft_b: float | None,
+    bytes_per_parameter: float,
+    memory_gb: float | None,
+    output: str,
+) -> int:
+    """What would speculation bring, and what memory does it need?
+
+    Measure acceptance first: `python -m benchmarks acceptance`, or the metrics of a running stack.
+    """
+    if (acceptance is None) == (tokens_per_round_ is None):
+        raise click.UsageError("give one of --acceptance and --tokens-per-round")
+    if tokens_per_round_ is not None and tokens_per_round_ > num_draft_tokens + 1:
+        raise click.UsageError(f"--tokens-per-round: {num_draft_tokens} drafted tokens bring at most one more")
+    if acceptance is None:
+        assert tokens_per_round_ is not None
+        tokens = tokens_per_round_
+    else:
+        tokens = tokens_per_round(acceptance, num_draft_tokens)
+    planned = Round(num_draft_tokens, tokens, cost_ratio, row_share)
+    figures: dict[str, object] = {
+        "num_draft_tokens": num_draft_tokens,
+        "tokens_per_round": round(tokens, 3),
+        "steps_per_round": round(planned.steps, 3),
+        "speedup": round(planned.speedup, 3),
+    }
+    if acceptance is not None:
+        figures["best_num_draft_tokens"] = best_round(
+            acceptance, cost_ratio, row_share, _MOST_DRAFT_TOKENS
+        ).num_draft_tokens
+    if num_tokens is not None:
+        rounds, steps = planned.answer(num_tokens)
+        figures |= {"tokens": num_tokens, "target_passes": round(rounds, 2), "step_equivalents": round(steps, 1)}
+    figures |= _memory(target_b, draft_b, bytes_per_parameter, memory_gb)
+    if output == "json":
+        emit_json("plan", figures)
+    else:
+        click.echo(columns(["FIGURE", "VALUE"], [[name, _said(value)] for name, value in figures.items()]))
+    return ExitCode.OK
+
+
+def _memory(
+    target_b: float | None, draft_b: float | None, bytes_per_parameter: float, memory_gb: float | None
+) -> dict[str, object]:
+    """Of weights alone: the KV cache comes on top."""
+    sizes = {
+        name: weight_gb(billions, bytes_per_parameter)
+        for name, billions in (("target", target_b), ("draft", draft_b))
+        if billions is not None
+    }
+    figures: dict[str, object] = {f"{name}_weights_gb": round(size, 1) for name, size in sizes.items()}
+    if sizes:
+        figures["weights_gb"] = round(sum(sizes.values()), 1)
+    if sizes and memory_gb is not None:
+        figures["fits_on_one_device"] = sum(sizes.values()) <= memory_gb
+    return figures
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
