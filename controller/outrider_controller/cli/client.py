@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import (
     control_pb2,
@@ -71,6 +73,7 @@ class Gateway:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self._credential = bearer(os.environ.get("OUTRIDER_API_KEY", ""))
 
     async def __aenter__(self) -> Gateway:
         self._channel = create_channel(self.address)
@@ -86,7 +89,7 @@ class Gateway:
         """Messages as they come. Raises CommandError."""
         message = generation_pb2.StreamGenerateRequest(request=request)
         with _errors(f"gateway at {self.address}"):
-            call = self._stub.StreamGenerate(message, timeout=timeout_s)
+            call = self._stub.StreamGenerate(message, timeout=timeout_s, metadata=self._credential)
             try:
                 async for response in call:
                     yield response
@@ -135,7 +138,9 @@ async def list_workers(
     request = control_pb2.ListWorkersRequest(role=role)
 
     async def ask(channel: grpc.aio.Channel) -> control_pb2.ListWorkersResponse:
-        return await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(request, timeout=_CALL_TIMEOUT_S)
+        return await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(
+            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+        )
 
     return await _call(f"control plane at {address}", address, ask)
 
@@ -145,7 +150,9 @@ async def list_models(router: str) -> list[router_pb2.ServedModel]:
 
     async def ask(channel: grpc.aio.Channel) -> router_pb2.ListModelsResponse:
         request = router_pb2.ListModelsRequest()
-        return await router_pb2_grpc.RouterServiceStub(channel).ListModels(request, timeout=_CALL_TIMEOUT_S)
+        return await router_pb2_grpc.RouterServiceStub(channel).ListModels(
+            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+        )
 
     return list((await _call(f"router at {router}", router, ask)).models)
 

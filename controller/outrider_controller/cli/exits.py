@@ -14,8 +14,10 @@ class ExitCode(enum.IntEnum):
     ERROR = 1
     USAGE = 2
     NOT_FOUND = 3
+    CONFLICT = 4
     UNAVAILABLE = 5
     TIMEOUT = 6
+    DENIED = 7
     INTERRUPTED = 130
 
 
@@ -25,8 +27,10 @@ Exit codes:
   1    failed, or what was checked does not hold
   2    the command or a request makes no sense as given
   3    what was named does not exist
+  4    somebody else has changed it meanwhile
   5    nobody answers, or there is no room now
   6    took longer than allowed
+  7    the credential is missing, or opens something else
   130  interrupted (Ctrl-C)
 """
 
@@ -35,6 +39,9 @@ _BY_STATUS = {
     "OUT_OF_RANGE": ExitCode.USAGE,
     "UNIMPLEMENTED": ExitCode.USAGE,
     "NOT_FOUND": ExitCode.NOT_FOUND,
+    "ABORTED": ExitCode.CONFLICT,
+    "UNAUTHENTICATED": ExitCode.DENIED,
+    "PERMISSION_DENIED": ExitCode.DENIED,
     "UNAVAILABLE": ExitCode.UNAVAILABLE,
     "RESOURCE_EXHAUSTED": ExitCode.UNAVAILABLE,
     "DEADLINE_EXCEEDED": ExitCode.TIMEOUT,

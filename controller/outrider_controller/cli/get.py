@@ -15,6 +15,7 @@ from outrider_controller.cli.client import list_workers, worker_rows
 from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, document, emit_json, note, output_option
+from outrider_controller.cli.tenants import get_keys, get_tenants
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
@@ -64,6 +65,10 @@ def list_contexts(output: str) -> None:
     else:
         header = [name.upper() for name in _CONTEXT]
         click.echo(columns(header, [[row[name] for name in _CONTEXT] for row in rows]))
+
+
+get.add_command(get_tenants)
+get.add_command(get_keys)
 
 
 def _print(rows: Sequence[dict[str, Any]], output: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 from outrider.errors import Code, OutriderError
 from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import generation_pb2_grpc, trace_pb2_grpc, worker_pb2
@@ -62,7 +64,11 @@ async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace] | O
     async with create_channel(router) as channel:
         stub = trace_pb2_grpc.TraceServiceStub(channel)
         try:
-            answer = await stub.GetTrace(trace.GetTraceRequest(request_id=request_id), timeout=_TIMEOUT_S)
+            answer = await stub.GetTrace(
+                trace.GetTraceRequest(request_id=request_id),
+                timeout=_TIMEOUT_S,
+                metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", "")),
+            )
         except grpc.RpcError as error:
             return from_rpc_error(error)
         return answer.traces
@@ -90,5 +96,7 @@ class Dictionary:
 
     async def _ask(self, channel: grpc.aio.Channel, model: str, token_ids: Sequence[int]) -> None:
         request = generation.DetokenizeRequest(model=model, token_ids=token_ids)
-        answer = await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(request, timeout=_TIMEOUT_S)
+        answer = await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(
+            request, timeout=_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_API_KEY", ""))
+        )
         self.table.update(zip(token_ids, answer.tokens, strict=True))

@@ -1,0 +1,279 @@
+"""outrider apply, create, revoke and delete; get and describe of tenants and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import grpc
+import yaml
+from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
+
+from outrider_controller.cli.endpoints import context_option, endpoint_option
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import columns, document, emit_json, note, output_option
+from outrider_controller.cli.tenants_file import read_tenants
+
+_TIMEOUT_S = 15.0
+_SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
+_SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
+_CHANGES = {
+    control_pb2.CHANGE_CREATED: "created",
+    control_pb2.CHANGE_UPDATED: "updated",
+    control_pb2.CHANGE_NONE: "unchanged",
+}
+_QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+control_option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+
+
+def ask_control(address: str, ask: Callable[[Any, Any], Awaitable[R]], where: str = "") -> R:
+    """Calls `ask(stub, metadata)` with the operator's credential. Raises CommandError, which begins with `where`."""
+
+    async def run() -> R:
+        async with create_channel(address) as channel:
+            credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+            try:
+                return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
+            except grpc.RpcError as error:
+                raise CommandError.of(from_rpc_error(error), where or f"control plane at {address}") from error
+
+    return asyncio.run(run())
+
+
+@click.command("apply")
+@click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Check everything and change nothing.")
+@context_option
+@control_option
+@output_option("table", "json", "name")
+def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
+    """Make or change the tenants that a file lists, all of them or none.
+
+    Tenants that the file does not name stay as they are. Exit code 2 when the file, or a field in it, makes no sense.
+    """
+    request = control_pb2.PutTenantsRequest(tenants=read_tenants(filename), dry_run=dry_run)
+
+    async def put(stub: Any, credential: Any) -> control_pb2.PutTenantsResponse:
+        answer: control_pb2.PutTenantsResponse = await stub.PutTenants(request, timeout=_TIMEOUT_S, metadata=credential)
+        return answer
+
+    answer = ask_control(control, put, str(filename))
+    rows = [
+        {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
+    ]
+    if dry_run:
+        note("nothing was changed: --dry-run")
+    print_rows("apply", "tenants", rows, ("name", "change", "version"), output)
+
+
+@click.group("create")
+def create() -> None:
+    """Make API keys."""
+
+
+def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """A span from now (30d, 12h) or a moment (ISO 8601) as Unix time; 0 for none."""
+    if not value:
+        return 0
+    if match := re.fullmatch(r"(\d{1,6})([smhd])", value):
+        return int(time.time()) + int(match[1]) * _UNITS[match[2]]
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a span such as 30d nor a moment such as 2030-01-31") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+@create.command("key")
+@click.argument("tenant")
+@click.option(
+    "--scope", "scopes", multiple=True, type=click.Choice(list(_SCOPES)), help="May be repeated; default: infer."
+)
+@click.option("--expires", "not_after", default="", callback=_unix_s, metavar="WHEN", help="30d, 12h, or 2030-01-31.")
+@context_option
+@control_option
+@output_option("table", "json")
+def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: str, output: str) -> None:
+    """Make a key for TENANT and print it, this once: only its hash is kept.
+
+    With a tenant's first key gateways begin to ask everybody for one.
+    """
+    scope_values = [_SCOPES[scope] for scope in scopes]
+    request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
+
+    async def make(stub: Any, credential: Any) -> control_pb2.CreateKeyResponse:
+        answer: control_pb2.CreateKeyResponse = await stub.CreateKey(request, timeout=_TIMEOUT_S, metadata=credential)
+        return answer
+
+    answer = ask_control(control, make)
+    if output == "json":
+        emit_json("key", {"key": answer.key, **_key_row(answer.info)})
+        return
+    note(f"{answer.info.id} of {tenant}; it is not shown again")
+    click.echo(answer.key)
+
+
+@click.group("revoke")
+def revoke() -> None:
+    """Take API keys back."""
+
+
+@revoke.command("key")
+@click.argument("key_id", metavar="ID")
+@context_option
+@control_option
+def revoke_key(key_id: str, control: str) -> None:
+    """Take a key back, by its id. Gateways that have just seen it take it for 5 s more."""
+
+    async def take(stub: Any, credential: Any) -> control_pb2.RevokeKeyResponse:
+        request = control_pb2.RevokeKeyRequest(id=key_id)
+        answer: control_pb2.RevokeKeyResponse = await stub.RevokeKey(request, timeout=_TIMEOUT_S, metadata=credential)
+        return answer
+
+    click.echo(f"{ask_control(control, take).info.id} revoked")
+
+
+@click.group("delete")
+def delete() -> None:
+    """Delete tenants."""
+
+
+@delete.command("tenant")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@context_option
+@control_option
+def delete_tenant(name: str, yes: bool, control: str) -> None:
+    """Delete a tenant and revoke its keys."""
+    if not yes:
+        click.confirm(f"Delete {name} and revoke its keys?", abort=True, err=True)
+
+    async def remove(stub: Any, credential: Any) -> control_pb2.DeleteTenantResponse:
+        request = control_pb2.DeleteTenantRequest(name=name)
+        answer: control_pb2.DeleteTenantResponse = await stub.DeleteTenant(
+            request, timeout=_TIMEOUT_S, metadata=credential
+        )
+        return answer
+
+    click.echo(f"{name} deleted, {ask_control(control, remove).num_revoked_keys} keys revoked")
+
+
+@click.command("tenants")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
+@context_option
+@control_option
+@output_option("table", "wide", "json", "yaml", "name")
+def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -> None:
+    """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
+
+    async def listed(stub: Any, credential: Any) -> tuple[list[tenants_pb2.Tenant], int]:
+        if names:
+            calls = [
+                stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=_TIMEOUT_S, metadata=credential)
+                for name in names
+            ]
+            return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
+        found: list[tenants_pb2.Tenant] = []
+        token = ""
+        while True:
+            request = control_pb2.ListTenantsRequest(page_size=min(1000, limit - len(found)), page_token=token)
+            page = await stub.ListTenants(request, timeout=_TIMEOUT_S, metadata=credential)
+            found += page.tenants
+            token = page.next_page_token
+            if not token or len(found) >= limit:
+                return found, page.num_tenants
+
+    found, total = ask_control(control, listed)
+    if total > len(found):
+        note(f"{len(found)} of {total} tenants (--limit)")
+    rows = [_tenant_row(tenant) for tenant in found]
+    shown = ("name", "weight", "models", *_QUOTAS)
+    print_rows("tenants", "tenants", rows, (*shown, "version") if output == "wide" else shown, output)
+
+
+@click.command("keys")
+@click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
+@context_option
+@control_option
+@output_option("table", "json", "yaml", "name")
+def get_keys(tenant: str, limit: int, control: str, output: str) -> None:
+    """List API keys by tenant: their ids, what they open, and until when. Never the keys."""
+
+    async def listed(stub: Any, credential: Any) -> list[tenants_pb2.ApiKey]:
+        found: list[tenants_pb2.ApiKey] = []
+        token = ""
+        while True:
+            size = min(1000, limit - len(found))
+            request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
+            page = await stub.ListKeys(request, timeout=_TIMEOUT_S, metadata=credential)
+            found += page.keys
+            token = page.next_page_token
+            if not token or len(found) >= limit:
+                return found
+
+    rows = [_key_row(key) for key in ask_control(control, listed)]
+    print_rows("keys", "keys", rows, ("id", "tenant", "scopes", "created", "expires", "valid"), output)
+
+
+def _tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
+    quota = tenant.quota
+    return {
+        "name": tenant.name,
+        "weight": round(tenant.weight, 4) or 1.0,
+        "models": list(tenant.models),
+        **{name: getattr(quota, name) if quota.HasField(name) else None for name in _QUOTAS},  # type: ignore[arg-type]
+        "version": tenant.version,
+    }
+
+
+def _key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "scopes": [_SCOPE_NAMES.get(scope, str(scope)) for scope in key.scopes],
+        "created": _moment(key.created_unix_s),
+        "expires": _moment(key.not_after_unix_s),
+        "valid": not key.not_after_unix_s or time.time() < key.not_after_unix_s,
+    }
+
+
+def _moment(unix_s: int) -> str | None:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z") if unix_s else None
+
+
+def print_rows(kind: str, name: str, rows: Sequence[dict[str, Any]], shown: Sequence[str], output: str) -> None:
+    """In the format asked for. Names are those of the first column."""
+    if output == "json":
+        emit_json(kind, {name: list(rows)})
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(document(kind, {name: list(rows)}), sort_keys=False, allow_unicode=True), nl=False)
+    elif output == "name":
+        for row in rows:
+            click.echo(row[shown[0]])
+    else:
+        header = [column.upper().replace("_", "-") for column in shown]
+        click.echo(columns(header, [[_cell(row[column]) for column in shown] for row in rows]))
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value in ("", None) else f"{value:g}" if isinstance(value, float) else value

@@ -1,0 +1,72 @@
+"""tenants.yaml as messages. What the file cannot say is refused here, what may not be written by the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from outrider.rpc.v1 import tenants_pb2
+
+from outrider_controller.cli.exits import CommandError, ExitCode
+
+MAX_FILE_BYTES = 16 << 20
+MAX_TENANTS = 10_000
+_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict}
+_QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int}
+_KINDS: dict[type, str] = {str: "text", list: "a list", float: "a number", dict: "a mapping", int: "a whole number"}
+
+
+def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
+    """The tenants that the file lists under `tenants`. Raises CommandError that names the file and the field."""
+    if (size := file.stat().st_size) > MAX_FILE_BYTES:
+        raise _refused(f"{file}: {size} bytes; at most {MAX_FILE_BYTES}. Apply tenants in several files")
+    try:
+        document = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise _refused(f"{file}: {where}this is no YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise _refused(f"{file}: nested too deeply") from None
+    top = _mapping(f"{file}", document, {"tenants": list})
+    if "tenants" not in top:
+        raise _refused(f"{file}: tenants: is missing")
+    if len(top["tenants"]) > MAX_TENANTS:
+        raise _refused(f"{file}: tenants: {len(top['tenants'])}; at most {MAX_TENANTS} in one file")
+    return [_tenant(f"{file}: tenants[{i}]", given) for i, given in enumerate(top["tenants"])]
+
+
+def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
+    fields = _mapping(where, given, _FIELDS)
+    quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
+    for i, model in enumerate(fields.get("models", [])):
+        _check_kind(f"{where}.models[{i}]", model, str)
+    try:
+        return tenants_pb2.Tenant(**fields, quota=tenants_pb2.Quota(**quota))
+    except (ValueError, TypeError) as error:
+        raise _refused(f"{where}: {error}") from None
+
+
+def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any]:
+    """The fields of a mapping, each of its kind."""
+    if not isinstance(given, dict):
+        raise _refused(f"{where}: has to be a mapping, with {', '.join(known)}")
+    for name, value in given.items():
+        if name not in known:
+            raise _refused(f"{where}: {str(name)[:80]!r} is no field; there are {', '.join(known)}")
+        _check_kind(f"{where}.{name}" if "[" in where else f"{where}: {name}", value, known[name])
+    return dict(given)
+
+
+def _check_kind(where: str, value: Any, kind: type) -> None:
+    if kind is int and isinstance(value, int) and not 0 <= value < 2**63:
+        raise _refused(f"{where}: {value} is out of range")
+    fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
+    if not fits or isinstance(value, bool):
+        raise _refused(f"{where}: {str(value)[:80]!r} is not {_KINDS[kind]}")
+
+
+def _refused(message: str) -> CommandError:
+    return CommandError(message, ExitCode.USAGE, reason="INVALID_FILE")

@@ -1,0 +1,137 @@
+"""outrider apply, create key, get, revoke: against a real control plane, and what they say of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.metadata import MetadataStore
+from outrider.rpc.v1 import tenants_pb2
+from outrider_controller.cli.app import run
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.tenants_file import read_tenants
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+
+GOOD = """
+tenants:
+- name: acme
+  models: [m]
+  weight: 2
+  quota: {requests_per_second: 1.5, tokens_per_minute: 600, concurrent_requests: 3}
+- name: other
+"""
+
+
+@pytest.fixture
+def control(metadata_url: str) -> Iterator[str]:
+    """Its address. In a thread: commands run event loops of their own."""
+    started, stop = threading.Event(), threading.Event()
+    address: list[str] = []
+
+    async def serve() -> None:
+        async with MetadataStore.connect(metadata_url, call_timeout_s=5.0) as store:
+            for tenant in (await store.tenants.page("", 1000))[0]:
+                await store.tenants.delete(tenant.name, by="test")
+            async with running_control(ControlConfig(), store) as life:
+                address.append(life.address)
+                started.set()
+                await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(60)
+    yield address[0]
+    stop.set()
+    thread.join()
+
+
+def command(control: str, *arguments: str) -> int:
+    return run([*arguments, "--control", control])
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_a_file_is_applied_and_applied_again_changes_nothing(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(write(tmp_path, GOOD))
+    for change in ("created", "unchanged"):
+        assert command(control, "apply", "-f", file, "-o", "json") == 0
+        changes = json.loads(capsys.readouterr().out)["tenants"]
+        assert [(row["name"], row["change"]) for row in changes] == [("acme", change), ("other", change)]
+    assert command(control, "get", "tenants", "acme", "-o", "json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["tenants"]
+    assert (row["weight"], row["models"], row["requests_per_second"]) == (2.0, ["m"], 1.5)
+    assert command(control, "get", "tenants", "nobody") == 3
+
+
+def test_a_key_is_printed_once_listed_and_revoked(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(control, "apply", "-f", str(write(tmp_path, GOOD)))
+    capsys.readouterr()
+    assert command(control, "create", "key", "acme", "--scope", "infer", "--expires", "1d", "-o", "json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["key"].startswith("ork-")
+    assert command(control, "get", "keys", "--tenant", "acme") == 0
+    listed = capsys.readouterr().out
+    assert made["id"] in listed and made["key"] not in listed
+    assert command(control, "revoke", "key", made["id"]) == 0
+    assert command(control, "revoke", "key", made["id"]) == 3
+    assert command(control, "create", "key", "nobody") == 3
+    assert command(control, "create", "key", "acme", "--expires", "soon") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tenants: [{name: a, colour: red}]", "tenants[0]: 'colour' is no field"),
+        ("tenants: [{name: a}, {name: a}]", "tenants[1].name: a stands at tenants[0] already"),
+        ("tenants: [{name: a, quota: {requests_per_second: -1}}]", "tenants[0].quota.requests_per_second"),
+        ("tenants: [{name: a, quota: {tokens_per_minute: -1}}]", "tenants[0].quota.tokens_per_minute"),
+        ("tenants: [{name: a, quota: {tokens_per_minute: 0}}]", "tenants[0].quota.tokens_per_minute"),
+        ("tenants: [{name: a, quota: {tokens_per_minute: many}}]", "tenants[0].quota.tokens_per_minute"),
+        ('tenants: [{name: "a\\x07"}]', "tenants[0].name"),
+        ("tenants: [{name: a, models: [1]}]", "tenants[0].models[0]"),
+        ("tenants: [{name: true}]", "tenants[0].name"),
+        ("tenants: [{quota: {}}]", "tenants[0].name"),
+        ("tenants: {a: 1}", "tenants: \"{'a': 1}\" is not a list"),
+        ("tenants: [", "line 2: this is no YAML"),
+        ("- a", "has to be a mapping"),
+        ("", "has to be a mapping"),
+        ("tenant: []", "'tenant' is no field"),
+        ("tenants: []", "tenants: 0 tenants"),
+    ],
+)
+def test_a_bad_file_is_refused_by_file_and_field_and_nothing_of_it_is_applied(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    file = write(tmp_path, text)
+    assert command(control, "apply", "-f", str(file)) == 2
+    error = capsys.readouterr().err
+    assert str(file) in error and said in error and len(error.splitlines()) == 1
+    assert command(control, "get", "tenants", "-o", "name") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_million_tenants_are_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants:\n" + "".join(f"- name: tenant-{number}\n" for number in range(1_000_000)))
+    with pytest.raises(CommandError, match="Apply tenants in several files"):
+        read_tenants(file)
+
+
+def test_what_the_file_says_is_what_is_sent(tmp_path: Path) -> None:
+    quota: Any = tenants_pb2.Quota(requests_per_second=1.5, tokens_per_minute=600, concurrent_requests=3)
+    acme = tenants_pb2.Tenant(name="acme", models=["m"], weight=2, quota=quota)
+    assert read_tenants(write(tmp_path, GOOD)) == [acme, tenants_pb2.Tenant(name="other", quota=tenants_pb2.Quota())]
