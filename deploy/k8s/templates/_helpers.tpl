@@ -122,6 +122,9 @@ annotations: {{- toYaml . | nindent 2 }}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /var/cache/outrider}
 - {name: shm, mountPath: /dev/shm}
+{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
+- {name: cluster, mountPath: /run/secrets/cluster, readOnly: true}
+{{- end }}
 {{- if .root.Values.models.existingClaim }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
@@ -137,6 +140,10 @@ annotations: {{- toYaml . | nindent 2 }}
   persistentVolumeClaim: {claimName: {{ .root.Values.cache.existingClaim | quote }}}
 {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.cache.sizeLimit | quote }}}
+{{- end }}
+{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
+- name: cluster
+  secret: {secretName: {{ .root.Values.clusterSecret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if .root.Values.models.existingClaim }}
 - name: models

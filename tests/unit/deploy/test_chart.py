@@ -88,8 +88,8 @@ def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
         return f"{before}{root}/{path}"
     if word.startswith("/run/secrets/"):
         assert any(word.startswith(mounted["mountPath"]) for mounted in container["volumeMounts"])
-        (root / "salt").write_bytes(b"x" * 32)
-        return str(root / "salt")
+        (root / "secret").write_bytes(b"x" * 32)
+        return str(root / "secret")
     return word
 
 
