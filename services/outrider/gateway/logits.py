@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.structured import Structured
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.protocol import logits_options
 from outrider.rpc.v1 import sequence_pb2
@@ -27,6 +28,7 @@ class LogitsChoice:
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
     min_tokens: int = 0
+    structured: Structured | None = None
 
     def __post_init__(self) -> None:
         # Numbers go on the wire as single-precision floats and 32-bit integers.
@@ -42,12 +44,14 @@ class LogitsChoice:
             if not 1 <= len(word.strip()) <= len(word) <= MAX_BAD_WORD_CHARS:
                 message = f"a word has 1 to {MAX_BAD_WORD_CHARS} characters, not blanks alone"
                 raise InvalidRequest(f"bad_words[{i}]", message)
+        if self.structured is not None and self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids", f"cannot be together with {self.structured.field}")
         self._options([])
 
     @property
     def num_chars(self) -> int:
         """To be tokenised."""
-        return sum(map(len, self.bad_words))
+        return sum(map(len, self.bad_words)) + (self.structured.num_chars if self.structured is not None else 0)
 
     def to_proto(self, tokenizer: ModelTokenizer, vocab_size: int) -> sequence_pb2.LogitsOptions | None:
         """None when nothing is asked. Raises InvalidRequest for an id that the model does not have."""
@@ -55,6 +59,8 @@ class LogitsChoice:
             return None
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
+        if self.structured is not None:
+            options = replace(options, grammar=self.structured.to_grammar())
         return logits_options.to_proto(options)
 
     def __bool__(self) -> bool:

@@ -116,6 +116,8 @@ class Options:
         if self.logprobs is not None:
             allowed = 0 <= self.logprobs <= MAX_TOP_LOGPROBS
             _require("logprobs", self.logprobs, allowed, f"from 0 to {MAX_TOP_LOGPROBS}")
+        if self.logits.structured is not None and self.ignore_eos:
+            raise InvalidRequest("ignore_eos", f"cannot be together with {self.logits.structured.field}")
         self._check_stops()
 
     def _check_stops(self) -> None:

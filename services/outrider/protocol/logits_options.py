@@ -21,6 +21,7 @@ def from_proto(message: sequence_pb2.LogitsOptions, *, field: str = "logits") ->
             allowed_token_ids=tuple(message.allowed_token_ids),
             bad_words=tuple(tuple(run.token_ids) for run in message.bad_words),
             min_tokens=message.min_tokens,
+            grammar=message.grammar,
         )
     except InvalidRequest as error:
         raise InvalidRequest(f"{field}.{error.field}", error.message) from None
@@ -36,4 +37,5 @@ def to_proto(options: LogitsOptions) -> sequence_pb2.LogitsOptions:
         allowed_token_ids=options.allowed_token_ids,
         bad_words=[sequence_pb2.TokenRun(token_ids=word) for word in options.bad_words],
         min_tokens=options.min_tokens,
+        grammar=options.grammar,
     )

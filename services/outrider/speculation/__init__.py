@@ -5,7 +5,7 @@ Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
 """
 
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
-from outrider.speculation.logits import LogitsProcessor
+from outrider.speculation.logits import Grammar, LogitsProcessor
 from outrider.speculation.logits_options import LogitsOptions
 from outrider.speculation.params import (
     Q_TOTAL,
@@ -23,6 +23,7 @@ __all__ = [
     "Q_WIDTH",
     "Candidate",
     "DraftDistribution",
+    "Grammar",
     "LogitsOptions",
     "LogitsProcessor",
     "NotFinite",

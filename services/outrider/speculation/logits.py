@@ -9,11 +9,25 @@ counts.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.speculation.logits_options import LogitsOptions
+
+
+class Grammar(Protocol):
+    """Which tokens may follow. Its state is what was committed, and `advance` alone changes it."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """These tokens were committed."""
+
+    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+        """bool [vocab]: what may come after the committed tokens and `prefix`. None where the prefix may not."""
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these may follow, one after the other."""
 
 
 class LogitsProcessor:
@@ -25,11 +39,14 @@ class LogitsProcessor:
         prompt: Sequence[int],
         output: Sequence[int] = (),
         stop_token_ids: Collection[int] = (),
+        grammar: Grammar | None = None,
     ) -> None:
+        """`grammar` has the output already."""
         self._options = options
         self._prompt = prompt
         self._stops = sorted(stop_token_ids)
         self._output: list[int] = list(output)
+        self._grammar = grammar
         # On the device of the logits, made with the first of them. [vocab]
         self._counts: Tensor | None = None
         """float32: how often the output has each token."""
@@ -42,8 +59,14 @@ class LogitsProcessor:
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
         self._output.extend(token_ids)
+        if self._grammar is not None:
+            self._grammar.advance(token_ids)
         if self._counts is not None:
             self._counts = _counted(self._counts, token_ids)
+
+    def num_possible(self, token_ids: Sequence[int]) -> int:
+        """How many drafted tokens could be accepted at all, as far as the grammar says."""
+        return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
     def apply(self, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
         """Changes logits [rows, vocab] in place. Row i follows the committed tokens and then `prefixes[i]`."""
@@ -58,6 +81,8 @@ class LogitsProcessor:
             self._penalise(row, prefix)
         if options.allowed_token_ids:
             row.masked_fill_(self._forbidden_tokens(row), -torch.inf)
+        if self._grammar is not None and (allowed := self._grammar.allowed(prefix)) is not None:
+            row.masked_fill_(~allowed.to(row.device), -torch.inf)
         if banned := self._banned(prefix):
             _ban(row, banned)
 

@@ -14,6 +14,7 @@ MAX_BIASES = 1024
 MAX_ALLOWED_TOKENS = 16_384
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_TOKENS = 64
+MAX_GRAMMAR_BYTES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class LogitsOptions:
     """Runs of tokens whose last one is never chosen after the others."""
     min_tokens: int = 0
     """Output tokens before any stop token may be chosen."""
+    grammar: str = ""
+    """That the whole output follows, for whoever compiles it; empty for none."""
 
     def __post_init__(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -54,6 +57,8 @@ class LogitsOptions:
                 raise InvalidRequest(
                     f"bad_words[{index}]", f"{len(word)} tokens; 1 to {MAX_BAD_WORD_TOKENS} are allowed"
                 )
+        if len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise InvalidRequest("grammar", f"must be at most {MAX_GRAMMAR_BYTES} bytes")
         if self.min_tokens < 0:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is negative")
 

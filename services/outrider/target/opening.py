@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.protocol.validate import check_opening
-from outrider.speculation import LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
+from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.speculation.logprobs import LogprobsOptions
+from outrider.target.grammar import GrammarCompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Limits:
     """Open sequences, those without KV included."""
     max_draft_tokens: int = 32
     """Drafted tokens judged in one step."""
+    grammars: GrammarCompiler | None = None
+    """None where no structured output is served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,16 @@ class Opening:
     speculation: Speculation = Speculation()
     salt: bytes = b""
     logits: LogitsOptions | None = None
+    grammar: Grammar | None = None
+    """Of `logits`, compiled, after the committed tokens."""
     logprobs: LogprobsOptions | None = None
 
     def processor(self) -> LogitsProcessor | None:
         """What the logits go through, as it is after the committed tokens."""
         if self.logits is None:
             return None
-        return LogitsProcessor(self.logits, self.prompt, self.committed, self.stopping.stop_token_ids)
+        stops = self.stopping.stop_token_ids
+        return LogitsProcessor(self.logits, self.prompt, self.committed, stops, self.grammar)
 
     def check(self, limits: Limits) -> None:
         """Raises InvalidRequest when this worker could never serve it to the end."""

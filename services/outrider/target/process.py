@@ -22,6 +22,7 @@ from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.draft_leases import no_leases
 from outrider.target.events import Event, TargetEvent
+from outrider.target.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.report import Report
@@ -120,6 +121,7 @@ def _servicer(
         num_blocks=info.num_blocks,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
+        grammars=GrammarCompiler(resolve(config.model), info.vocab_size, engine.info.eos_token_ids),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     inbox: Inbox[Event] = Inbox()

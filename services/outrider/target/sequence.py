@@ -113,6 +113,7 @@ class TargetSequence:
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
+        self._cut_impossible()
         if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
             self.answered_s = draft.received_s
 
@@ -144,4 +145,13 @@ class TargetSequence:
         if self.processor is not None:
             self.processor.advance(token_ids)
         self.drafts.take_held(self.tokens, self.speculation.capacity)
+        self._cut_impossible()
         self.num_commits += 1
+
+    def _cut_impossible(self) -> None:
+        """Drops drafted tokens that no grammar lets through, before they cost a row."""
+        if self.processor is None or not self.drafts.token_ids:
+            return
+        count = self.processor.num_possible(self.drafts.token_ids)
+        # Ratio mode judges the first of them all the same: it was drawn, and what is said in its place depends on that.
+        self.drafts.cut(count + (self.mode is VerificationMode.RATIO))

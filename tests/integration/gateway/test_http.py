@@ -136,6 +136,29 @@ async def test_what_is_asked_of_the_logits_reaches_the_router(
     assert not nothing.HasField("logits")
 
 
+async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, router: ScriptedRouter) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    described: Any = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    message: Any = {"role": "user", "content": "a"}
+    async with serve() as (_, client):
+        await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
+        await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "json_object"})
+        await client.completions.create(
+            model=MODEL, prompt="a", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+        )
+        await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "text"})
+        with pytest.raises(openai.BadRequestError) as refused:
+            described["json_schema"]["schema"] = {"type": 5}
+            await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
+    of_schema, any_object, choice, nothing = router.requests
+    assert json.loads(of_schema.logits.grammar)["grammars"][0]["json_schema"]["required"] == ["a"]
+    assert json.loads(any_object.logits.grammar)["grammars"][0]["json_schema"]["type"] == "object"
+    assert choice.logits.grammar == 'start: "yes" | "no"'
+    assert not nothing.HasField("logits")
+    assert refused.value.body["param"] == "response_format.json_schema.schema"
+
+
 async def test_no_stop_string_ends_an_answer_before_min_tokens(serve: Any) -> None:
     async with serve() as (_, client):
         early = await client.completions.create(model=MODEL, prompt="a", max_tokens=100, stop=["e", "."])

@@ -27,6 +27,7 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
 )
+from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.speculation.logits_options import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 
@@ -49,7 +50,6 @@ _UNSERVED_CHAT = _UNSERVED | {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "verbosity": (),
@@ -115,6 +115,8 @@ class _Request(BaseModel):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     min_tokens: int | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
     # The names of vLLM for the two above.
@@ -214,7 +216,16 @@ class _Request(BaseModel):
             allowed_token_ids=self.allowed_token_ids or (),
             bad_words=self.bad_words or (),
             min_tokens=self.min_tokens or 0,
+            structured=self._structured(),
         )
+
+    def _structured(self) -> Structured | None:
+        of_format = None if self.response_format is None else from_response_format(self.response_format)
+        if self.structured_outputs is None:
+            return of_format
+        if of_format is not None:
+            raise InvalidRequest("structured_outputs", "cannot be together with response_format")
+        return from_structured_outputs(self.structured_outputs)
 
     def to_prompts(self) -> list[Prompt]:
         raise NotImplementedError

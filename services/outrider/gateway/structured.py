@@ -1,0 +1,120 @@
+"""Structured output as clients ask for it, and the grammar that it comes to. Refused by name where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider.errors import InvalidRequest, NotSupported
+from outrider.speculation.logits_options import MAX_GRAMMAR_BYTES
+
+Kind = Literal["json_schema", "regex", "choice", "grammar"]
+# A model that may write any space writes them until its tokens are used up.
+_WHITESPACE = r"\n? {0,20}"
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the whole answer has to be."""
+
+    kind: Kind
+    value: Any
+    """A JSON schema, a regular expression, a list of texts, or a grammar in Lark's or llama.cpp's notation."""
+    field: str
+    """The client's name of it."""
+
+    def __post_init__(self) -> None:
+        kinds = {"json_schema": dict | bool, "regex": str, "choice": list, "grammar": str}
+        if not isinstance(self.value, kinds[self.kind]):
+            names = {"json_schema": "an object", "regex": "a string", "choice": "a list", "grammar": "a string"}
+            raise InvalidRequest(self.field, f"has to be {names[self.kind]}")
+        if self.kind == "choice" and not (self.value and all(isinstance(one, str) and one for one in self.value)):
+            raise InvalidRequest(self.field, "has to be a list of texts")
+        if self.num_chars > MAX_GRAMMAR_BYTES // 2:
+            raise InvalidRequest(
+                self.field, f"{self.num_chars} characters; at most {MAX_GRAMMAR_BYTES // 2} are allowed"
+            )
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
+
+    def to_grammar(self) -> str:
+        """In llguidance's notation. Raises InvalidRequest with what is wrong, or NotSupported."""
+        try:
+            from llguidance import LLMatcher, grammar_from
+        except ImportError as error:
+            raise NotSupported(self.field, "structured output needs the extra `structured`") from error
+        try:
+            if self.kind == "json_schema":
+                overrides: Any = {"whitespace_pattern": _WHITESPACE}
+                grammar = LLMatcher.grammar_from_json_schema(json.dumps(self.value), overrides=overrides)
+            elif self.kind == "choice":
+                grammar = grammar_from("choice", json.dumps(self.value))
+            else:
+                grammar = grammar_from(self.kind, self.value)
+        except ValueError as error:
+            raise InvalidRequest(self.field, str(error)) from error
+        if fault := LLMatcher.validate_grammar(grammar):
+            raise InvalidRequest(self.field, fault)
+        return str(grammar)
+
+
+def from_response_format(response_format: Any) -> Structured | None:
+    """OpenAI's `response_format`. Raises InvalidRequest."""
+    where = "response_format"
+    if not isinstance(response_format, dict):
+        raise InvalidRequest(where, "has to be an object with type")
+    match response_format.get("type"):
+        case "text":
+            _check_names(where, response_format, ("type",))
+            return None
+        case "json_object":
+            _check_names(where, response_format, ("type",))
+            return Structured("json_schema", {"type": "object"}, where)
+        case "json_schema":
+            _check_names(where, response_format, ("type", "json_schema"))
+            described = response_format.get("json_schema")
+            if not isinstance(described, dict) or "schema" not in described:
+                raise InvalidRequest(f"{where}.json_schema", "has to be an object with schema")
+            _check_names(f"{where}.json_schema", described, ("name", "description", "schema", "strict"))
+            return Structured("json_schema", described["schema"], f"{where}.json_schema.schema")
+        case _:
+            raise InvalidRequest(f"{where}.type", "has to be text, json_object or json_schema")
+
+
+def from_structured_outputs(structured_outputs: Any) -> Structured:
+    """vLLM's `structured_outputs`. Raises InvalidRequest."""
+    where = "structured_outputs"
+    if not isinstance(structured_outputs, dict):
+        raise InvalidRequest(where, "has to be an object")
+    given = {name: value for name, value in structured_outputs.items() if value is not None}
+    _check_names(where, given, ("json", "json_object", "regex", "choice", "grammar"))
+    if len(given) != 1:
+        raise InvalidRequest(where, "has to have one of json, json_object, regex, choice and grammar")
+    [(name, value)] = given.items()
+    if name == "json_object":
+        if value is not True:
+            raise InvalidRequest(f"{where}.json_object", "has to be true")
+        return Structured("json_schema", {"type": "object"}, f"{where}.json_object")
+    if name == "json":
+        return Structured("json_schema", _parsed(value, f"{where}.json"), f"{where}.json")
+    return Structured(name, value, f"{where}.{name}")
+
+
+def _parsed(schema: Any, where: str) -> Any:
+    """vLLM takes a schema as text, too."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except ValueError as error:
+        raise InvalidRequest(where, f"is not valid JSON: {error}") from error
+
+
+def _check_names(where: str, given: dict[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")

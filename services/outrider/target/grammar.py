@@ -1,0 +1,109 @@
+"""Structured output: which tokens a grammar allows next. llguidance reads the grammar and makes the masks.
+
+It is an extra, `structured`. Without it a request for structured output is refused by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import InvalidRequest, NotSupported
+from outrider.speculation import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
+_FIELD = "logits.grammar"
+
+
+class GrammarMatcher(Grammar):
+    """One sequence's place in its grammar. A token that the model ends at ends it: nothing is asked of what follows."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Raises InvalidRequest where they break the grammar."""
+        if not self._matcher.consume_tokens(self._before_end(token_ids)):
+            raise InvalidRequest(_FIELD, "the committed tokens break it")
+
+    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+        ids, matcher = self._before_end(prefix), self._matcher
+        if len(ids) < len(prefix) or matcher.validate_tokens(ids) < len(ids):
+            return None
+        if ids:
+            matcher.consume_tokens(ids)
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if ids:
+            matcher.rollback(len(ids))
+        if matcher.is_error():
+            raise InvalidRequest(_FIELD, "is too complex: a limit of the library was reached")
+        mask = np.zeros(self._vocab_size, dtype=bool)
+        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
+        mask[: len(found)] = found
+        return torch.from_numpy(mask)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        ids = self._before_end(token_ids)
+        count = int(self._matcher.validate_tokens(ids))
+        return count if count < len(ids) else len(token_ids)
+
+    def _before_end(self, token_ids: Sequence[int]) -> list[int]:
+        return list(takewhile(lambda token_id: token_id not in self._eos_token_ids, token_ids))
+
+
+class GrammarCompiler:
+    """Of one model's vocabulary. Reading that takes about a second, on a thread of its own, from the start on."""
+
+    def __init__(self, checkpoint: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._checkpoint = checkpoint
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._lock = threading.Lock()
+        threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
+
+    def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
+        """The place in the grammar after `committed`. Raises InvalidRequest or NotSupported."""
+        with self._lock:
+            tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise NotSupported(_FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            # The rest of what the library says is its own state.
+            raise InvalidRequest(_FIELD, matcher.get_error().partition("\n")[0])
+        found = GrammarMatcher(matcher, self._vocab_size, self._eos_token_ids)
+        found.advance(committed)
+        return found
+
+    def _warm(self) -> None:
+        with self._lock:
+            _ = self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer | None:
+        try:
+            from llguidance import LLTokenizer
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(self._checkpoint), local_files_only=True)
+            vocabulary = tokenizer.backend_tokenizer.to_str()
+            return LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+        except Exception as error:  # a target serves without one; what asks for it is refused
+            log.info("no structured output: %s: %s", type(error).__name__, error)
+            return None

@@ -1,0 +1,166 @@
+"""Structured output on a real model: every answer follows its grammar, with drafts, without, and when taken over."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.errors import InvalidRequest
+from outrider.gateway.structured import Structured
+from outrider.speculation import LogitsOptions, VerificationMode
+from outrider.target.commit import Finish
+from outrider.target.grammar import GrammarCompiler
+from outrider.target.opening import Opening, Speculation
+from outrider.testing.tiny import tiny_tokenizer
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+
+jsonschema = pytest.importorskip("jsonschema")
+pytest.importorskip("llguidance")
+
+EOS = 2
+VOCAB = 384
+TOKENIZER = tiny_tokenizer(VOCAB)
+PROMPTS = prompts(8, longest=20)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+LIST = 'root ::= item (", " item){1,3}\nitem ::= [a-z]{2} [0-9]'
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny: Path) -> GrammarCompiler:
+    return GrammarCompiler(tiny, VOCAB, [EOS])
+
+
+def asking(
+    compiler: GrammarCompiler,
+    structured: Structured,
+    sampled: bool,
+    committed: Sequence[Sequence[int]] = (),
+    **more: Any,
+) -> list[Opening]:
+    grammar = structured.to_grammar()
+    found = []
+    for number, prompt in enumerate(PROMPTS):
+        params = replace(SAMPLED, seed=number) if sampled else GREEDY
+        plain = opening(prompt, params=params, stops=[EOS], max_new_tokens=480, **more)
+        said = tuple(committed[number]) if committed else ()
+        compiled = compiler.compile(grammar, said)
+        found.append(replace(plain, committed=said, logits=LogitsOptions(grammar=grammar), grammar=compiled))
+    return found
+
+
+def run(tiny: Path, openings: list[Opening], drafter: object = None) -> Bench:
+    bench = Bench(tiny, num_blocks=1024)
+    for number, each in enumerate(openings):
+        bench.open(number, each)
+    bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
+    assert not any(told.errors for told in bench.told.values())
+    return bench
+
+
+def text_of(bench: Bench, number: int) -> str:
+    told = bench.told[key(number)]
+    assert told.finish is Finish.STOP
+    return str(TOKENIZER.decode(bench.tokens[key(number)][len(PROMPTS[number]) : -1]))
+
+
+def check(kind: str, text: str) -> None:
+    if kind == "json_schema":
+        jsonschema.validate(json.loads(text), SCHEMA)
+    elif kind == "choice":
+        assert text in ("yes", "no", "perhaps")
+    elif kind == "regex":
+        assert re.fullmatch(r"[a-f]{3}-[0-9]{2,4}", text)
+    else:
+        assert re.fullmatch(r"[a-z]{2}\d(, [a-z]{2}\d){1,3}", text)
+
+
+ASKED = [
+    Structured("json_schema", SCHEMA, "x"),
+    Structured("choice", ["yes", "no", "perhaps"], "x"),
+    Structured("regex", r"[a-f]{3}-[0-9]{2,4}", "x"),
+    Structured("grammar", LIST, "x"),
+]
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.kind)
+def test_texts_follow_and_are_equal_with_drafts_and_when_taken_over(
+    tiny: Path, compiler: GrammarCompiler, asked: Structured, sampled: bool
+) -> None:
+    plain = run(tiny, asking(compiler, asked, sampled, speculation=Speculation()))
+    texts = {number: plain.tokens[key(number)] for number in range(len(PROMPTS))}
+    for number in texts:
+        check(asked.kind, text_of(plain, number))
+    for how in ("right", "random", "beside"):
+        drafted = run(tiny, asking(compiler, asked, sampled), Liar(texts, how))
+        assert {number: drafted.tokens[key(number)] for number in texts} == texts
+    begun = [texts[number][len(prompt) :][:2] for number, prompt in enumerate(PROMPTS)]
+    taken_over = run(tiny, asking(compiler, asked, sampled, begun), Liar(texts, "right"))
+    assert {number: taken_over.tokens[key(number)] for number in texts} == texts
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.kind)
+def test_in_ratio_mode_too_every_answer_follows(tiny: Path, compiler: GrammarCompiler, asked: Structured) -> None:
+    bench = run(tiny, asking(compiler, asked, True, mode=VerificationMode.RATIO, speculation=Speculation()))
+    for number in range(len(PROMPTS)):
+        check(asked.kind, text_of(bench, number))
+
+
+def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: GrammarCompiler) -> None:
+    [asked] = asking(compiler, ASKED[1], False)[:1]
+    bench = Bench(tiny)
+    bench.open(0, asked)
+    ids = TOKENIZER.encode("noise")
+    bench.offer(0, len(asked.prompt), ids)
+    sequence = bench.worker._sequences[key(0)]
+    assert sequence.drafts.token_ids == TOKENIZER.encode("no"), "the rest can never be accepted"
+    assert sequence.drafts.num_dropped == len("ise")
+
+
+def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler: GrammarCompiler) -> None:
+    """Whether it is judged must not depend on what was drawn: what is said in its place would follow another law."""
+    [asked] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
+    sequence_of = Bench(tiny)
+    sequence_of.open(0, asked)
+    sequence = sequence_of.worker._sequences[key(0)]
+    sequence.drafts.token_ids = TOKENIZER.encode("noise")
+    sequence._cut_impossible()
+    assert sequence.drafts.token_ids == TOKENIZER.encode("noi")
+
+
+def test_what_was_said_elsewhere_has_to_follow_the_grammar(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest):
+        compiler.compile(ASKED[1].to_grammar(), TOKENIZER.encode("x"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("json_schema", {"type": 5}),
+        ("json_schema", {"$ref": "http://elsewhere/schema"}),
+        ("json_schema", "text"),
+        ("regex", "a(b"),
+        ("grammar", "root ::= ("),
+        ("choice", []),
+        ("choice", ["a", 1]),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(kind: Any, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Structured(kind, value, "its.name").to_grammar()
+    assert refused.value.field == "its.name"
