@@ -27,6 +27,7 @@ _COMMANDS = {
         "latency",
         "How much faster is one stream, also far away and with a bad draft?",
     ),
+    "load": (f"{_SCENARIOS}.load", "load", "Does speculation pay with many streams, and does auto find out?"),
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),

@@ -111,7 +111,7 @@ def _priced(chance: random.Random) -> _Conditions:
         max_draft_tokens=chance.choice((2, 4)),
         run_ahead_tokens=chance.choice((0, 4)),
         max_wait_s=3.0,
-        row_prices=(0.97, 0.97, 0.97, 0.0),
+        row_prices=(0.74, 0.74, 0.74, 0.0),
     )
 
 

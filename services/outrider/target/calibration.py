@@ -16,7 +16,7 @@ _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _MOST_MATCHED = 16
 # What was said, or guessed, counts as much as so many verdicts.
 _PRIOR = 8.0
-# Of what was never judged, how much likelier it may be than is said; it shrinks as verdicts come.
+# What was never judged may be likelier than is said: by so much of what is missing to 1. It shrinks as verdicts come.
 _HOPE = 0.5
 # Forgetting per verdict, and per step of the worker: what is no longer judged comes back to what is said of it.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
@@ -71,7 +71,7 @@ class _Share:
         return (kept * self.accepted + _PRIOR * prior) / (kept * self.verified + _PRIOR)
 
     def hope(self, step: int) -> float:
-        """What the share may be beyond its mean: tokens that are never judged would never be known."""
+        """How far the share may be from its mean to 1: tokens that are never judged would never be known."""
         return _HOPE / math.sqrt(1 + _KEEP_STEP ** (step - self.at_step) * self.verified)
 
     def add(self, accepted: bool, step: int) -> None:
@@ -154,7 +154,8 @@ class Calibration:
 
 
 def _hoped(share: _Share | None, prior: float, step: int) -> float:
-    return prior + _HOPE if share is None else share.mean(prior, step) + share.hope(step)
+    mean, hope = (prior, _HOPE) if share is None else (share.mean(prior, step), share.hope(step))
+    return mean + hope * (1 - mean)
 
 
 def told_price(price: float, weight: float) -> float:

@@ -20,8 +20,8 @@ def test_before_anything_was_judged_tokens_are_given_a_chance_whatever_is_said_o
     def first(said: Bin) -> float:
         return Calibration().chances([said], Fit())[0]
 
-    assert first(bin_of("model", 0.93)) > 0.99
-    assert first(bin_of("model", 0.35)) == pytest.approx(0.85)
+    assert first(bin_of("model", 0.93)) > 0.95
+    assert first(bin_of("model", 0.35)) == pytest.approx(0.675)
     assert first(bin_of("model", 0.01)) > 0.5
     assert first(bin_of("ngram", None, 2)) > first(bin_of("model", 0.35))
 
@@ -29,7 +29,7 @@ def test_before_anything_was_judged_tokens_are_given_a_chance_whatever_is_said_o
 def test_a_draft_that_is_right_whatever_it_says_is_found_out() -> None:
     calibration, doubted = Calibration(), bin_of("model", 0.01)
     judged(calibration, doubted, 1.0, times=200)
-    assert calibration.chances([doubted], Fit())[0] > 0.95
+    assert calibration.chances([doubted], Fit())[0] > 0.93
 
 
 def test_the_share_accepted_takes_the_place_of_what_was_said() -> None:
@@ -52,7 +52,7 @@ def test_a_longer_match_is_another_bin_and_one_source_says_nothing_of_another() 
 def test_chances_are_joint_and_never_rise() -> None:
     bins = [bin_of("model", 0.93), bin_of("model", 0.35), bin_of("model", 0.99)]
     first, second, third = Calibration().chances(bins, Fit())
-    assert second == pytest.approx(first * 0.85)
+    assert second == pytest.approx(first * 0.675)
     assert third <= second
     drawn = [each._replace(drawn=True) for each in bins]
     chances = Calibration().chances(drawn, Fit())

@@ -249,7 +249,7 @@ def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> 
     assert priced(sequences, 0.0) == [4, 3, 1]
     assert priced(sequences, 0.4) == [4, 3, 0]
     assert priced(sequences, 0.6) == [4, 1, 0]
-    assert priced(sequences, 0.95) == [1, 1, 0]
+    assert priced(sequences, 0.9) == [1, 1, 0]
     assert priced(sequences, 1.0) == [0, 0, 0]
 
 

@@ -1,0 +1,149 @@
+"""Many streams on one target in virtual time: scheduler, calibration and step cost that ship; steps that are reckoned.
+
+A step takes `base_s` and `row_s` for each of its rows. A draft says of each token how likely it is, and a text says how
+far that is true. What is not here: the draft's own time, and the network.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from outrider.engine import EngineSequence
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.calibration import Calibration
+from outrider.target.drafts import OfferedDraft
+from outrider.target.opening import Opening, Speculation, Stopping
+from outrider.target.scheduler import Batching, PlannedRow, Pricing, plan
+from outrider.target.sequence import TargetSequence
+from outrider.target.step_cost import StepCost
+from outrider.worker.events import SequenceKey
+
+_ANSWER_TOKENS = 128
+_RIGHT, _WRONG = 7, 8
+_GREEDY = SamplingParams(temperature=0.0)
+_BATCHING = Batching(block_size=16, max_batch_tokens=4096)
+
+Price = Callable[[StepCost], float]
+ARMS: dict[str, Price] = {"off": lambda cost: 1e9, "on": lambda cost: 0.0, "auto": lambda cost: cost.price}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What one tenant's requests are like."""
+
+    says: tuple[float, float]
+    """A draft's confidence in its tokens: uniform between these."""
+    true: float = 1.0
+    """How often a token comes, as a share of what is said."""
+
+
+NEAR = Text((0.6, 1.0))
+FAR = Text((0.2, 0.9), true=0.35)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """Of one machine."""
+
+    base_s: float
+    row_s: float
+
+    def seconds(self, rows: int) -> float:
+        return self.base_s + self.row_s * rows
+
+
+@dataclass(slots=True)
+class Ran:
+    """What came of it."""
+
+    seconds: float = 0.0
+    tokens: dict[Text, int] = field(default_factory=dict)
+    drafted: dict[Text, int] = field(default_factory=dict)
+    """Rows of drafted tokens."""
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second."""
+        return sum(self.tokens.values()) / self.seconds
+
+
+def run(line: StepLine, texts: Sequence[Text], arm: str, *, seconds: float = 60.0, num_drafted: int = 4) -> Ran:
+    """One stream for each of `texts`; each begins a new answer as the last one ends."""
+    chance, serials = random.Random(5), iter(range(1 << 30))
+    ran = Ran(tokens=dict.fromkeys(texts, 0), drafted=dict.fromkeys(texts, 0))
+    cost, calibration, price = StepCost(), Calibration(), ARMS[arm]
+    streams = [_Stream(text, next(serials), num_drafted) for text in texts]
+    while ran.seconds < seconds:
+        now = price(cost)
+        for stream in streams:
+            if not stream.sequence.remaining:
+                stream.begin(next(serials))
+            stream.draft(chance, now)
+        rows = plan([s.sequence for s in streams], _BATCHING, 1 << 20, ran.seconds, Pricing(now, calibration)).rows
+        by_serial = {row.sequence.serial: row for row in rows}
+        took = line.seconds(sum(row.num_run for row in rows))
+        tokens = 0
+        for stream in streams:
+            row = by_serial[stream.sequence.serial]
+            ran.drafted[stream.text] += row.num_drafted
+            tokens += (count := stream.commit(row, calibration))
+            ran.tokens[stream.text] += count
+        calibration.stepped()
+        cost.took(rows=sum(row.num_run for row in rows), seconds=took, tokens=tokens)
+        ran.seconds += took
+    return ran
+
+
+@dataclass(slots=True)
+class _Stream:
+    text: Text
+    serial: int
+    num_drafted: int
+    sequence: TargetSequence = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin(self.serial)
+
+    def begin(self, serial: int) -> None:
+        opening = Opening(
+            prompt=(1,),
+            params=_GREEDY,
+            mode=VerificationMode.GREEDY,
+            stopping=Stopping(_ANSWER_TOKENS),
+            speculation=Speculation(max_draft_tokens=self.num_drafted),
+        )
+        self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, 0.0)
+        self.sequence.kv = EngineSequence(tokens=[])
+
+    def draft(self, chance: random.Random, price: float) -> None:
+        """A new guess, as far as the draft believes in it. What is right is token 7."""
+        tokens, said = [], []
+        for confidence in self._confidences(chance, price):
+            said.append(confidence)
+            tokens.append(_RIGHT if chance.random() < confidence * self.text.true else _WRONG)
+        length = self.sequence.committed_len
+        offered = OfferedDraft(length, length, tuple(tokens), confidence=tuple(said), source="model")
+        self.sequence.drafts.cut(0)
+        self.sequence.offer(offered)
+
+    def _confidences(self, chance: random.Random, price: float) -> Iterator[float]:
+        joint = 1.0
+        for _ in range(self.num_drafted):
+            if joint < price:
+                return
+            confidence = chance.uniform(*self.text.says)
+            joint *= confidence
+            yield confidence
+
+    def commit(self, row: PlannedRow, calibration: Calibration) -> int:
+        sequence, guess = self.sequence, self.sequence.drafts.token_ids[: row.num_drafted]
+        accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))
+        verified = min(accepted + 1, len(guess))
+        calibration.judged(sequence.said[: len(guess)], verified, accepted, sequence.fit)
+        tokens = [*guess[:accepted], _RIGHT][: sequence.remaining]
+        sequence.commit(tokens, len(guess))
+        assert sequence.kv is not None
+        sequence.kv.tokens = sequence.tokens[:-1]
+        return len(tokens)
