@@ -22,7 +22,6 @@ from benchmarks.support.lines import Line, least_squares
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
-    from outrider.engine.loader import load_engine
 
 _CHUNK = 512
 # Of the variance of the step times, what the line must explain.
@@ -80,6 +79,7 @@ def context(
 def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
     import torch
     from outrider.engine import CheckpointError, EngineConfig, resolve
+    from outrider.engine.loader import load_engine
 
     torch.set_num_threads(threads)
     config = EngineConfig(dtype=dtype)

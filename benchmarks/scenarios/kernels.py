@@ -19,7 +19,6 @@ from benchmarks.report import finish, show, table
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
-    from outrider.engine.loader import load_engine
 
 _CONTEXT, _VERIFIED, _CHUNK = 128, 5, 512
 _MAX_OF_READING, _MAX_OF_A_STEP = 1.7, 1.15
@@ -89,6 +88,7 @@ def kernels(
 
 def _times(variant: str, path: Path, draft: Path, prompt_tokens: int) -> Times:
     from outrider.engine import EngineConfig
+    from outrider.engine.loader import load_engine
 
     config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
     target, small = load_engine(path, config), load_engine(draft, config)

@@ -23,7 +23,6 @@ from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
-    from outrider.engine.loader import load_engine
 
 _POSITIONS = 5
 _CONTEXT = 200
@@ -165,6 +164,7 @@ def _measure(
 
 def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[Engine, float]]:
     """Each with the seconds it took."""
+    from outrider.engine.loader import load_engine
 
     found = {}
     for how, config in configs.items():

@@ -27,7 +27,6 @@ from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
 if TYPE_CHECKING:
-    from outrider.engine.loader import load_engine
     from outrider.local import Answered
 
 _REQUIRED = 0.9997
@@ -199,6 +198,7 @@ def _load(loading: Loading) -> Answering:
     import torch
     from outrider.drafters import DrafterKind, load_drafter
     from outrider.engine import CheckpointError, EngineConfig, resolve
+    from outrider.engine.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(loading.threads)

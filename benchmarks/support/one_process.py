@@ -19,7 +19,6 @@ from outrider_controller.router.config import PolicyConfig
 from benchmarks.arms import Ask, Sample
 
 if TYPE_CHECKING:
-    from outrider.engine.loader import load_engine
     from outrider.local import Pair
 
 
@@ -45,6 +44,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     import torch
     from outrider.drafters import DrafterKind, load_drafter
     from outrider.engine import EngineConfig, resolve
+    from outrider.engine.loader import load_engine
     from outrider.local import Pair
     from transformers import AutoTokenizer
 
