@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.metadata import LeaseRecord
@@ -56,10 +56,12 @@ class SimulatedStore:
         age_ms = round((self._loop.time() - self._read_s) * 1000)
         return [replace(record, age_ms=age_ms) for record in self._last if role in (None, record.info.role)]
 
-    async def lookup_prefix(self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
+    async def lookup_prefix(
+        self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes], worker_ids: Collection[str]
+    ) -> dict[str, int]:
         found: dict[str, int] = {}
         for worker_id, lease in self._leases.items():
-            if lease.info.role == role:
+            if lease.info.role == role and worker_id in worker_ids:
                 count = next((i for i, h in enumerate(hashes) if h not in lease.hashes), len(hashes))
                 found[worker_id] = count
         return {worker_id: count for worker_id, count in found.items() if count}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,7 +23,15 @@ from outrider_controller.router.admission import Request
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.failover import FailoverState, TargetKey, UnreachablePairs
 from outrider_controller.router.fleet import DraftWorker, Fleet, Leases, TargetLink
-from outrider_controller.router.placement import Candidate, common_draft_limit, pairing_problem, rank, same_weights
+from outrider_controller.router.placement import (
+    Candidate,
+    StepTimes,
+    asked,
+    common_draft_limit,
+    pairing_problem,
+    rank,
+    same_weights,
+)
 from outrider_controller.router.sequences import ActiveRequest, SequenceTable
 from outrider_controller.router.speculation import PLAIN, Setting
 from outrider_controller.router.telemetry import RouterTelemetry
@@ -36,7 +44,9 @@ _NONE: Mapping[str, int] = {}
 class Directory(Leases, Protocol):
     """The part of the metadata store that a router reads."""
 
-    async def lookup_prefix(self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]: ...
+    async def lookup_prefix(
+        self, role: worker.WorkerRole.ValueType, hashes: Sequence[bytes], worker_ids: Collection[str]
+    ) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +140,9 @@ class WorkerPicker:
         together: Mapping[str, int] = _NONE,
     ) -> str | None:
         matched = await self._matches(role, workers.values(), prefix) if len(workers) > 1 else {}
+        prompt_len = len(prefix.token_ids)
         candidates = [
-            self._candidate(one, matched.get(worker_id, 0), together.get(worker_id, 0))
+            self._candidate(one, prompt_len, matched.get(worker_id, 0), together.get(worker_id, 0))
             for worker_id, one in workers.items()
         ]
         # Shuffled first: routers that see the same ties must not all pick the same worker.
@@ -145,18 +156,21 @@ class WorkerPicker:
         """Matched leading blocks per worker; the block size is part of a block's identity."""
         matched: dict[str, int] = {}
         for block_size in {one.info.block_size for one in workers} - {0}:
-            hashes = block_hashes(prefix.token_ids, block_size, prefix.salt)
-            if hashes:
-                matched.update(await self._directory.lookup_prefix(role, hashes))
+            if hashes := block_hashes(prefix.token_ids, block_size, prefix.salt):
+                alike = [self._candidate(one) for one in workers if one.info.block_size == block_size]
+                matched.update(await self._directory.lookup_prefix(role, hashes, asked(hashes[0], alike)))
         return matched
 
-    def _candidate(self, one: TargetLink | DraftWorker, matched_blocks: int = 0, num_together: int = 0) -> Candidate:
+    def _candidate(
+        self, one: TargetLink | DraftWorker, prompt_len: int = 0, matched_blocks: int = 0, num_together: int = 0
+    ) -> Candidate:
         load = self._fleet.load(one)
         return Candidate(
             worker_id=one.worker_id,
-            matched_blocks=matched_blocks,
             num_sequences=max(load.num_running + load.num_waiting, len(one.open_sequences)),
             max_sequences=one.info.max_sequences,
+            uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
+            times=StepTimes(load.prefill_token_ns, load.row_ns),
             num_waiting=load.num_waiting,
             num_together=num_together,
         )

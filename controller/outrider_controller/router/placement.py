@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from outrider.protocol.identity import PROTOCOL_VERSION
@@ -11,7 +12,27 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 # Of a worker's limit: loads that differ by less are about the same.
 _SIMILAR_LOAD = 0.125
+# Of an answer whose length nobody knows yet.
+_EXPECTED_TOKENS = 128
+# Where no worker has said yet what its steps take.
+_USUAL_ROW_NS = 200_000
+MAX_ASKED = 8
+"""Workers that are asked what they have of a prompt, however many there are."""
 _MUST_AGREE = ("protocol_version", "tokenizer_fingerprint", "vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a token of a prompt and a row of a sequence add to a worker's steps, in nanoseconds; 0 is unknown."""
+
+    prefill_token_ns: int = 0
+    row_ns: int = 0
+
+    def known(self, others: Collection[StepTimes]) -> StepTimes:
+        """With what it has not said filled in: a row as the others have it, a token of a prompt like a row."""
+        said = [times.row_ns for times in others if times.row_ns]
+        row_ns = self.row_ns or (sum(said) // len(said) if said else _USUAL_ROW_NS)
+        return StepTimes(self.prefill_token_ns or row_ns, row_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +40,13 @@ class Candidate:
     """One live worker that could serve the sequence."""
 
     worker_id: str
-    matched_blocks: int
-    """Leading blocks of the prompt found in its prefix cache."""
     num_sequences: int
     """The larger of what it last reported and what this router has open there."""
     max_sequences: int
     """0 means it named no limit."""
+    uncached_tokens: int = 0
+    """Of the prompt, not found in its prefix cache."""
+    times: StepTimes = StepTimes()
     num_waiting: int = 0
     num_together: int = 0
     """Sequences that it drafts for the target in question."""
@@ -33,25 +55,49 @@ class Candidate:
     def full(self) -> bool:
         return 0 < self.max_sequences <= self.num_sequences
 
-    @property
-    def load(self) -> float:
-        """Share of its limit in use; the bare number where it has none."""
-        return self.num_sequences / self.max_sequences if self.max_sequences else float(self.num_sequences)
+    def cost_us(self, times: StepTimes) -> float:
+        """Of the sequence there: its prompt has to be read, and those that run there have rows in each of its steps.
+
+        A cached prefix is worth the time that it saves, so it outweighs some load and no more.
+        """
+        rows_us = self.num_sequences * times.row_ns * _EXPECTED_TOKENS / 1e3
+        return rows_us + self.uncached_tokens * times.prefill_token_ns / 1e3
 
 
 def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those with room, best first: longest cached prefix, then least load. Equal ones keep their order.
+    """Those with room, by cost; those with a queue last. Equal ones keep their order.
 
-    Of drafts that are about as busy as the least busy one, that which drafts most for the same target: what a step
+    Of drafts that cost about as little as the cheapest, that which drafts most for the same target: what a step
     commits then goes to one draft in one message and comes back in one, as one batch.
     """
     with_room = [c for c in candidates if not c.full]
-    busy = min((c.load for c in with_room), default=0.0) + _SIMILAR_LOAD
+    said = [c.times for c in with_room]
+    costs = {c.worker_id: c.cost_us(c.times.known(said)) for c in with_room}
+    least = min(costs.values(), default=0.0)
 
-    def order(c: Candidate) -> tuple[bool, int, bool, int, float]:
-        return c.num_waiting > 0, -c.matched_blocks, c.load > busy, -c.num_together, c.load
+    def order(c: Candidate) -> tuple[bool, bool, int, float]:
+        row_us = c.times.known(said).row_ns * _EXPECTED_TOKENS / 1e3
+        similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
+        return c.num_waiting > 0, not similar, -c.num_together, costs[c.worker_id]
 
     return sorted(with_room, key=order)
+
+
+def asked(first_block: bytes, candidates: Sequence[Candidate]) -> list[str]:
+    """The workers whose prefix caches are looked into: all while they are few, else as many as `MAX_ASKED`.
+
+    Half of them by the hash of the first block, so that prompts with one beginning meet the same workers; the others
+    by their load.
+    """
+    if len(candidates) <= MAX_ASKED:
+        return [c.worker_id for c in candidates]
+
+    def weight(worker_id: str) -> bytes:
+        return hashlib.blake2b(worker_id.encode(), key=first_block, digest_size=8).digest()
+
+    chosen = sorted((c.worker_id for c in candidates), key=weight)[: MAX_ASKED // 2]
+    by_load = [c.worker_id for c in rank(candidates) if c.worker_id not in chosen]
+    return chosen + by_load[: MAX_ASKED - len(chosen)]
 
 
 def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str | None:

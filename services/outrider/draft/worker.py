@@ -18,6 +18,7 @@ from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
+from outrider.worker.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class DraftWorker:
         self._drafter = drafter
         self._max_sequences = max_sequences
         self._clock = clock
+        self._times = StepTimes()
         self._open: dict[SequenceKey, _Open] = {}
         # Sequences whose next proposal is due, with the time of what it answers; who waits longest comes first.
         self._due: dict[SequenceKey, float] = {}
@@ -62,7 +64,7 @@ class DraftWorker:
     def load(self) -> Load:
         running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.max_draft_tokens)
         free = self._drafter.num_free_blocks
-        return Load(running, len(self._due), free, len(self._open), self.draining)
+        return Load(running, len(self._due), free, len(self._open), self.draining, row_ns=self._times.row_ns)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
@@ -120,6 +122,9 @@ class DraftWorker:
         self.tally.num_rounds += 1
         outcomes = self._draft(sequences)
         spent_s = self._clock() - started_s
+        # Not while some of them catch up with their prompts: how much of those was run is the drafter's.
+        if not any(outcome is None or isinstance(outcome, Exception) for outcome in outcomes):
+            self._times.took(prompt_tokens=0, rows=len(sequences), seconds=spent_s)
         for key, sequence, outcome in zip(keys, sequences, outcomes, strict=True):
             self._open[key].compute_s += spent_s
             if isinstance(outcome, Exception):

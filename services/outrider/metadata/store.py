@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.counters import StoreCounters
@@ -57,16 +57,19 @@ return found
 # requests under way, and two answers about each block of each worker took it longer than all else about an opening.
 _LEADING_BLOCKS = """
 local found = {}
-for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+-- Ids of workers, as many as the first argument says; then the hashes.
+local before = tonumber(ARGV[1]) + 1
+for worker = 2, before do
+  local id = ARGV[worker]
   -- Of a lease given back nothing is left but an empty string.
-  if redis.call('STRLEN', KEYS[2] .. id) > 0 then
+  if redis.call('STRLEN', KEYS[1] .. id) > 0 then
     local count = 0
     -- In parts: Lua unpacks 8,000 at most.
-    for first = 1, #ARGV, 1000 do
+    for first = before + 1, #ARGV, 1000 do
       local last = math.min(first + 999, #ARGV)
-      local present = redis.call('SMISMEMBER', KEYS[3] .. id, unpack(ARGV, first, last))
-      while present[count - first + 2] == 1 do count = count + 1 end
-      if count < last then break end
+      local present = redis.call('SMISMEMBER', KEYS[2] .. id, unpack(ARGV, first, last))
+      while present[before + count - first + 2] == 1 do count = count + 1 end
+      if before + count < last then break end
     end
     if count > 0 then
       found[#found + 1] = id
@@ -218,15 +221,20 @@ class MetadataStore:
         mirror.apply(added, removed)
         await self._flush((role, worker_id), mirror)
 
-    async def lookup_prefix(self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes]) -> dict[str, int]:
-        """For each worker that has the first block: how many leading blocks it has. Empty while Redis is away."""
-        if not hashes:
+    async def lookup_prefix(
+        self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes], worker_ids: Collection[str]
+    ) -> dict[str, int]:
+        """For each of the workers that has the first block: how many leading blocks it has. Empty while Redis is away.
+
+        Redis serves nobody else meanwhile, and takes as long as there are workers and blocks.
+        """
+        if not hashes or not worker_ids:
             return {}
         wanted = list(hashes[:MAX_LOOKUP_BLOCKS])
 
         async def work(redis: Redis) -> dict[str, int]:
-            keys = (self._keys.workers(role), self._keys.lease(role, ""), self._keys.prefix(role, ""))
-            answer = await redis.eval(_LEADING_BLOCKS, len(keys), *keys, *wanted)
+            keys = (self._keys.lease(role, ""), self._keys.prefix(role, ""))
+            answer = await redis.eval(_LEADING_BLOCKS, len(keys), *keys, len(worker_ids), *worker_ids, *wanted)
             return {str(raw, errors="replace"): count for raw, count in zip(answer[::2], answer[1::2], strict=True)}
 
         return await self._link.call(work) or {}

@@ -26,6 +26,7 @@ from outrider.target.step_cost import StepCost
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
+from outrider.worker.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class TargetWorker:
         self._serials = itertools.count()
         self._report = Report()
         self._cost = StepCost()
+        self._times = StepTimes()
         self._take_late = take_late
         self._row_price = row_price
         self._calibration = Calibration()
@@ -66,7 +68,8 @@ class TargetWorker:
     def load(self) -> Load:
         running = sum(1 for s in self._sequences.values() if s.kv is not None)
         waiting = len(self._sequences) - running
-        return Load(running, waiting, self._engine.num_free_blocks, len(self._sequences), self.draining)
+        free, times = self._engine.num_free_blocks, self._times
+        return Load(running, waiting, free, len(self._sequences), self.draining, times.prefill_token_ns, times.row_ns)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
@@ -198,6 +201,9 @@ class TargetWorker:
         self._report.batch_tokens = sum(row.num_run for row in rows)
         self.tally.num_steps += 1
         self._calibration.stepped()
+        prompt_tokens = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.decides)
+        num_rows = self._report.batch_tokens - prompt_tokens
+        self._times.took(prompt_tokens=prompt_tokens, rows=num_rows, seconds=ended_s - started_s)
         if all(row.decides and row.num_tokens == 1 for row in rows):
             num_committed = self.tally.num_committed_tokens - committed_before
             self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)

@@ -37,6 +37,9 @@ class Load:
     num_sequences: int = 0
     """All that are open."""
     draining: bool = False
+    prefill_token_ns: int = 0
+    row_ns: int = 0
+    """What one more token of a prompt, and one more row, add to a step's time. 0 while unknown."""
 
     @property
     def drained(self) -> bool:

@@ -104,6 +104,8 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
             num_waiting=load.num_waiting,
             num_free_blocks=load.num_free_blocks,
             draining=self._draining,
+            prefill_token_ns=load.prefill_token_ns,
+            row_ns=load.row_ns,
         )
 
     def start_drain(self) -> None:

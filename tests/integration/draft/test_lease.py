@@ -47,10 +47,10 @@ async def test_prefixes_of_committed_text_are_published(served: Serve, url: str)
         expected = {servicer.info.worker_id: 2}
 
         async def is_published() -> bool:
-            return await store.lookup_prefix(ROLE, block_hashes(prompt, 16, b"tenant")) == expected
+            return await store.lookup_prefix(ROLE, block_hashes(prompt, 16, b"tenant"), [*expected]) == expected
 
         await until(is_published)
-        assert await store.lookup_prefix(ROLE, block_hashes(prompt, 16, b"another")) == {}
+        assert await store.lookup_prefix(ROLE, block_hashes(prompt, 16, b"another"), [*expected]) == {}
         call.cancel()
 
 

@@ -77,7 +77,7 @@ async def test_what_a_request_cannot_wait_for_does_not_take_the_leases_with_it(
         give_up_s = time.monotonic() + 6.5
         while time.monotonic() < give_up_s:
             asked_s = time.monotonic()
-            assert await far.lookup_prefix(TARGET, HASHES) == {}
+            assert await far.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
             # At once but for the first: a busy machine adds to it.
             assert time.monotonic() - asked_s < 0.5
             await asyncio.sleep(0.02)
@@ -99,7 +99,7 @@ async def test_requests_ask_again_once_the_way_is_short_enough(
         await store.publish_prefix(TARGET, "t1", HASHES)
 
         async def found() -> bool:
-            return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+            return await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {"t1": 4}
 
         # The first look has to connect, which may take it longer than a request waits.
         await eventually(found)

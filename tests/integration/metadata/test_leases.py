@@ -129,7 +129,7 @@ async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, server.url, stdout=subprocess.PIPE)
     assert child.stdout is not None and await child.stdout.readline() == b"up\n"
     assert await ids(reader) == ["child"]
-    assert await reader.lookup_prefix(TARGET, [b"x" * 16]) == {"child": 1}
+    assert await reader.lookup_prefix(TARGET, [b"x" * 16], ["child"]) == {"child": 1}
     child.kill()
     await child.wait()
 
@@ -137,7 +137,7 @@ async def test_a_killed_worker_vanishes_with_its_prefixes_when_its_term_is_over(
         return await ids(reader) == []
 
     async def unmatched() -> bool:
-        return await reader.lookup_prefix(TARGET, [b"x" * 16]) == {}
+        return await reader.lookup_prefix(TARGET, [b"x" * 16], ["child"]) == {}
 
     async def forgotten() -> bool:
         return [key for key in raw.scan_iter() if b"child" in key] == []

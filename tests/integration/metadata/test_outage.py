@@ -44,7 +44,7 @@ async def longest_call_s(store: MetadataStore) -> float:
     longest_s = 0.0
     for call in (
         lambda: store.workers(),
-        lambda: store.lookup_prefix(TARGET, HASHES),
+        lambda: store.lookup_prefix(TARGET, HASHES, ["t1"]),
         lambda: store.publish_prefix(TARGET, "other", HASHES),
         lambda: store.emit("fallback", {"reason": "test"}),
         lambda: store.events(),
@@ -71,7 +71,7 @@ async def test_a_killed_server_costs_quality_and_all_comes_back_by_itself(
 
         assert await longest_call_s(reader) < BOUND_S
         assert await ids(reader) == ["t1"]
-        assert await reader.lookup_prefix(TARGET, HASHES) == {}
+        assert await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
         assert await reader.events() == []
         assert reader.counters.num_dropped_events == 1
         await store.publish_prefix(TARGET, "t1", HASHES[2:3], HASHES[:0])
@@ -82,7 +82,7 @@ async def test_a_killed_server_costs_quality_and_all_comes_back_by_itself(
 
             async def whole() -> bool:
                 assert await ids(reader) == ["t1"]
-                return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 3}
+                return await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {"t1": 3}
 
             await eventually(whole)
             assert reader.available and store.available
@@ -102,7 +102,7 @@ async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
         os.kill(server.pid, signal.SIGSTOP)
         try:
             start_s = time.monotonic()
-            assert await reader.lookup_prefix(TARGET, HASHES) == {}
+            assert await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
             assert time.monotonic() - start_s < BOUND_S
             # Nobody waits for the others: one of them may take as long as a far server would.
             assert await longest_call_s(reader) < BACKGROUND_TIMEOUT_S + BOUND_S
@@ -127,7 +127,7 @@ async def test_a_process_may_start_before_its_server(tmp_path: Path, info: Info,
             assert server.url == url
 
             async def there() -> bool:
-                return await ids(store) == ["t1"] and await store.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+                return await ids(store) == ["t1"] and await store.lookup_prefix(TARGET, HASHES, ["t1"]) == {"t1": 4}
 
             await eventually(there)
 
@@ -142,7 +142,7 @@ async def test_a_server_that_lost_its_data_does_not_make_workers_vanish(
 
         async def restored() -> bool:
             assert await ids(reader) == ["t1"]
-            return await reader.lookup_prefix(TARGET, HASHES) == {"t1": 4}
+            return await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {"t1": 4}
 
         await eventually(restored, 2)
 
@@ -155,7 +155,7 @@ async def test_keys_of_another_type_are_refusals_not_an_outage(
     async with store.register(info(), "127.0.0.1:7001", idle):
         await store.publish_prefix(TARGET, "t1", HASHES)
         assert await ids(store) == []
-        assert await store.lookup_prefix(TARGET, HASHES) == {}
+        assert await store.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
         await store.emit("fallback", {})
         assert await store.events() == []
         await asyncio.sleep(0.2)
@@ -175,7 +175,7 @@ async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: re
 async def test_a_burst_of_calls_is_answered_whole(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
     async with store.register(info(), "127.0.0.1:7001", idle):
         await store.publish_prefix(TARGET, "t1", HASHES)
-        answers = await asyncio.gather(*(reader.lookup_prefix(TARGET, HASHES) for _ in range(200)))
+        answers = await asyncio.gather(*(reader.lookup_prefix(TARGET, HASHES, ["t1"]) for _ in range(200)))
     assert answers == [{"t1": 4}] * 200
 
 
@@ -247,5 +247,5 @@ async def test_what_says_ok_to_everything_is_no_store(tmp_path: Path, info: Info
         store.register(info(), "127.0.0.1:7001", idle),
     ):
         assert await ids(store) == []
-        assert await store.lookup_prefix(TARGET, HASHES) == {}
+        assert await store.lookup_prefix(TARGET, HASHES, ["t1"]) == {}
         assert await store.events() == []

@@ -466,7 +466,8 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
                 assert lease.info == servicer.info
                 hashes = block_hashes(prompt, 8, b"tenant")
                 async with asyncio.timeout(5):
-                    while not (found := await store.lookup_prefix(worker_pb2.WORKER_ROLE_TARGET, hashes)):  # noqa: ASYNC110
+                    role, ids = worker_pb2.WORKER_ROLE_TARGET, [servicer.info.worker_id]
+                    while not (found := await store.lookup_prefix(role, hashes, ids)):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 assert found == {servicer.info.worker_id: 5}
             assert await store.workers(worker_pb2.WORKER_ROLE_TARGET) == []

@@ -11,7 +11,10 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.testing.fakes import fake_info
 from outrider_controller.router.fleet import believed_load
 from outrider_controller.router.placement import (
+    MAX_ASKED,
     Candidate,
+    StepTimes,
+    asked,
     common_draft_limit,
     info_problem,
     pairing_problem,
@@ -22,8 +25,8 @@ from outrider_controller.router.placement import (
 TARGET = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t")
 
 
-def candidate(worker_id: str, matched: int = 0, load: int = 0, limit: int = 10, waiting: int = 0) -> Candidate:
-    return Candidate(worker_id, matched, load, limit, waiting)
+def candidate(worker_id: str, load: int = 0, uncached: int = 0, limit: int = 10, waiting: int = 0) -> Candidate:
+    return Candidate(worker_id, load, limit, uncached, num_waiting=waiting)
 
 
 def order(*candidates: Candidate) -> list[str]:
@@ -37,16 +40,31 @@ def test_an_old_report_tells_only_who_is_leaving():
     assert believed_load(replace(fresh, age_ms=2500)) == worker.WorkerLoad(draining=True)
 
 
-def test_the_longest_cached_prefix_wins_then_the_least_load():
-    assert order(candidate("a", 0, 0), candidate("b", 3, 5), candidate("c", 3, 2)) == ["c", "b", "a"]
+def test_a_cached_prefix_is_worth_the_time_that_it_saves_and_no_more():
+    # 128 tokens of an answer take as long as 128 of a prompt where nothing is known.
+    assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=100)) == ["b", "a"]
+    assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=200)) == ["a", "b"]
+
+
+def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one_has_it():
+    loads = {"primed": 0, "cold": 0}
+    for _ in range(32):
+        uncached = {"primed": 0, "cold": 0 if loads["cold"] else 2000}
+        best = order(*(candidate(name, loads[name], uncached[name], limit=64) for name in loads))[0]
+        loads[best] += 1
+    assert 12 <= loads["cold"] <= 20
+
+
+def test_a_faster_worker_takes_more():
+    fast = replace(candidate("fast", load=4), times=StepTimes(10_000, 100_000))
+    slow = replace(candidate("slow", load=3), times=StepTimes(20_000, 200_000))
+    assert order(slow, fast) == ["fast", "slow"]
+    # Who has said nothing yet is taken for what the others are.
+    assert order(slow, candidate("new", load=3), fast) == ["fast", "new", "slow"]
 
 
 def test_full_workers_are_left_out_and_queueing_ones_come_last():
-    assert order(candidate("full", 9, 10), candidate("queue", 9, 5, waiting=1), candidate("c")) == ["c", "queue"]
-
-
-def test_load_is_a_share_of_the_limit():
-    assert order(candidate("small", load=5, limit=10), candidate("large", load=20, limit=100)) == ["large", "small"]
+    assert order(candidate("full", 10), candidate("queue", 5, waiting=1), candidate("c", 9)) == ["c", "queue"]
 
 
 def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken():
@@ -54,7 +72,20 @@ def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_take
     same = replace(candidate("same", load=32, limit=100), num_together=7)
     assert order(idle, other, same) == ["same", "idle", "other"]
     assert order(idle, other, replace(same, num_sequences=33)) == ["idle", "other", "same"]
-    assert order(idle, replace(other, matched_blocks=1), same) == ["other", "same", "idle"]
+
+
+def test_few_caches_are_asked_however_many_workers_there_are():
+    for count in (1, 8, 9, 500):
+        fleet = [candidate(f"w{number}", load=number % 5) for number in range(count)]
+        chosen = asked(b"block", fleet)
+        assert len(chosen) == len(set(chosen)) == min(count, MAX_ASKED)
+
+
+def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load():
+    fleet = [candidate(f"w{number}", load=number % 5) for number in range(100)]
+    busier = [replace(one, num_sequences=(7 * one.num_sequences + 3) % 9) for one in fleet]
+    assert len(set(asked(b"block", fleet)) & set(asked(b"block", busier))) >= MAX_ASKED // 2
+    assert set(asked(b"block", fleet)[: MAX_ASKED // 2]) != set(asked(b"other", fleet)[: MAX_ASKED // 2])
 
 
 @pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
