@@ -31,6 +31,11 @@ _COMMANDS = {
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),
+    "placement": (
+        f"{_SCENARIOS}.placement",
+        "placement",
+        "Are two targets twice as fast with one system prompt?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }
