@@ -18,7 +18,8 @@ from typing import Any
 
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.testing.fakes import FakeTarget
+
+from tests.fakes import FakeTarget
 
 VOCAB_SIZE = 65_536
 MAX_CONTEXT_LEN = 1 << 20

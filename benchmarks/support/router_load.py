@@ -22,9 +22,9 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.fakes import fake_info, serving_target
 
 from benchmarks.support.paced import MAX_CONTEXT_LEN, VOCAB_SIZE, Marks, PacedTarget
+from tests.fakes import fake_info, serving_target
 
 MODEL = "simulated"
 _TIMEOUT_S = 30.0

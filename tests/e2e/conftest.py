@@ -13,7 +13,7 @@ from outrider_controller.cli.stack_config import StackConfig
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    async with Stack(StackConfig(run_dir=tmp_path_factory.mktemp("run"))) as running:
+    async with Stack(StackConfig(run_dir=tmp_path_factory.mktemp("run"), trace_tokens=True)) as running:
         yield running
 
 

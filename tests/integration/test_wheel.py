@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROOF = re.compile(r"bench|simulation|planted|delay_proxy|changed_draft|paced|^tests/")
-TESTING = 600
+PROOF = re.compile(r"fakes|bench|simulation|planted|delay_proxy|changed_draft|paced|^tests/")
+TESTING = 100
 
 
 @pytest.fixture(scope="module")

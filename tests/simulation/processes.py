@@ -19,7 +19,6 @@ from outrider.target.opening import Limits as TargetLimits
 from outrider.target.scheduler import Batching
 from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
-from outrider.testing.fakes import fake_info
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
@@ -27,6 +26,7 @@ from outrider_controller.router.service import RouterServicer
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 
+from tests.fakes import fake_info
 from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, favourite, guess
 from tests.simulation.machine import Machine, VirtualSteps
 from tests.simulation.network import Host, Network

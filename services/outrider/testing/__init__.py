@@ -1,1 +1,1 @@
-"""Small real models, and workers that speak the protocol without one, for our tests and for yours."""
+"""Small real models, for our tests and for yours."""

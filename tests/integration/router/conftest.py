@@ -28,10 +28,10 @@ from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
-from outrider.testing.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig, TraceConfig
 from outrider_controller.router.service import RunningRouter, running_router
 
+from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from tests.route_call import RouteCall
 
 CONFIG = RouterConfig(

@@ -19,8 +19,8 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.fakes import FakeDraft, FakeTarget, continuation, serving_draft, serving_target
 
+from tests.fakes import FakeDraft, FakeTarget, continuation, serving_draft, serving_target
 from tests.route_call import RouteCall
 
 

@@ -10,9 +10,10 @@ from outrider.errors import Code, OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.testing.fakes import FakeDraft, FakeTarget, continuation
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import FailoverConfig
+
+from tests.fakes import FakeDraft, FakeTarget, continuation
 
 PROMPT = [5, 6, 7]
 SAMPLINGS = {

@@ -15,7 +15,8 @@ from outrider.errors import Code
 from outrider.protocol.errors import from_route_error
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.fakes import FakeTarget, continuation
+
+from tests.fakes import FakeTarget, continuation
 
 
 @dataclass

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.fakes import fake_info
 from outrider_controller.router.speculation import Setting, SpeculationController
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
+from tests.fakes import fake_info
 
 LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64)
 

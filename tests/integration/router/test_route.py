@@ -14,9 +14,9 @@ from outrider.metadata.embedded import EmbeddedServer
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.testing.fakes import FakeDraft, FakeTarget, continuation, next_token
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
 
+from tests.fakes import FakeDraft, FakeTarget, continuation, next_token
 from tests.integration.router.conftest import Fleet
 
 

@@ -17,9 +17,9 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import trace_pb2_grpc
-from outrider.testing.fakes import FakeDraft, FakeTarget
 from outrider_controller.router.config import TraceConfig
 
+from tests.fakes import FakeDraft, FakeTarget
 from tests.integration.router.conftest import Answer, Fleet
 
 Eventually = Callable[..., Awaitable[None]]

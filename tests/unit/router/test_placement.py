@@ -8,7 +8,6 @@ import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.testing.fakes import fake_info
 from outrider_controller.router.fleet import believed_load
 from outrider_controller.router.placement import (
     MAX_ASKED,
@@ -21,6 +20,8 @@ from outrider_controller.router.placement import (
     rank,
     verification_mode,
 )
+
+from tests.fakes import fake_info
 
 TARGET = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t")
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-
 from outrider.errors import Code
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import ServerLife, create_server, serving
