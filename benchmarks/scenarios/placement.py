@@ -21,7 +21,6 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2, worker_pb2
-from outrider.testing.fakes import serving_target
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.stack_options import run_async
 from outrider_controller.router.config import RouterConfig
@@ -30,6 +29,7 @@ from outrider_controller.router.service import running_router
 from benchmarks import report
 from benchmarks.arms import turns
 from benchmarks.support.caching_target import CachingTarget, Pace
+from tests.fakes import serving_target
 
 _MODEL = "paced"
 _SYSTEM_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 512, 32, 48
