@@ -14,14 +14,14 @@ from google.protobuf.message import DecodeError
 
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
 from outrider.protocol.errors import from_route_error
+from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
 from outrider.supervision import until_first_ends
 
 log = logging.getLogger(__name__)
 
-# A message is closed and the next begun beyond this size; routers accept 32 MiB.
-_MAX_MESSAGE_BYTES = 1 << 20
+
 Credential = tuple[tuple[str, str], ...]
 """Call metadata that says to a router who we are."""
 _Rounds = asyncio.Queue[router_pb2.RouteResponse | OutriderError]
@@ -98,7 +98,7 @@ class _Connection:
         self._break(make_error(Code.CANCELLED, "the gateway closed the stream"))
 
     def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
-        if not self._pending or self._pending[-1].ByteSize() + more_bytes > _MAX_MESSAGE_BYTES:
+        if not self._pending or self._pending[-1].ByteSize() + more_bytes > MAX_STREAM_BYTES:
             self._pending.append(router_pb2.RouteManyRequest())
             self._filled.set()
         return self._pending[-1]

@@ -40,4 +40,4 @@ MAX_DROPPED_TOKENS = 1 << 14
 """In one round: of some sixty drafts. As many in every round of the longest request make a sum that fits a message."""
 
 MAX_STREAM_BYTES = 1 << 20
-"""Beyond this size a message on a stream to a worker is closed, and the next begun."""
+"""Beyond this size a message on a stream of requests is closed, and the next begun."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from starlette.responses import JSONResponse
 
-from outrider.errors import Code, InvalidRequest, OutriderError, UnknownModel
+from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderError, UnknownModel
 
-_MAX_MESSAGE_CHARS = 1000
 _MAX_PARAM_CHARS = 200
 
 # gRPC code → HTTP status, error type. The reason becomes the code.
@@ -41,7 +40,7 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, object]:
-        message = self.message[:_MAX_MESSAGE_CHARS]
+        message = self.message[:MAX_MESSAGE_CHARS]
         # A client may have made the name up, as long as its body was allowed to be.
         param = self.param and self.param[:_MAX_PARAM_CHARS]
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
