@@ -22,6 +22,8 @@ from outrider.gateway.config import Failover
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
+from outrider.gateway.quota_keeper import QuotaKeeper
+from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
@@ -197,6 +199,7 @@ class Generator:
     request_timeout_s: float
     clock: Callable[[], float] = field(default=time.monotonic)
     tracing: Tracing | None = None
+    quotas: QuotaKeeper = field(default_factory=QuotaKeeper)
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
 
     @property
@@ -227,25 +230,30 @@ class Generator:
             self.metrics.request(started_s) as observer,
             self.admission.enter(),
         ):
-            try:
-                async with asyncio.timeout(patience_s):
-                    deadline_s = started_s + patience_s
-                    job = await self._prepare(generation, tenant, default_max_tokens, started_s, deadline_s, span)
-            except TimeoutError as error:
-                raise DeadlineExceeded(_TOO_LATE) from error
-            observer.prepared(job.model.name, len(job.prompt_token_ids))
-            span.prepared(job.id, len(job.prompt_token_ids))
-            async with aclosing(self._run(job, observer)) as chunks:
-                prompt = generation.prompt
-                yield Answer(
-                    job.id,
-                    job.model.name,
-                    generation.options,
-                    chunks,
-                    job.prompt_token_ids,
-                    prompt.text if isinstance(prompt, TextPrompt) else None,
-                    job.model.tokenizer,
-                )
+            async with self.quotas.held(tenant, _prompt_tokens(generation), generation.options.max_tokens) as charge:
+                try:
+                    async with asyncio.timeout(patience_s):
+                        deadline_s = started_s + patience_s
+                        job = await self._prepare(generation, tenant, default_max_tokens, started_s, deadline_s, span)
+                except TimeoutError as error:
+                    raise DeadlineExceeded(_TOO_LATE) from error
+                observer.prepared(job.model.name, len(job.prompt_token_ids))
+                span.prepared(job.id, len(job.prompt_token_ids))
+                try:
+                    async with aclosing(self._run(job, observer)) as chunks:
+                        prompt = generation.prompt
+                        yield Answer(
+                            job.id,
+                            job.model.name,
+                            generation.options,
+                            chunks,
+                            job.prompt_token_ids,
+                            prompt.text if isinstance(prompt, TextPrompt) else None,
+                            job.model.tokenizer,
+                        )
+                finally:
+                    charge.num_output = len(job.output.token_ids) - len(generation.resume_token_ids)
+                    charge.num_tokens = len(job.prompt_token_ids) + charge.num_output
 
     async def _prepare(
         self,
@@ -379,6 +387,17 @@ def _check_prompt_logprobs(asked: LogprobsOptions, prompt_len: int) -> None:
     if asked.num_of_prompt(prompt_len) > MAX_PROMPT_LOGPROBS:
         message = f"of a prompt of {prompt_len} tokens would be {asked.num_of_prompt(prompt_len)} numbers"
         raise InvalidRequest("logprobs", f"{message}; at most {MAX_PROMPT_LOGPROBS} are allowed")
+
+
+def _prompt_tokens(generation: Generation) -> float:
+    """About how many, before anything is tokenised."""
+    match generation.prompt:
+        case TokenPrompt(token_ids):
+            return len(token_ids)
+        case TextPrompt(text):
+            return prompt_tokens_of(len(text))
+        case ChatPrompt(messages):
+            return prompt_tokens_of(sum(len(message["content"]) for message in messages))
 
 
 def _check_room(model: Model, where: str, prompt_len: int) -> None:

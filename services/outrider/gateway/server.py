@@ -25,6 +25,7 @@ from outrider.gateway.grpc_server import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
 from outrider.gateway.http.connection import Bounds
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.quota_keeper import QuotaKeeper
 from outrider.gateway.router_stream import Credential
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
@@ -66,7 +67,9 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         tracing = open_tracing("outrider-gateway")
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        core = _core(config, routers, tracing, GatewayMetrics(ops.registry))
+        info = _info()
+        quotas = QuotaKeeper(store, info.worker_id)
+        core = _core(config, routers, tracing, GatewayMetrics(ops.registry), quotas)
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
@@ -93,7 +96,8 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
         if store is not None:
-            lease = store.register(_info(), config.advertise or life.address, lambda: _load(core.admission))
+            await stack.enter_async_context(_background(quotas.run()))
+            lease = store.register(info, config.advertise or life.address, lambda: _load(core.admission))
             await stack.enter_async_context(lease)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
         try:
@@ -126,7 +130,13 @@ def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:
     return LeasedRouters(store)
 
 
-def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None, metrics: GatewayMetrics) -> Generator:
+def _core(
+    config: GatewayConfig,
+    routers: RouterPool,
+    tracing: Tracing | None,
+    metrics: GatewayMetrics,
+    quotas: QuotaKeeper,
+) -> Generator:
     return Generator(
         catalog=Catalog(routers, config.model_paths),
         routers=routers,
@@ -135,6 +145,7 @@ def _core(config: GatewayConfig, routers: RouterPool, tracing: Tracing | None, m
         failover=config.failover,
         request_timeout_s=config.limits.request_timeout_s,
         tracing=tracing,
+        quotas=quotas,
     )
 
 

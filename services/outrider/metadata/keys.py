@@ -64,6 +64,14 @@ class Keys:
         """Exists from the first API key on, for good: revoking the last one opens nothing."""
         return f"{self.namespace}:keysrequired"
 
+    def quota(self, tenant: str) -> str:
+        """Hash: what is left of the tenant's quota of `requests` and `tokens`, and `at` which second that was."""
+        return f"{self.namespace}:quota:{tenant}"
+
+    def running(self, tenant: str) -> str:
+        """Hash: gateway → number of the tenant's requests that run there, and until which second that holds."""
+        return f"{self.namespace}:running:{tenant}"
+
     def workers(self, role: worker_pb2.WorkerRole.ValueType) -> str:
         """Set of the ids that have, or recently had, a lease."""
         return f"{self.namespace}:workers:{role_name(role)}"

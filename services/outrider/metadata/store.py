@@ -26,6 +26,7 @@ from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.lease import Lease
 from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
+from outrider.metadata.quota import QuotaStore
 from outrider.metadata.tenants import TenantStore
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
@@ -90,6 +91,7 @@ class MetadataStore:
     def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys) -> None:
         self.counters = counters
         self.tenants = TenantStore(link, keys)
+        self.quotas = QuotaStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = Directory()

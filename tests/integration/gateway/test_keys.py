@@ -146,3 +146,19 @@ async def test_a_known_key_works_on_while_the_store_is_away(
     await asyncio.sleep(0.1)
     assert (await served.http("good")).status_code == 200
     assert (await served.http("never seen")).status_code == 503
+
+
+async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again(
+    served: Served, store: MetadataStore
+) -> None:
+    quota = tenants_pb2.Quota(requests_per_second=2)
+    await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="test")
+    await add(store, "good")
+    responses = [await served.http("good") for _ in range(4)]
+    refused = next(response for response in responses if response.status_code == 429)
+    assert refused.json()["error"]["code"] == "quota_exceeded"
+    assert 0 < int(refused.headers["retry-after-ms"]) <= 500
+    assert (await served.grpc("good"))[0] in ("OK", "RESOURCE_EXHAUSTED")
+    async with openai.AsyncOpenAI(base_url=f"http://{served.gateway.http_address}/v1", api_key="good") as client:
+        answers = [await client.completions.create(model=MODEL, prompt="a", max_tokens=8) for _ in range(3)]
+    assert [answer.choices[0].text for answer in answers] == ["Yes."] * 3

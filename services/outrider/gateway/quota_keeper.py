@@ -1,0 +1,201 @@
+"""Holds tenants to their quotas: requests a second, tokens a minute, requests at once, over all gateways together.
+
+Takes slices from the store. While that is away each gateway gives out its part, the quota by the gateways last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from outrider.errors import Overloaded
+from outrider.gateway.quotas import SLICE_S, Balance, Bucket, MeanTokens, wait_s
+from outrider.metadata.quota import BURST_S, Granted, Wanted
+from outrider.metadata.store import MetadataStore
+from outrider.rpc.v1 import tenants_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+_REPORT_S = 1.0
+_MIN_REPORT_S = 0.05
+_MAX_TENANTS = 10_000
+_RETRY_PLACE_S = 0.5
+
+
+@dataclass(slots=True)
+class Charge:
+    """One request's. `num_tokens` is what it came to, once that is known."""
+
+    price: float
+    num_tokens: int | None = None
+    num_output: int = 0
+
+
+@dataclass(slots=True)
+class _Account:
+    """One tenant at this gateway."""
+
+    requests: Balance = field(default_factory=Balance)
+    tokens: Balance = field(default_factory=Balance)
+    given_back: float = 0.0
+    """Tokens for the store's bucket, with the next call."""
+    alone_requests: Bucket | None = None
+    alone_tokens: Bucket | None = None
+    mean: MeanTokens = field(default_factory=MeanTokens)
+    running: int = 0
+    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(slots=True)
+class QuotaKeeper:
+    """Of one gateway. Without a store it is the only one."""
+
+    store: MetadataStore | None = None
+    gateway: str = ""
+    """Its id."""
+    clock: Callable[[], float] = time.monotonic
+    num_gateways: int = 1
+    _accounts: dict[str, _Account] = field(default_factory=dict)
+    _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _bounded: set[str] = field(default_factory=set)
+    """Those with a bound on requests at once that run, or ran at the last report."""
+
+    @asynccontextmanager
+    async def held(
+        self, tenant: tenants_pb2.Tenant, prompt_tokens: float, max_tokens: int | None
+    ) -> AsyncIterator[Charge]:
+        """Around one request. Raises Overloaded with the time after which it may be asked again."""
+        quota = tenant.quota
+        if not tenant.HasField("quota") or not quota.ListFields():
+            yield Charge(0.0)
+            return
+        account = self._account(tenant.name)
+        charge = Charge(account.mean.price(prompt_tokens, max_tokens))
+        account.running += 1
+        try:
+            # One at a time: a slice taken for one serves those that wait behind it.
+            async with account.taking:
+                used = await self._admit(tenant, account, charge)
+            try:
+                yield charge
+            finally:
+                if quota.tokens_per_minute:
+                    # A request that never came to be costs no tokens.
+                    used.level += charge.price - (charge.num_tokens or 0)
+                if charge.num_output:
+                    account.mean.add(charge.num_output)
+        finally:
+            account.running -= 1
+            if quota.concurrent_requests:
+                self._left.set()
+
+    async def run(self) -> None:
+        """Says what runs here, and counts the gateways, as long as the gateway lives."""
+        while self.store is not None:
+            try:
+                running = {name: self._accounts[name].running for name in self._bounded}
+                await self.store.quotas.report_running(self.gateway, running)
+                self._bounded -= {name for name, count in running.items() if not count}
+                self.num_gateways = max(1, len(await self.store.workers(worker_pb2.WORKER_ROLE_GATEWAY)))
+            except Exception:
+                log.exception("quotas were not reported")
+            # At once where a place became free: another gateway may wait for it. Else often enough to be believed.
+            await asyncio.sleep(_MIN_REPORT_S)
+            await asyncio.wait({waiting := asyncio.ensure_future(self._left.wait())}, timeout=_REPORT_S)
+            waiting.cancel()
+            self._left.clear()
+
+    async def _admit(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Balance | Bucket:
+        """What the request's tokens were taken from. Raises Overloaded."""
+        quota, now_s = tenant.quota, self.clock()
+        request_rate, token_rate = quota.requests_per_second, quota.tokens_per_minute / 60
+        account.requests.settle(now_s)
+        account.given_back += account.tokens.settle(now_s)
+        short = (request_rate and account.requests.level < 1) or (token_rate and account.tokens.missing(charge.price))
+        if quota.concurrent_requests or short:
+            granted = await self._take(tenant, account, charge.price, request_rate, token_rate)
+            if granted is None:
+                return self._alone(tenant, account, charge)
+            if not granted.place:
+                raise _too_many(tenant)
+            account.requests.add(granted.requests, now_s)
+            account.tokens.add(granted.tokens, now_s)
+            if request_rate and account.requests.level < 1:
+                raise _exceeded(tenant, "requests_per_second", wait_s(1 - granted.requests_left, request_rate))
+            if token_rate and account.tokens.missing(charge.price):
+                raise _exceeded(tenant, "tokens_per_minute", wait_s(-granted.tokens_left, token_rate))
+        if request_rate:
+            account.requests.level -= 1
+        if token_rate:
+            account.tokens.level -= charge.price
+        return account.tokens
+
+    async def _take(
+        self, tenant: tenants_pb2.Tenant, account: _Account, price: float, request_rate: float, token_rate: float
+    ) -> Granted | None:
+        """What is missing for this request, and a slice for those after it."""
+        if self.store is None:
+            return None
+        most = tenant.quota.concurrent_requests
+        if most:
+            self._bounded.add(tenant.name)
+        num_requests = max(1.0, request_rate * SLICE_S) if request_rate and account.requests.level < 1 else 0.0
+        missing = account.tokens.missing(price) if token_rate else 0.0
+        num_tokens = missing + token_rate * SLICE_S if missing else 0.0
+        given_back, account.given_back = account.given_back, 0.0
+        return await self.store.quotas.take(
+            tenant.name,
+            Wanted(request_rate, _capacity(request_rate), num_requests),
+            Wanted(token_rate, token_rate * BURST_S, num_tokens),
+            price=missing,
+            given_back=given_back,
+            gateway=self.gateway,
+            running=account.running,
+            most_running=most,
+        )
+
+    def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Bucket:
+        """This gateway's part of the quota, on its own clock."""
+        quota, now_s = tenant.quota, self.clock()
+        if quota.concurrent_requests and account.running > max(1, quota.concurrent_requests // self.num_gateways):
+            raise _too_many(tenant)
+        request_rate = quota.requests_per_second / self.num_gateways
+        token_rate = quota.tokens_per_minute / 60 / self.num_gateways
+        requests = account.alone_requests = account.alone_requests or Bucket(1.0, now_s)
+        tokens = account.alone_tokens = account.alone_tokens or Bucket(token_rate * BURST_S, now_s)
+        requests.refill(request_rate, _capacity(request_rate), now_s)
+        tokens.refill(token_rate, token_rate * BURST_S, now_s)
+        if request_rate and requests.level < 1:
+            raise _exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate))
+        if token_rate and tokens.level <= 0:
+            raise _exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
+        if request_rate:
+            requests.level -= 1
+        if token_rate:
+            tokens.level -= charge.price
+        return tokens
+
+    def _account(self, name: str) -> _Account:
+        account = self._accounts.get(name)
+        if account is None:
+            if len(self._accounts) >= _MAX_TENANTS:
+                self._accounts = {name: kept for name, kept in self._accounts.items() if kept.running}
+            account = self._accounts[name] = _Account()
+        return account
+
+
+def _capacity(request_rate: float) -> float:
+    return max(1.0, request_rate * BURST_S)
+
+
+def _exceeded(tenant: tenants_pb2.Tenant, what: str, retry_after_s: float) -> Overloaded:
+    message = f"{tenant.name} is over its quota of {getattr(tenant.quota, what):g} {what.replace('_', ' ')}"
+    return Overloaded(message, retry_after_s=retry_after_s, reason="QUOTA_EXCEEDED")
+
+
+def _too_many(tenant: tenants_pb2.Tenant) -> Overloaded:
+    message = f"{tenant.name} has {tenant.quota.concurrent_requests} requests under way, as many as its quota allows"
+    return Overloaded(message, retry_after_s=_RETRY_PLACE_S, reason="QUOTA_EXCEEDED")

@@ -1,0 +1,144 @@
+"""What gateways take of a tenant's quota, in Redis: one bucket a tenant, filled by the server's clock.
+
+A gateway takes a slice, some 150 ms worth of the rate, in one call. So the gateways together give out what the bucket
+had, however requests are spread among them; one that dies loses a slice at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.metadata.keys import Keys
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+BURST_S = 0.5
+"""How much a bucket holds, in time at its rate; one request at least."""
+RUNNING_TTL_S = 5
+_TTL_MS = 600_000
+
+_TAKE = """
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1000000
+if tonumber(ARGV[8]) > 0 then
+  local running = 0
+  local others = redis.call('HGETALL', KEYS[2])
+  for i = 1, #others, 2 do
+    local count, until_s = string.match(others[i + 1], '(%d+) ([%d.]+)')
+    if tonumber(until_s) < now then
+      redis.call('HDEL', KEYS[2], others[i])
+    elseif others[i] ~= ARGV[7] then
+      running = running + tonumber(count)
+    end
+  end
+  if running + tonumber(ARGV[9]) > tonumber(ARGV[8]) then return {'0', '0', '0', '0', '0'} end
+  redis.call('HSET', KEYS[2], ARGV[7], ARGV[9] .. ' ' .. string.format('%.3f', now + tonumber(ARGV[10])))
+  redis.call('PEXPIRE', KEYS[2], ARGV[11])
+end
+local known = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
+local elapsed = known[3] and math.max(0, now - tonumber(known[3])) or 0
+local given, left = {}, {}
+for i = 1, 2 do
+  local rate, capacity, wanted = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
+  local back = i == 2 and tonumber(ARGV[13]) or 0
+  local level = math.min(capacity, (known[i] and tonumber(known[i]) or capacity) + rate * elapsed + back)
+  given[i] = math.max(0, math.min(level, wanted))
+  if i == 1 then
+    given[i] = math.floor(given[i])
+  elseif level > 0 then
+    -- The whole price of a request, which may leave a debt here: it is paid off whether anybody asks or not.
+    given[i] = math.max(given[i], tonumber(ARGV[12]))
+  end
+  left[i] = level - given[i]
+end
+redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', left[1]), 'tokens', string.format('%.6f', left[2]),
+  'at', string.format('%.6f', now))
+redis.call('PEXPIRE', KEYS[1], ARGV[11])
+return {'1', string.format('%.6f', given[1]), string.format('%.6f', given[2]), string.format('%.6f', left[1]),
+  string.format('%.6f', left[2])}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Of one quantity: the rate a second, how much the bucket holds, and how much is asked for."""
+
+    rate: float
+    capacity: float
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    place: bool
+    """False: as many requests run as may, on all gateways together."""
+    requests: float
+    """Whole ones."""
+    tokens: float
+    requests_left: float
+    """What the bucket still has, below 1 where no request was given."""
+    tokens_left: float
+    """The same of tokens: 0 or a debt where none were given."""
+
+
+class QuotaStore:
+    """Owned by one event loop. Never raises because Redis is away."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    async def take(
+        self,
+        tenant: str,
+        requests: Wanted,
+        tokens: Wanted,
+        *,
+        price: float,
+        given_back: float = 0.0,
+        gateway: str,
+        running: int,
+        most_running: int,
+    ) -> Granted | None:
+        """Takes what there is of what is wanted, and of tokens `price` at least if there are any. `given_back`: tokens
+        taken before that nobody needed.
+
+        `running`: at this gateway, the new one included; `most_running` 0: no bound. None while Redis is away.
+        """
+        keys = (self._keys.quota(tenant), self._keys.running(tenant))
+        amounts = [requests.rate, requests.capacity, requests.amount, tokens.rate, tokens.capacity, tokens.amount]
+        arguments: tuple[Any, ...] = (
+            *amounts,
+            gateway,
+            most_running,
+            running,
+            RUNNING_TTL_S,
+            _TTL_MS,
+            price,
+            given_back,
+        )
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_TAKE, len(keys), *keys, *arguments)
+
+        answer = await self._link.call(work)
+        return None if answer is None else Granted(answer[0] == b"1", *map(float, answer[1:]))
+
+    async def report_running(self, gateway: str, running: dict[str, int]) -> None:
+        """How many requests of each tenant run at this gateway. Holds for 5 s."""
+
+        async def work(redis: Redis) -> Any:
+            time_s, time_us = await redis.time()
+            until_s = time_s + time_us / 1e6 + RUNNING_TTL_S
+            pipe = redis.pipeline(transaction=False)
+            for tenant, count in running.items():
+                pipe.hset(self._keys.running(tenant), gateway, f"{count} {until_s:.3f}")
+                pipe.pexpire(self._keys.running(tenant), _TTL_MS)
+            return await pipe.execute()
+
+        if running:
+            await self._link.call_in_background(work)

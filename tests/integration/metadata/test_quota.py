@@ -1,0 +1,60 @@
+"""The script behind quotas, on a real server with its own clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from outrider.metadata import MetadataStore
+from outrider.metadata.quota import Granted, Wanted
+
+NONE = Wanted(0, 0, 0)
+
+
+async def take(store: MetadataStore, requests: Wanted = NONE, tokens: Wanted = NONE, **more: int | str) -> Granted:
+    given = {"price": 0, "gateway": "a", "running": 1, "most_running": 0, **more}
+    granted = await store.quotas.take("t", requests, tokens, **given)  # type: ignore[arg-type]
+    assert granted is not None
+    return granted
+
+
+async def test_two_gateways_empty_one_bucket(store: MetadataStore, reader: MetadataStore) -> None:
+    wanted = Wanted(rate=0.001, capacity=10, amount=6)
+    assert (await take(store, wanted)).requests == 6
+    second = await take(reader, wanted, gateway="b")
+    assert second.requests == 4 and second.requests_left < 1
+
+
+async def test_what_is_given_out_over_time_is_the_rate(store: MetadataStore) -> None:
+    rate, given = 200.0, 0.0
+    wanted = Wanted(rate=rate, capacity=20, amount=1000)
+    await take(store, tokens=wanted)
+    started_s = time.monotonic()
+    while time.monotonic() - started_s < 1.5:
+        given += (await take(store, tokens=wanted)).tokens
+        await asyncio.sleep(0.02)
+    assert given == pytest.approx(rate * (time.monotonic() - started_s), rel=0.05)
+
+
+async def test_a_price_beyond_the_bucket_is_taken_whole_and_paid_off_by_time(store: MetadataStore) -> None:
+    wanted = Wanted(rate=100, capacity=5, amount=20)
+    assert (await take(store, tokens=wanted, price=20)).tokens == 20
+    refused = await take(store, tokens=wanted, price=1)
+    assert refused.tokens == 0 and -15 <= refused.tokens_left < 0
+    await asyncio.sleep(0.2)
+    assert (await take(store, tokens=wanted, price=1)).tokens >= 1
+
+
+async def test_places_are_counted_over_gateways_and_come_back(store: MetadataStore) -> None:
+    assert (await take(store, most_running=2)).place
+    assert (await take(store, most_running=2, gateway="b")).place
+    assert not (await take(store, most_running=2, running=2)).place
+    await store.quotas.report_running("b", {"t": 0})
+    assert (await take(store, most_running=2, running=2)).place
+
+
+async def test_while_the_store_is_away_nothing_is_said(tmp_path: object) -> None:
+    async with MetadataStore.connect(f"unix://{tmp_path}/absent.sock") as store:
+        taken = await store.quotas.take("t", NONE, NONE, price=0, gateway="a", running=1, most_running=0)
+        assert taken is None

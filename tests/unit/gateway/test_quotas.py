@@ -1,0 +1,204 @@
+"""What one gateway lets in of a quota, on a clock that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from outrider.errors import Code, Overloaded
+from outrider.gateway.quota_keeper import QuotaKeeper
+from outrider.gateway.quotas import Balance, Bucket, MeanTokens
+from outrider.metadata.quota import Granted, Wanted
+from outrider.rpc.v1 import tenants_pb2
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Store:
+    """One bucket of each quantity, as the script keeps it."""
+
+    clock: Clock
+    away: bool = False
+    num_takes: int = 0
+    levels: dict[str, Bucket] = field(default_factory=dict)
+    running: dict[str, int] = field(default_factory=dict)
+
+    async def take(
+        self,
+        tenant: str,
+        requests: Wanted,
+        tokens: Wanted,
+        *,
+        price: float,
+        given_back: float,
+        gateway: str,
+        running: int,
+        most_running: int,
+    ) -> Granted | None:
+        self.num_takes += 1
+        if self.away:
+            return None
+        others = sum(count for name, count in self.running.items() if name != gateway)
+        if most_running and others + running > most_running:
+            return Granted(False, 0, 0, 0, 0)
+        self.running[gateway] = running
+        given = []
+        for name, wanted in (("requests", requests), ("tokens", tokens)):
+            bucket = self.levels.setdefault(name, Bucket(wanted.capacity, self.clock()))
+            bucket.level += given_back if name == "tokens" else 0
+            bucket.refill(wanted.rate, wanted.capacity, self.clock())
+            amount = max(0.0, min(bucket.level, wanted.amount))
+            if name == "requests":
+                amount = float(int(amount))
+            elif bucket.level > 0:
+                amount = max(amount, price)
+            given.append(amount)
+            bucket.level -= given[-1]
+        return Granted(True, given[0], given[1], self.levels["requests"].level, self.levels["tokens"].level)
+
+
+def tenant(**quota: Any) -> tenants_pb2.Tenant:
+    return tenants_pb2.Tenant(name="t", quota=tenants_pb2.Quota(**quota))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    return Store(clock)
+
+
+def keeper(store: Store, name: str = "g") -> QuotaKeeper:
+    return QuotaKeeper(cast(Any, SimpleNamespace(quotas=store)), name, store.clock)
+
+
+async def asks(at: QuotaKeeper, who: tenants_pb2.Tenant, num_tokens: int = 10) -> bool:
+    """Whether a request is let in, which then comes to so many tokens."""
+    try:
+        async with at.held(who, num_tokens / 2, num_tokens) as charge:
+            charge.num_tokens = num_tokens
+    except Overloaded:
+        return False
+    return True
+
+
+async def test_three_gateways_give_out_one_quota_of_requests(store: Store, clock: Clock) -> None:
+    gateways, who = [keeper(store, name) for name in "abc"], tenant(requests_per_second=20)
+    let_in = 0
+    for step in range(60 * 200):
+        let_in += await asks(gateways[step % 3], who)
+        clock.now_s += 1 / 200
+    assert 0.98 * 1200 <= let_in <= 1.02 * 1200
+
+
+@pytest.mark.parametrize("num_tokens", [3, 40, 700])
+async def test_three_gateways_give_out_one_quota_of_tokens(store: Store, clock: Clock, num_tokens: int) -> None:
+    gateways, who = [keeper(store, name) for name in "abc"], tenant(tokens_per_minute=60_000)
+    let_in = 0
+    for step in range(60 * 400):
+        let_in += await asks(gateways[step % 3], who, num_tokens)
+        clock.now_s += 1 / 400
+    # The bucket may be in debt for one request.
+    assert 0.98 * 60_000 <= let_in * num_tokens <= 1.02 * 60_000 + num_tokens
+
+
+async def test_without_the_store_gateways_divide_the_quota(store: Store, clock: Clock) -> None:
+    gateways, who = [keeper(store, name) for name in "abc"], tenant(requests_per_second=20)
+    for one in gateways:
+        one.num_gateways = 3
+    store.away = True
+    let_in = 0
+    for step in range(20 * 200):
+        let_in += await asks(gateways[step % 3], who)
+        clock.now_s += 1 / 200
+    assert 0.95 * 400 <= let_in <= 1.2 * 400
+
+
+async def test_a_slice_serves_many_requests_and_the_store_is_asked_seldom(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(requests_per_second=1000)
+    for _ in range(900):
+        assert await asks(one, who)
+        clock.now_s += 1 / 900
+    assert store.num_takes < 20
+
+
+async def test_who_is_over_the_quota_hears_which_and_when_to_ask_again(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(requests_per_second=2)
+    assert await asks(one, who)
+    with pytest.raises(Overloaded) as caught:
+        async with one.held(who, 1, 1):
+            pass
+    error = caught.value
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED")
+    assert "2 requests per second" in error.message
+    clock.now_s += error.retry_after_s or 0
+    assert await asks(one, who)
+
+
+async def test_a_request_larger_than_the_bucket_is_let_in_and_paid_off(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600)
+    assert await asks(one, who, 100)
+    assert not await asks(one, who, 100)
+    clock.now_s += 9.0
+    # The price was 150, of which 50 came back: 95 of debt are paid off after 9.5 s.
+    assert not await asks(one, who, 100)
+    clock.now_s += 1.0
+    assert await asks(one, who, 100)
+
+
+async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock: Clock) -> None:
+    a, b, who = keeper(store, "a"), keeper(store, "b"), tenant(concurrent_requests=2)
+    async with a.held(who, 1, 1):
+        async with b.held(who, 1, 1):
+            assert not await asks(a, who)
+        store.running["b"] = 0
+        assert await asks(a, who)
+
+
+async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600)
+    for _ in range(50):
+        async with one.held(who, 1000, 1000):
+            pass
+
+
+async def test_without_a_quota_nobody_asks_the_store(store: Store) -> None:
+    assert await asks(keeper(store), tenants_pb2.Tenant(name="t"))
+    assert store.num_takes == 0
+
+
+async def test_requests_that_come_at_once_share_one_slice(store: Store) -> None:
+    one, who = keeper(store), tenant(requests_per_second=100)
+    assert sum(await asyncio.gather(*(asks(one, who) for _ in range(200)))) == 50
+
+
+def test_a_slice_that_nobody_wanted_is_given_up_and_a_debt_is_not() -> None:
+    slice_, debt = Balance(5, 0.0), Balance(-5, 0.0)
+    for balance in (slice_, debt):
+        balance.settle(0.4)
+    assert (slice_.level, debt.level) == (5, -5)
+    for balance in (slice_, debt):
+        balance.settle(10.0)
+    assert (slice_.level, debt.level) == (0, -5)
+
+
+def test_the_price_of_an_answer_is_the_tenants_mean_at_most() -> None:
+    mean = MeanTokens()
+    for _ in range(200):
+        mean.add(20)
+    assert mean.price(100, 4096) == pytest.approx(120, abs=1)
+    assert mean.price(100, 5) == 105
+    assert mean.price(100, None) == pytest.approx(120, abs=1)
