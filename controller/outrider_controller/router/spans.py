@@ -1,4 +1,5 @@
-"""A finished request's trace as OpenTelemetry spans: the request; below it queue, prefill and every round.
+"""A finished request as OpenTelemetry spans: the request; below it queue, prefill and every round; below a round
+what its draft and its target did.
 
 Spans are made when the request has ended, on a thread of their own, so that none of it is on the path of a token.
 Neither text nor token ids are recorded.
@@ -79,22 +80,46 @@ def write_spans(tracer: Tracer, ended: trace.RequestTrace, request: Request) -> 
 
 
 def _write_phases(tracer: Tracer, parent: Span, ended: trace.RequestTrace) -> None:
-    context = set_span_in_context(parent)
-
-    def child(name: str, from_us: int, to_us: int, attributes: Attributes) -> None:
-        start_us = ended.started_unix_us
+    def child(under: Span, name: str, from_us: int, to_us: int, attributes: Attributes) -> Span:
+        context, start_us = set_span_in_context(under), ended.started_unix_us
         span = tracer.start_span(name, context, SpanKind.INTERNAL, attributes, start_time=(start_us + from_us) * 1000)
         span.end((start_us + to_us) * 1000)
+        return span
+
+    def work(under: Span, one: trace.RoundTrace, begun_us: int) -> None:
+        """Of the workers: by their own durations. A draft's ends where its tokens are verified at the latest."""
+        verify_us = max(begun_us, one.at_us - one.timing.verify_us)
+        workers = _workers_at(ended, one.at_us)
+        if one.num_drafted:
+            drafted_us = min(verify_us, begun_us + one.timing.draft_us)
+            at_draft = _at(workers, worker.WORKER_ROLE_DRAFT)
+            child(under, "draft", max(0, drafted_us - one.timing.draft_us), drafted_us, at_draft)
+        child(under, "verify", verify_us, one.at_us, _at(workers, worker.WORKER_ROLE_TARGET))
 
     for index, one in enumerate(ended.rounds):
         begun_us = max(0, one.at_us - one.timing.round_us)
         if index == 0:
             # The prompt's last part is run by the step that decides the first token.
             prefill_us = max(begun_us, one.at_us - one.timing.prefill_us - one.timing.verify_us)
-            child("queue", 0, prefill_us, {"outrider.placing_seconds": ended.placing_us / 1e6})
-            child("prefill", prefill_us, one.at_us, round_attributes(index, one))
+            child(parent, "queue", 0, prefill_us, {"outrider.placing_seconds": ended.placing_us / 1e6})
+            span = child(parent, "prefill", prefill_us, one.at_us, round_attributes(index, one))
+            work(span, one, prefill_us)
         else:
-            child("round", begun_us, one.at_us, round_attributes(index, one))
+            span = child(parent, "round", begun_us, one.at_us, round_attributes(index, one))
+            work(span, one, begun_us)
+
+
+def _workers_at(ended: trace.RequestTrace, at_us: int) -> dict[int, str]:
+    """By role, who had the request then."""
+    found: dict[int, str] = {}
+    for event in ended.events:
+        if event.at_us <= at_us and event.kind == trace.TRACE_EVENT_KIND_OPENED:
+            found[event.role] = event.worker_id
+    return found
+
+
+def _at(workers: Mapping[int, str], role: int) -> Attributes:
+    return {"outrider.worker": workers[role]} if role in workers else {}
 
 
 def round_attributes(index: int, one: trace.RoundTrace) -> Attributes:

@@ -79,15 +79,15 @@ class RouterTelemetry:
 
     def revision_changed(self, worker_id: str, request: Request, before: str, after: str) -> None:
         """An answer goes on with the same weights in another arithmetic."""
-        log.warning("request %s goes on as %s, no longer as %s", request.request_id, after, before)
+        log.warning("a request goes on as %s, no longer as %s", after, before, extra=_of(request, worker_id))
         self._event("revision_changed", worker_id, request, f"{before} to {after}")
 
     def lost_target(self, worker_id: str, request: Request, fault: Fault, why: str) -> None:
-        log.warning("target %s lost request %s: %s", worker_id, request.request_id, why)
+        log.warning("a target lost a request: %s", why, extra=_of(request, worker_id))
         self._event("target_lost", worker_id, request, fault.value)
 
     def lost_draft(self, worker_id: str, request: Request, loss: Loss, why: str) -> None:
-        log.warning("draft %s lost request %s: %s", worker_id, request.request_id, why)
+        log.warning("a draft lost a request: %s", why, extra=_of(request, worker_id))
         self._metrics.fallback(loss.value)
         self._event("draft_lost", worker_id, request, loss.value)
 
@@ -109,3 +109,8 @@ class RouterTelemetry:
                 await self._events.emit(kind, fields)
             except ValueError as error:
                 log.error("event %s not written: %s", kind, error)
+
+
+def _of(request: Request, worker_id: str) -> dict[str, str]:
+    """The fields of a line about a request."""
+    return {"request_id": request.request_id, "tenant": request.tenant, "worker": worker_id}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from outrider.errors import Unavailable
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.telemetry.logging import JsonFormatter
 
 from tests.integration.router.conftest import ENGINE
 
@@ -41,7 +43,19 @@ async def test_a_round_tells_what_its_draft_took(real_fleet):
     assert any(t.wire_us > 0 for t in drafted)
 
 
-async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_so(real_fleet):
+async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(real_fleet, caplog):
+    caplog.set_level(logging.DEBUG)
+    prompt = [371, 372, 373, 374, 375, 376]
+    answer = await real_fleet.ask_until_drafted(
+        real_fleet.request(prompt, model="tiny", speculation=router.SPECULATION_MODE_ON)
+    )
+    logged = "\n".join(JsonFormatter("test").format(record) for record in caplog.records)
+    assert logged
+    for tokens in (prompt[:3], answer.token_ids[:3]):
+        assert ", ".join(map(str, tokens)) not in logged
+
+
+async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_so(real_fleet, caplog):
     for target in real_fleet.targets:
         target.pairs._connect = lambda address: create_channel("127.0.0.1:1")
     for _ in range(2):
@@ -52,7 +66,10 @@ async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_
     assert 1 <= real_fleet.counter("outrider_fallback_total", reason="draft_unreachable") <= 20
     events = [event for event in await real_fleet.store.events() if event.kind == "draft_lost"]
     assert {event.fields["reason"] for event in events} == {"draft_unreachable"}
-    assert {event.fields["worker_id"] for event in events} == {real_fleet.drafts[0].info.worker_id}
+    draft_id = real_fleet.drafts[0].info.worker_id
+    assert {event.fields["worker_id"] for event in events} == {draft_id}
+    lines = [vars(record) for record in caplog.records if "a draft lost a request" in record.message]
+    assert {(line["request_id"], line["tenant"], line["worker"]) for line in lines} == {("r1", "t", draft_id)}
 
 
 async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet):

@@ -31,6 +31,8 @@ def spans_of(exporter: InMemorySpanExporter, *, flags: str = "01", error: str = 
     traces = Traces(TraceConfig())
     what = request(trace_context=TraceContext(PARENT + flags))
     recorder, active = begun(traces, what, now_us=1000)
+    recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_TARGET, worker_id="t1"), 1000)
+    recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_DRAFT, worker_id="d1"), 1000)
     add_round(recorder, active, [20], 2000, prefill_us=300, queue_us=100)
     recorder.lost(worker.WorkerInfo(role=worker.WORKER_ROLE_DRAFT, worker_id="d1"), "draft_lost", 2100)
     add_round(recorder, active, [21, 22], 2500, num_drafted=3, num_verified=2, num_accepted=1, wait_us=50, queue_us=60)
@@ -64,6 +66,19 @@ def test_queue_prefill_and_rounds_follow_one_another_below_the_request(exporter:
     assert [relative_us(span, route) for span in children] == [(0, 693), (693, 1000), (1000, 1500), (1500, 2000)]
 
 
+def test_below_a_round_its_target_and_its_draft_are_named(exporter: InMemorySpanExporter) -> None:
+    spans = spans_of(exporter)
+    (route,), rounds = spans["route m"], [*spans["prefill"], *spans["round"]]
+    parents = [span.parent.span_id for span in spans["verify"] if span.parent]
+    assert parents == [one.context.span_id for one in rounds if one.context]
+    # Every step took 7.
+    assert [relative_us(span, route) for span in spans["verify"]] == [(993, 1000), (1493, 1500), (1993, 2000)]
+    assert {(span.attributes or {})["outrider.worker"] for span in spans["verify"]} == {"t1"}
+    (draft,) = spans["draft"]
+    assert draft.parent is not None and draft.parent.span_id == parents[1]
+    assert (draft.attributes or {})["outrider.worker"] == "d1"
+
+
 def test_the_figures_are_those_of_the_trace(exporter: InMemorySpanExporter) -> None:
     spans = spans_of(exporter)
     attributes = spans["route m"][0].attributes or {}
@@ -84,7 +99,7 @@ def test_the_figures_are_those_of_the_trace(exporter: InMemorySpanExporter) -> N
 def test_what_happened_in_between_is_an_event_and_an_error_a_status(exporter: InMemorySpanExporter) -> None:
     spans = spans_of(exporter, error="DEADLINE_EXCEEDED")
     (route,) = spans["route m"]
-    (event,) = route.events
+    *_, event = route.events
     assert event.name == "outrider.draft.lost"
     assert dict(event.attributes or {}) == {
         "outrider.worker": "d1",
