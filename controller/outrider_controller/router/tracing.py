@@ -98,9 +98,6 @@ class Recorder:
             self.trace.num_rounds_omitted += 1
             return
         done.num_tokens = len(done.token_ids)
-        if not self._record_tokens:
-            done = copy(done)
-            done.token_ids, done.rejected = [], []
         done.at_us = now_us - self._started_us
         done.max_draft_tokens, done.max_wait_us = setting.max_draft_tokens, setting.max_wait_us
         done.batch_sequences = batch_sequences
@@ -109,6 +106,9 @@ class Recorder:
     def ended(self, error: str, now_us: int) -> None:
         """`error` is the reason of what ended the call, empty when the request is finished."""
         self.trace.running = False
+        if not self._record_tokens:
+            # Not earlier: others read the rounds of a request that runs, and a copy of each costs as much as a round.
+            self._rounds = [_without_tokens(done) for done in self._rounds]
         self._update(now_us)
         if not self.trace.finish_reason:
             self.trace.error = error or "CANCELLED"
@@ -116,7 +116,10 @@ class Recorder:
     def kept(self, now_us: int) -> KeptTrace:
         """As it stands."""
         self._update(now_us)
-        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(self._rounds))
+        rounds = self._rounds
+        if self.trace.running and not self._record_tokens:
+            rounds = [_without_tokens(copy(done)) for done in rounds]
+        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(rounds))
 
     def _update(self, now_us: int) -> None:
         self.trace.duration_us = max(0, now_us - self._started_us)
@@ -139,6 +142,11 @@ class Recorder:
             model=info.model,
             reason=reason,
         )
+
+
+def _without_tokens(done: Round) -> Round:
+    done.token_ids = done.rejected = []
+    return done
 
 
 class Traces:
