@@ -95,10 +95,12 @@ class KeyGuard:
             return known.found
         if known.reading is None:
             known.reading = asyncio.create_task(self._read(digest), name="find API key")
+        # Another request may wait for it too, and take it away first.
+        reading = known.reading
         holds = now_s - known.read_s < _LAST_KNOWN_S
-        await asyncio.wait({known.reading}, timeout=CALL_TIMEOUT_S if holds else None)
-        found = known.reading.result() if known.reading.done() else None
-        if known.reading.done():
+        await asyncio.wait({reading}, timeout=CALL_TIMEOUT_S if holds else None)
+        found = reading.result() if reading.done() else None
+        if reading.done() and known.reading is reading:
             known.reading = None
         if found is None and not holds:
             raise _away()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -123,6 +124,18 @@ async def test_a_key_is_asked_for_once_in_five_seconds_and_a_wrong_one_once_a_se
     await guard.admit(_INFER, "k")
     # The key, and whether keys are required.
     assert store.num_reads == 3
+
+
+async def test_requests_that_wait_for_the_same_newer_answer_all_have_it(
+    guard: KeyGuard, store: Store, clock: Clock
+) -> None:
+    store.add("k")
+    await guard.admit(_INFER, "k")
+    clock.now_s += 6
+    callers = await asyncio.gather(*(guard.admit(_INFER, "k") for _ in range(5)))
+    assert [caller.tenant.name for caller in callers] == ["acme"] * 5
+    # Of the key, and of whether keys are required: once each time.
+    assert store.num_reads == 4
 
 
 async def test_a_revoked_key_opens_nothing_after_five_seconds(guard: KeyGuard, store: Store, clock: Clock) -> None:
