@@ -13,6 +13,7 @@ _COMMANDS = {
     "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
+    "tenants": ("tests.soak.tenants", "tenants", "Quotas over three gateways; the time of wrong keys: do they hold?"),
     "tensor-parallel": (
         "tests.soak.tensor_parallel",
         "tensor_parallel",
