@@ -13,6 +13,7 @@ from outrider.metadata.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.report import Tally as TargetTally
+from outrider.target.supervisor import supervisor_metrics
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
@@ -37,6 +38,7 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
     "control": (store,),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetTally()), store),
+    "supervisor": (supervisor_metrics,),
     "draft": (lambda registry: DraftMetrics(registry, INFO, DraftTally()), store),
 }
 
@@ -69,7 +71,7 @@ def rows() -> list[str]:
 def _row(metric: Metric, labels: list[str], processes: list[str]) -> str:
     suffix = "_total" if metric.type == "counter" else ""
     theirs = f"`{VLLM_NAMES[metric.name]}{suffix}`" if metric.name in VLLM_NAMES else ""
-    by = "all" if processes == list(PROCESSES) else ", ".join(processes)
+    by = "all" if {*PROCESSES} - {*processes} <= {"supervisor"} else ", ".join(processes)
     named = ", ".join(f"`{label}`" for label in labels)
     return f"| `{metric.name}{suffix}` | {metric.type} | {named} | {by} | {metric.documentation} | {theirs} |"
 

@@ -151,6 +151,8 @@ class Planner:
         threads = max(1, self.cores.threads // ranks)
         worker = self._worker(port, self._config.dtype, self._config.target_quantization, threads)
         flags = (*name, *worker, "--tensor-parallel", str(ranks))
+        if ranks > 1:
+            flags += ("--supervisor-ops-listen", self._ops[f"target-{number}-supervisor"])
         own = self.cores.targets[number]
         if not self._config.borrow_cores or ranks > 1:
             return self._spec(f"target-{number}", "outrider.target", flags, port, own)
@@ -205,4 +207,6 @@ class Planner:
 def _names(config: StackConfig) -> list[str]:
     """Of all processes and actors that have an ops port."""
     numbered = {"target": config.targets, "draft": config.drafts, "router": config.routers}
-    return ["gateway", "control", *(f"{role}-{n}" for role, count in numbered.items() for n in range(count))]
+    supervisors = [f"target-{n}-supervisor" for n in range(config.targets) if config.tensor_parallel > 1]
+    named = (f"{role}-{n}" for role, count in numbered.items() for n in range(count))
+    return ["gateway", "control", *named, *supervisors]

@@ -9,6 +9,7 @@ from functools import partial
 from outrider.engine import CheckpointError
 from outrider.target.config import TargetConfig, parse_arguments
 from outrider.telemetry.logging import configure_logging
+from outrider.telemetry.ops import Ops
 
 
 def main() -> int:
@@ -33,7 +34,13 @@ def _several(config: TargetConfig) -> int:
     from outrider.target.rank import run_rank
     from outrider.target.supervisor import Supervisor
 
-    return Supervisor(config.tensor_parallel, config.step_timeout_s, partial(run_rank, config)).run()
+    ops = Ops("target-supervisor", config)
+    run, listen = partial(run_rank, config), config.supervisor_ops_listen
+    try:
+        return Supervisor(config.tensor_parallel, config.step_timeout_s, run, ops, listen).run()
+    except OSError as error:
+        print(f"outrider.target: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

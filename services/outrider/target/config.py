@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine import EngineConfig
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 from outrider.worker.config import WorkerConfig, from_options, make_parser, parse
 
 MAX_RANKS = 64
@@ -21,6 +22,8 @@ class TargetConfig(WorkerConfig):
     """Most drafted tokens verified in one step of one sequence."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
+    supervisor_ops_listen: str = ANY_LOOPBACK_PORT
+    """With tensor_parallel above 1: HOST:PORT of the ops port of the process that starts them; empty means none."""
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)
@@ -52,4 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-draft-tokens", type=int, default=32, metavar="N", help="drafts verified in one step of a sequence")
     add("--prefill-threads", type=int, default=0, metavar="N", help="CPU threads that read a prompt, if more")
     add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
+    add(
+        "--supervisor-ops-listen",
+        default=ANY_LOOPBACK_PORT,
+        metavar="HOST:PORT",
+        help="ops port of the process that starts them; none if empty",
+    )
     return parser

@@ -20,9 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
 
+from prometheus_client import CollectorRegistry, Counter
+
 from outrider.engine.parallel.group import Place, listen
 from outrider.engine.parallel.links import Link
 from outrider.engine.parallel.watchdog import READY
+from outrider.telemetry.ops import InlineOpsServer, Ops
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,11 @@ class Rank:
         return f"rank {self.number} (process {self.pid}) {how}"
 
 
+def supervisor_metrics(registry: CollectorRegistry) -> Counter:
+    name, meaning = "outrider_tensor_parallel_restarts", "Times that all ranks of a target were started again."
+    return Counter(name, meaning, registry=registry)
+
+
 @dataclass(slots=True)
 class Supervisor:
     """Runs groups of `size` ranks, one after another, until one ends as it should or too many do not."""
@@ -87,9 +95,15 @@ class Supervisor:
     size: int
     step_timeout_s: float
     run_rank: RunRank
+    ops: Ops
+    """What it shows of itself; where is told by `ops_listen`."""
+    ops_listen: str = ""
+    """HOST:PORT; empty means nowhere."""
     _ranks: list[Rank] = field(default_factory=list)
+    _server: InlineOpsServer | None = None
     _stopping: bool = False
     _signals: list[int] = field(default_factory=list)
+    restarts: Counter = field(init=False)
 
     def run(self) -> int:
         """Returns the exit code: that of rank 0 when it ended by itself, 1 when restarts were in vain."""
@@ -97,6 +111,7 @@ class Supervisor:
             importlib.import_module(name)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
+        self._open_ops()
         restarted: deque[float] = deque(maxlen=_RESTARTS)
         while True:
             self._start()
@@ -116,6 +131,20 @@ class Supervisor:
                 return 1
             restarted.append(now_s)
             log.warning("all %d ranks are started again", self.size)
+            self.restarts.inc()
+
+    def _open_ops(self) -> None:
+        self.ops.ready["ranks"] = lambda: "" if self._ranks and self._ranks[0].ready else "the ranks are starting"
+        if self.ops_listen:
+            self._server = InlineOpsServer(self.ops, self.ops_listen)
+            log.info("ops port of the supervisor: http://%s", self._server.bound)
+
+    def __post_init__(self) -> None:
+        self.restarts = supervisor_metrics(self.ops.registry)
+
+    @property
+    def _ops_fds(self) -> list[int]:
+        return [self._server.fileno()] if self._server is not None else []
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
         # Only noted: the watch passes it on. A signal between two groups must not be lost.
@@ -130,7 +159,8 @@ class Supervisor:
         for number in range(self.size):
             links = tuple(pair[0] for pair in pairs) if number == 0 else (pairs[number - 1][1],)
             keep = {link.fileno() for link in links} | {rendezvous.fileno(), beats[number][1]}
-            everything = {end for pipe in beats for end in pipe} | {link.fileno() for pair in pairs for link in pair}
+            everything = {self._server.fileno()} if self._server is not None else set()
+            everything |= {end for pipe in beats for end in pipe} | {link.fileno() for pair in pairs for link in pair}
             place = Place(number, self.size, links, rendezvous, beats[number][1], self.step_timeout_s)
             pid = self._fork(place, everything - keep)
             self._ranks.append(Rank(number, pid, beats[number][0], time.monotonic()))
@@ -173,8 +203,11 @@ class Supervisor:
         while True:
             self._pass_on_signals()
             open_fds = {rank.beat_fd: rank for rank in self._ranks if not rank.ended}
-            for fd in select.select(list(open_fds), [], [], _POLL_S)[0]:
-                open_fds[fd].listen(time.monotonic())
+            for fd in select.select([*open_fds, *self._ops_fds], [], [], _POLL_S)[0]:
+                if fd in open_fds:
+                    open_fds[fd].listen(time.monotonic())
+                elif self._server is not None:
+                    self._server.answer()
             now_s = time.monotonic()
             for rank in self._ranks:
                 rank.reap(os.WNOHANG)

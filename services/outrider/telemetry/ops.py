@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
 from typing import Any
@@ -190,6 +190,7 @@ class OpsServer(ThreadingHTTPServer):
     """Bound at once; serves once `serve_forever` or `handle_request` is called. Raises OSError."""
 
     daemon_threads = True
+    client_timeout_s = _CLIENT_TIMEOUT_S
     # At its end nobody waits for a client that is slow to read.
     block_on_close = False
 
@@ -214,9 +215,25 @@ class OpsServer(ThreadingHTTPServer):
         """A client that went away, in the middle of its answer or before it asked, is no event."""
 
 
+class InlineOpsServer(OpsServer):
+    """Without a thread, for a process that forks: its owner calls `answer` when there is something to read."""
+
+    timeout = 0
+    client_timeout_s = 0.2
+
+    def answer(self) -> None:
+        """One request, if one has come. A slow client holds the owner up for `client_timeout_s`."""
+        self.handle_request()
+
+    process_request = HTTPServer.process_request
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: OpsServer
-    timeout = _CLIENT_TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(self.server.client_timeout_s)
 
     def do_GET(self) -> None:
         page = self.server.ops.page(urlsplit(self.path).path)
