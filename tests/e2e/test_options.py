@@ -31,8 +31,15 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("name", ASKED)
+QUICK = [("schema", False), ("logprobs", False)]
+CASES = [
+    pytest.param(name, sampled, marks=[] if (name, sampled) in QUICK else pytest.mark.slow)
+    for name in ASKED
+    for sampled in (False, True)
+]
+
+
+@pytest.mark.parametrize(("name", "sampled"), CASES)
 async def test_speculation_changes_no_answer(stack: Stack, name: str, sampled: bool) -> None:
     if name == "schema":
         pytest.importorskip("llguidance")

@@ -406,7 +406,8 @@ def _check_room(model: Model, where: str, prompt_len: int) -> None:
 
 
 def _too_long(model: Model, where: str, tokens: str) -> InvalidRequest:
-    return InvalidRequest(where, f"{tokens}; the model's context of {model.max_context_len} has to hold the answer too")
+    message = f"{tokens}; the model's context of {model.max_context_len} has to hold the answer too"
+    return InvalidRequest(where, message, reason="CONTEXT_LENGTH_EXCEEDED")
 
 
 def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: int | None) -> int:

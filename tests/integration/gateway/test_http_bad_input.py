@@ -237,6 +237,8 @@ async def test_a_refusal_of_something_known_says_it_is_unsupported(http: httpx.A
     assert answer.json()["error"]["code"] == "unsupported_parameter"
     answer = await post(http, "/completions", {"model": MODEL, "prompt": "a", "temprature": 3})
     assert answer.json()["error"]["code"] == "unknown_parameter"
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a" * 600})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_prompt_over_the_context_is_refused_with_both_numbers(http: httpx.AsyncClient) -> None:
