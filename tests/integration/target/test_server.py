@@ -7,7 +7,9 @@ import contextlib
 import random
 import signal
 import sys
+import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -471,6 +473,33 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
                         await asyncio.sleep(0.01)
                 assert found == {servicer.info.worker_id: 5}
             assert await store.workers(worker_pb2.WORKER_ROLE_TARGET) == []
+
+
+async def test_a_step_that_hangs_is_not_live(tiny: Path) -> None:
+    released = threading.Event()
+
+    def hang() -> None:
+        released.wait(120)
+
+    async with running_target(tiny, step_timeout_s=0.5) as (running, stub):
+        url = f"http://{running.ops_address}/livez"
+        assert (await asyncio.to_thread(urllib.request.urlopen, url)).status == 200
+        worker = running.servicer.steps._machine  # type: ignore[attr-defined]
+        step, worker.step = worker.step, hang
+        try:
+            await Router(stub).send(opens=[open_sequence(1, [5, 6])])
+            async with asyncio.timeout(60):
+                with pytest.raises(urllib.error.HTTPError) as caught:
+                    while await asyncio.to_thread(urllib.request.urlopen, url):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+            assert (caught.value.code, caught.value.read().startswith(b"step: ")) == (503, True)
+            # The gRPC health check sees nothing of it: the event loop comes round.
+            async with create_channel(running.life.address) as channel:
+                health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            worker.step = step
+            released.set()
 
 
 async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
