@@ -210,8 +210,8 @@ class _Texts:
         pair, opening = _pair(models, given, chance), _opening(self.num_texts, given)
         text = [*given.prompt, *(token_id for token_ids in pair.answer(opening) for token_id in token_ids)]
         self._count(text, len(given.prompt), given.first_only)
-        self.num_verified += pair.tally.num_verified_tokens
-        self.num_accepted += pair.tally.num_accepted_tokens
+        self.num_verified += pair.stats.num_verified_tokens
+        self.num_accepted += pair.stats.num_accepted_tokens
 
     def _count(self, text: list[int], start: int, first_only: bool) -> None:
         followed: dict[tuple[int, ...], int] = {}

@@ -21,7 +21,7 @@ from outrider.target import wire as target_wire
 from outrider.target.commit import Finish
 from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
-from outrider.target.report import Committed, Report, Tally
+from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching
 from outrider.target.step_cost import StepCost
 from outrider.target.worker import TargetWorker
@@ -74,9 +74,9 @@ class TimedPair:
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
     @property
-    def tally(self) -> Tally:
+    def stats(self) -> TargetStats:
         """What the target counted."""
-        return self._target_worker.tally
+        return self._target_worker.stats
 
     def answer(self, opening: sequence_pb2.OpenSequence) -> Iterator[list[int]]:
         """What each step commits, until the sequence ends. Raises what a worker failed with."""

@@ -120,7 +120,7 @@ def _mistake_sibling(shipped: Any) -> Any:
 def _keep_preempted(shipped: Any) -> Any:
     def preempt(target: Any, victim: Any) -> None:
         victim.kv = None
-        target.tally.num_preemptions += 1
+        target.stats.num_preemptions += 1
 
     return preempt
 

@@ -115,13 +115,13 @@ def _count(outcome: Outcome, world: World, answers: list[Told]) -> None:
         counts[f"end: {told.end}"] += 1
     for process in (*world.places.values(), *world.gone):
         if isinstance(process, TargetProcess):
-            tally = process.worker.tally
-            counts["preemptions"] += tally.num_preemptions
-            counts["refused drafts"] += tally.num_refused_drafts
-            counts["failed steps"] += tally.num_step_failures
-            counts["guesses left for a prepared path"] += tally.num_alternatives_taken
-            counts["tokens judged beside a guess"] += tally.num_siblings
-            counts["tokens accepted beside a guess"] += tally.num_siblings_accepted
+            stats = process.worker.stats
+            counts["preemptions"] += stats.num_preemptions
+            counts["refused drafts"] += stats.num_refused_drafts
+            counts["failed steps"] += stats.num_step_failures
+            counts["guesses left for a prepared path"] += stats.num_alternatives_taken
+            counts["tokens judged beside a guess"] += stats.num_siblings
+            counts["tokens accepted beside a guess"] += stats.num_siblings_accepted
 
 
 @contextmanager

@@ -151,7 +151,7 @@ async def _soak(num_requests: int, concurrency: int, num_blocks: int, seed: int)
         soaked.seconds = round(time.monotonic() - started_s, 1)
         await _settled(stay)
         soaked.held, soaked.still_open = stay.held, stay.num_open
-        soaked.preemptions = stay.target.tally.num_preemptions
+        soaked.preemptions = stay.target.stats.num_preemptions
         soaked.evictions = stay.target_engine.num_evicted_blocks
     return soaked
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.draft.metrics import DraftMetrics
-from outrider.draft.report import Tally as DraftTally
+from outrider.draft.report import DraftStats
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.metadata.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
-from outrider.target.report import Tally as TargetTally
+from outrider.target.report import TargetStats
 from outrider.target.supervisor import supervisor_metrics
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops
@@ -37,9 +37,9 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
     "control": (store,),
-    "target": (lambda registry: TargetMetrics(registry, INFO, TargetTally()), store),
+    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store),
     "supervisor": (supervisor_metrics,),
-    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftTally()), store),
+    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store),
 }
 
 

@@ -71,7 +71,7 @@ def _servicer(
 ) -> DraftServicer:
     limits = Limits(info.vocab_size, info.max_context_len, config.max_draft_tokens)
     worker = DraftWorker(drafter, config.max_sequences)
-    return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.tally), publisher.note)
+    return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.stats), publisher.note)
 
 
 def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.WorkerInfo:

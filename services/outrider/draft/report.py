@@ -41,7 +41,7 @@ class Report(WorkerReport):
 
 
 @dataclass(slots=True)
-class Tally:
+class DraftStats:
     """Counts since the start. Written by the step thread alone; each is read at once."""
 
     num_rounds: int = 0

@@ -31,7 +31,7 @@ class DraftServicer(
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
-        self.tally = worker.tally
+        self.stats = worker.stats
         self._limits = limits
 
     async def GetInfo(

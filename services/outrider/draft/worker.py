@@ -13,7 +13,7 @@ from typing import assert_never
 
 from outrider.draft import events
 from outrider.draft.events import Event
-from outrider.draft.report import Proposed, Report, Tally
+from outrider.draft.report import DraftStats, Proposed, Report
 from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
@@ -40,7 +40,7 @@ class DraftWorker:
     """Sequences of all routers and the drafter that serves them. Owned by one thread."""
 
     def __init__(self, drafter: Drafter, max_sequences: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tally = Tally()
+        self.stats = DraftStats()
         self.draining = False
         self._drafter = drafter
         self._max_sequences = max_sequences
@@ -83,7 +83,7 @@ class DraftWorker:
                 self._limit(event)
             case Closed():
                 if self._remove(event.key) is None:
-                    self.tally.num_unknown += 1
+                    self.stats.num_unknown += 1
             case StreamEnded():
                 for key in [k for k in self._open if k.stream == event.stream]:
                     self._remove(key)
@@ -119,7 +119,7 @@ class DraftWorker:
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
         if not sequences:
             return
-        self.tally.num_rounds += 1
+        self.stats.num_rounds += 1
         outcomes = self._draft(sequences)
         spent_s = self._clock() - started_s
         # Not while some of them catch up with their prompts: how much of those was run is the drafter's.
@@ -141,7 +141,7 @@ class DraftWorker:
         except Exception as error:
             # Nobody waits for these, either.
             log.error("preparing failed", exc_info=error)
-            self.tally.num_round_failures += 1
+            self.stats.num_round_failures += 1
             self._preparing.clear()
             return
         for key, sequence, paths in zip(keys, sequences, outcomes, strict=True):
@@ -151,7 +151,7 @@ class DraftWorker:
                 continue
             del self._preparing[key]
             if paths:
-                self.tally.num_prepared += 1
+                self.stats.num_prepared += 1
                 spent_s = self._clock() - since_s
                 self._report_proposal(
                     *(key, sequence, sequence.committed_len, paths[0], since_s, spent_s),
@@ -170,7 +170,7 @@ class DraftWorker:
         except Exception as error:
             # Nobody waits for these. The next commit tells whose fault it was, if it was a sequence's.
             log.error("running ahead failed", exc_info=error)
-            self.tally.num_round_failures += 1
+            self.stats.num_round_failures += 1
             self._ahead.clear()
             return
         for key, sequence, drafted in zip(keys, sequences, added, strict=True):
@@ -190,7 +190,7 @@ class DraftWorker:
             return self._drafter.draft(sequences)
         except Exception as error:
             log.error("a round failed", exc_info=error)
-            self.tally.num_round_failures += 1
+            self.stats.num_round_failures += 1
         # One of them may be what broke the round, and only that one should end.
         return [self._draft_alone(sequence) for sequence in sequences]
 
@@ -204,8 +204,8 @@ class DraftWorker:
     def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:
         compute_s, self._open[key].compute_s = self._open[key].compute_s, 0.0
         self._report_proposal(key, sequence, sequence.committed_len, drafted, self._due.pop(key), compute_s)
-        self.tally.num_proposals += 1
-        self.tally.num_declined += not drafted.token_ids
+        self.stats.num_proposals += 1
+        self.stats.num_declined += not drafted.token_ids
         if drafted.token_ids and len(drafted.token_ids) < sequence.reach:
             self._ahead.add(key)
         if drafted.token_ids and sequence.wants_alternatives:
@@ -234,7 +234,7 @@ class DraftWorker:
             )
         )
         if not prepared:
-            self.tally.num_draft_tokens[drafted.source] += len(drafted.token_ids)
+            self.stats.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 
     def _start(self, event: events.Opened) -> None:
         key = event.key
@@ -260,7 +260,7 @@ class DraftWorker:
         except CommitMismatch as error:
             self._fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
             return
-        self.tally.num_diverged += sequence.epoch - epoch
+        self.stats.num_diverged += sequence.epoch - epoch
         if event.finished:
             self._finish(event.key)
         else:
@@ -297,7 +297,7 @@ class DraftWorker:
     def _find(self, key: SequenceKey) -> DraftSequence | None:
         found = self._open.get(key)
         if found is None or found.sequence is None:
-            self.tally.num_unknown += 1
+            self.stats.num_unknown += 1
             return None
         return found.sequence
 
@@ -309,7 +309,7 @@ class DraftWorker:
     def _fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         self._report.failures.append(Failed(key, error))
-        self.tally.num_failed += 1
+        self.stats.num_failed += 1
 
     def _remove(self, key: SequenceKey) -> _Open | None:
         self._rest(key)

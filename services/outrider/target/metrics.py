@@ -1,27 +1,24 @@
-"""Prometheus metrics of a target worker: fed by its reports, and by its tally when scraped."""
+"""Prometheus metrics of a target worker: fed by its reports, and by its counters when scraped."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.report import Report, Tally
+from outrider.target.report import Report, TargetStats
 from outrider.telemetry.metrics import SpeculationMetrics, TokenMetrics, WorkerMetrics
+from outrider.worker.metrics import CounterCollector, CounterRow
 from outrider.worker.report import Load
 
 
 class TargetMetrics:
     """One worker's part of a registry."""
 
-    def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, tally: Tally) -> None:
+    def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats) -> None:
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
         self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
-        registry.register(_TallyCollector(info.model, tally))
+        registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
     def observe(self, report: Report, load: Load) -> None:
         """One turn of the loop."""
@@ -45,33 +42,19 @@ class TargetMetrics:
             )
 
 
-class _TallyCollector(Collector):
+def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
     """What went differently from plan."""
-
-    def __init__(self, model_name: str, tally: Tally) -> None:
-        self._model_name = model_name
-        self._tally = tally
-
-    def collect(self) -> Iterator[Metric]:
-        tally = self._tally
-        for name, meaning, value in (
-            ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", tally.num_preemptions),
-            ("step_failures", "Sequences that ended by a fault in their step.", tally.num_step_failures),
-            ("refused_drafts", "Malformed drafts.", tally.num_refused_drafts),
-            ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", tally.num_dropped_tokens),
-            (
-                "alternatives_taken",
-                "Commits that left a guess for a path that a draft had prepared.",
-                tally.num_alternatives_taken,
-            ),
-            ("siblings", "Tokens judged beside a guessed one.", tally.num_siblings),
-            (
-                "siblings_accepted",
-                "Such tokens that the target said.",
-                tally.num_siblings_accepted,
-            ),
-            ("unknown_sequence_messages", "Messages about sequences that are not open.", tally.num_unknown),
-        ):
-            family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name"])
-            family.add_metric([self._model_name], value)
-            yield family
+    return (
+        ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
+        ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
+        ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
+        ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", stats.num_dropped_tokens),
+        (
+            "alternatives_taken",
+            "Commits that left a guess for a path that a draft had prepared.",
+            stats.num_alternatives_taken,
+        ),
+        ("siblings", "Tokens judged beside a guessed one.", stats.num_siblings),
+        ("siblings_accepted", "Such tokens that the target said.", stats.num_siblings_accepted),
+        ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
+    )

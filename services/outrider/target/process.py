@@ -131,7 +131,7 @@ def _servicer(
         info,
         limits,
         publisher.note,
-        TargetMetrics(registry, info, worker.tally),
+        TargetMetrics(registry, info, worker.stats),
         make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )

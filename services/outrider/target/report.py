@@ -49,7 +49,7 @@ class Report(WorkerReport):
 
 
 @dataclass(slots=True)
-class Tally:
+class TargetStats:
     """Counts since the start. Written by the step thread alone; each is read at once."""
 
     num_steps: int = 0

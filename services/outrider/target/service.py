@@ -41,7 +41,7 @@ class TargetServicer(
         """`connect`: to the drafts that routers name; `read_leases`: which of them there are. A stream
         that heard nothing for `max_silence_s` hears of the next step, whatever is in it."""
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
-        self.tally = worker.tally
+        self.stats = worker.stats
         self._limits = limits
         self._max_silence_s = max_silence_s
         self.pairs = Pairs(limits, clock, self.steps.post, self._answer, DraftLeases(read_leases, clock), connect)

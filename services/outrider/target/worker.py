@@ -19,7 +19,7 @@ from outrider.target.calibration import Calibration, Fit
 from outrider.target.commit import Finish, apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
-from outrider.target.report import Committed, Report, Tally
+from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
 from outrider.target.step_cost import StepCost
@@ -49,7 +49,7 @@ class TargetWorker:
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
         """`row_price`: what a drafted token has to be worth, by what steps have cost."""
-        self.tally = Tally()
+        self.stats = TargetStats()
         self.draining = False
         self._engine = engine
         self._limits = limits
@@ -92,11 +92,11 @@ class TargetWorker:
             case Closed():
                 if self._find(event.key):
                     self._remove(event.key)
-                    self.tally.num_closed += 1
+                    self.stats.num_closed += 1
             case StreamEnded():
                 for key in [k for k in self._sequences if k.stream == event.stream]:
                     self._remove(key)
-                    self.tally.num_closed += 1
+                    self.stats.num_closed += 1
             case Refused():
                 self._fail(event.key, event.error)
             case DrainStarted():
@@ -157,7 +157,7 @@ class TargetWorker:
         if victim.kv is not None:
             self._engine.close(victim.kv)
             victim.kv = None
-            self.tally.num_preemptions += 1
+            self.stats.num_preemptions += 1
 
     def _recover(self, rows: Sequence[PlannedRow]) -> None:
         for row in rows:
@@ -180,14 +180,14 @@ class TargetWorker:
             self.apply(event)
 
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
-        committed_before = self.tally.num_committed_tokens
+        committed_before = self.stats.num_committed_tokens
         for row, result in zip(rows, results, strict=True):
             row.sequence.start_step(started_s, row.num_judged)
             try:
                 self._settle(row, result)
             except Exception as error:
                 log.error("a sequence failed in its step", exc_info=error)
-                self.tally.num_step_failures += 1
+                self.stats.num_step_failures += 1
                 self._engine.discard(kv_of(row.sequence))
                 row.sequence.kv = None
                 self._fail(row.sequence.key, error)
@@ -199,13 +199,13 @@ class TargetWorker:
         self._report.step_us = round((ended_s - started_s) * 1e6)
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = sum(row.num_run for row in rows)
-        self.tally.num_steps += 1
+        self.stats.num_steps += 1
         self._calibration.stepped()
         prompt_tokens = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.decides)
         num_rows = self._report.batch_tokens - prompt_tokens
         self._times.took(prompt_tokens=prompt_tokens, rows=num_rows, seconds=ended_s - started_s)
         if all(row.decides and row.num_tokens == 1 for row in rows):
-            num_committed = self.tally.num_committed_tokens - committed_before
+            num_committed = self.stats.num_committed_tokens - committed_before
             self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)
 
     def _settle(self, row: PlannedRow, result: Verified) -> None:
@@ -216,7 +216,7 @@ class TargetWorker:
         self._engine.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
-            self.tally.num_finished += 1
+            self.stats.num_finished += 1
 
     def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
         sequence, num_drafted = row.sequence, row.num_judged
@@ -229,11 +229,11 @@ class TargetWorker:
         # A token beside a guessed one counts in the place of that one, which was not accepted.
         num_accepted = outcome.num_accepted - (number is not None)
         self._calibration.judged(sequence.said[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
-        self.tally.num_siblings += len(row.siblings)
+        self.stats.num_siblings += len(row.siblings)
         if number is not None:
             self._engine.accept_branch(kv_of(sequence), number)
             # A stop token before it may have ended the text.
-            self.tally.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
+            self.stats.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)
         # Before anything is shared or answered: what was rejected must not be found in the cache.
         self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)
@@ -252,16 +252,16 @@ class TargetWorker:
         )
         self._report.commits.append(committed)
         self._count(committed)
-        self.tally.num_alternatives_taken += sequence.drafts.take_num_taken()
+        self.stats.num_alternatives_taken += sequence.drafts.take_num_taken()
         return outcome.finish
 
     def _count(self, committed: Committed) -> None:
-        outcome, tally = committed.outcome, self.tally
-        tally.num_draft_tokens += outcome.num_drafted
-        tally.num_verified_tokens += outcome.num_verified
-        tally.num_accepted_tokens += outcome.num_accepted
-        tally.num_dropped_tokens += committed.num_dropped
-        tally.num_committed_tokens += len(outcome.token_ids)
+        outcome, stats = committed.outcome, self.stats
+        stats.num_draft_tokens += outcome.num_drafted
+        stats.num_verified_tokens += outcome.num_verified
+        stats.num_accepted_tokens += outcome.num_accepted
+        stats.num_dropped_tokens += committed.num_dropped
+        stats.num_committed_tokens += len(outcome.token_ids)
 
     def _open(self, event: events.Opened) -> None:
         key = event.key
@@ -287,19 +287,19 @@ class TargetWorker:
             sequence.offer(event.draft)
         except Exception as error:
             # A draft is only ever a latency matter: the sequence goes on without it.
-            self.tally.num_refused_drafts += 1
+            self.stats.num_refused_drafts += 1
             self._report.refused_drafts.append(Failed(event.key, error))
 
     def _find(self, key: SequenceKey) -> TargetSequence | None:
         sequence = self._sequences.get(key)
         if sequence is None:
-            self.tally.num_unknown += 1
+            self.stats.num_unknown += 1
         return sequence
 
     def _fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         self._report.failures.append(Failed(key, error))
-        self.tally.num_failed += 1
+        self.stats.num_failed += 1
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.pop(key, None)

@@ -135,7 +135,7 @@ async def test_a_router_that_stops_reading_and_leaves_is_forgotten_too(served: S
         call = stub.Draft()
         for i in range(1, 300):
             await call.write(draft_pb2.DraftRequest(opens=[opening(i)], closes=[pb.CloseSequence(sequence_id=i - 1)]))
-        await until(lambda: servicer.tally.num_rounds > 0)
+        await until(lambda: servicer.stats.num_rounds > 0)
         call.cancel()
         await until(lambda: is_empty(servicer, 0))
 
@@ -152,7 +152,7 @@ async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_ar
                 await deaf.write(many)
 
         talking = asyncio.create_task(talk())
-        await until(lambda: servicer.tally.num_failed > 0 and not servicer._streams)
+        await until(lambda: servicer.stats.num_failed > 0 and not servicer._streams)
         other = stub.Draft()
         await other.write(draft_pb2.DraftRequest(opens=[opening(1)]))
         assert len((await read(other)).drafts) == 1

@@ -252,7 +252,7 @@ async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tin
         opens = [open_sequence(100 + number, [5, 6, 7], draft=draft.assigned(number), **ratio) for number in bad]
         await router.send(opens=[*opens, open_sequence(1, [7])])
         await router.finished(1, *(100 + number for number in bad))
-        assert servicer.tally.num_refused_drafts == len(bad)
+        assert servicer.stats.num_refused_drafts == len(bad)
     assert not router.errors
     assert {i: len(text) for i, text in router.text.items()} == {1: 20} | {100 + number: 100 for number in bad}
     errors = {error.sequence_id: error for error in router.draft_errors}
@@ -303,7 +303,7 @@ async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Pat
             closes=[sp.CloseSequence(sequence_id=98)],
         )
         await router.finished(1, 2)
-        assert servicer.tally.num_unknown == 2
+        assert servicer.stats.num_unknown == 2
     assert router.errors[2].field == "speculation.max_wait_us"
     assert set(router.errors) == {2}
 
@@ -328,7 +328,7 @@ async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path
 
         await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
-        assert servicer.tally.num_finished == 32
+        assert servicer.stats.num_finished == 32
     assert {i: len(t) for r in routers for i, t in r.text.items()} == {i: 5 + i for i in range(32)}
 
 
@@ -361,7 +361,7 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
             router.call.cancel()
         elif how == "half-close":
             await router.call.done_writing()
-        await until(lambda: servicer.tally.num_closed == 1)
+        await until(lambda: servicer.stats.num_closed == 1)
         await other.finished(1)
         assert len(other.text[1]) == 400
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
@@ -516,7 +516,7 @@ async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.L
         await until(lambda: servicer.load.num_sequences == 0)
         (url,) = [m.split()[-1] + "/metrics" for m in caplog.messages if m.startswith("ops port")]
         text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
-        num_steps = servicer.tally.num_steps
+        num_steps = servicer.stats.num_steps
     label = f'{{model_name="{tiny.name}"}}'
     for name, value in {
         "generation_tokens_total": 420,

@@ -63,7 +63,7 @@ def test_commits_that_came_in_together_are_answered_together(worker: DraftWorker
 def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
     [proposed] = turn(worker, opened(ONE, (1, 2, 3))).proposals
     assert proposed.drafted.token_ids == []
-    assert worker.tally.num_declined == 1
+    assert worker.stats.num_declined == 1
 
 
 def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
@@ -92,7 +92,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
     report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 0, 1.0), Closed(ONE))
     assert not report.proposals and not report.failures
-    assert worker.tally.num_unknown == 3
+    assert worker.stats.num_unknown == 3
 
 
 def test_a_refused_message_ends_its_sequence(worker: DraftWorker) -> None:
@@ -100,7 +100,7 @@ def test_a_refused_message_ends_its_sequence(worker: DraftWorker) -> None:
     report = turn(worker, Refused(ONE, InvalidRequest("token_ids", "bad")))
     assert failed(report) == [(ONE, "INVALID_FIELD", Code.INVALID_ARGUMENT)]
     turn(worker, committed(ONE, 6, 22))
-    assert worker.tally.num_unknown == 1
+    assert worker.stats.num_unknown == 1
 
 
 def test_an_id_opened_twice_ends_both(worker: DraftWorker) -> None:
@@ -133,7 +133,7 @@ def test_a_finished_sequence_waits_only_for_its_close(worker: DraftWorker) -> No
     assert not turn(worker, committed(ONE, 6, 22, finished=True)).proposals
     assert worker.load.num_running == 0
     assert not turn(worker, Closed(ONE)).failures
-    assert worker.tally.num_unknown == 0
+    assert worker.stats.num_unknown == 0
 
 
 def test_draining_refuses_openings_and_is_over_when_nothing_is_open(worker: DraftWorker) -> None:
@@ -168,7 +168,7 @@ def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_te
     assert failed(report) == [(TWO, "INTERNAL", Code.INTERNAL)]
     assert "99" not in to_sequence_error(1, report.failures[0].error).message
     assert [p.key for p in report.proposals] == [ONE]
-    assert worker.tally.num_round_failures == 1
+    assert worker.stats.num_round_failures == 1
 
 
 class _Counter(Drafter):
@@ -230,7 +230,7 @@ def test_what_was_prepared_is_sent_as_one_tree_and_comes_before_running_ahead(
     assert said(turn(counting)) == [(4, [5])]
     # The commit that was prepared for is answered with what was said of it.
     assert said(turn(counting, committed(ONE, 2, 3, 9)))[0][0] == 4
-    assert counting.tally.num_prepared == 1
+    assert counting.stats.num_prepared == 1
 
 
 def test_what_goes_wrong_while_preparing_ends_no_sequence(
@@ -241,7 +241,7 @@ def test_what_goes_wrong_while_preparing_ends_no_sequence(
     prepares(monkeypatch)
     report = turn(counting)
     assert not report.proposals and not report.failures and not counting.has_work
-    assert counting.tally.num_round_failures == 1
+    assert counting.stats.num_round_failures == 1
 
 
 def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
@@ -261,5 +261,5 @@ def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypat
         patch.setattr(_Counter, "extend", broken)
         report = turn(counting)
     assert not report.failures and not counting.has_work
-    assert counting.tally.num_round_failures == 1
+    assert counting.stats.num_round_failures == 1
     assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]

@@ -83,7 +83,7 @@ def test_the_prompt_s_come_once_also_after_a_preemption_and_from_a_warm_cache(ti
         for number, each in enumerate(asking(GREEDY)):
             warm.open(number, each)
         warm.run()
-    assert warm.worker.tally.num_preemptions
+    assert warm.worker.stats.num_preemptions
     for number in range(len(PROMPTS)):
         commits = warm.told[key(number)].commits
         parts = [list(commit.prompt_logprobs) for commit in commits if commit.prompt_logprobs]

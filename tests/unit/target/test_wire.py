@@ -90,8 +90,8 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
         bench.now_s += 0.01
     bench.end_stream()
     assert bench.tokens[key(1)] == alone.tokens[key(1)]
-    assert bench.worker.tally.num_step_failures == 0
-    assert bench.worker.tally.num_committed_tokens > 150, "some of the nonsense made sense"
+    assert bench.worker.stats.num_step_failures == 0
+    assert bench.worker.stats.num_committed_tokens > 150, "some of the nonsense made sense"
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
 
 

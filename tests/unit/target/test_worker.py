@@ -46,11 +46,11 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     bench.run(Liar(texts, how))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
-    tally = bench.worker.tally
-    assert tally.num_accepted_tokens <= tally.num_verified_tokens <= tally.num_draft_tokens
-    assert (tally.num_accepted_tokens > 0) == (how != "gapped")
-    assert tally.num_dropped_tokens > 0 or how in ("right", "wrong", "beside")
-    assert (tally.num_siblings_accepted > 0) == (tally.num_siblings > 0) == (how == "beside")
+    stats = bench.worker.stats
+    assert stats.num_accepted_tokens <= stats.num_verified_tokens <= stats.num_draft_tokens
+    assert (stats.num_accepted_tokens > 0) == (how != "gapped")
+    assert stats.num_dropped_tokens > 0 or how in ("right", "wrong", "beside")
+    assert (stats.num_siblings_accepted > 0) == (stats.num_siblings > 0) == (how == "beside")
 
 
 def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_engine_that_runs_no_siblings_is_given_none(tiny: Path, monkeypatch: 
     bench = Bench(tiny)
     bench.open(0, what[0])
     bench.run(Liar(texts, "beside"))
-    assert bench.worker.tally.num_siblings == 0
+    assert bench.worker.stats.num_siblings == 0
     assert bench.tokens[key(0)] == texts[0]
 
 
@@ -125,7 +125,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
 
     bench.run(point_masses)
     assert len(bench.told[key(0)].text) == 24
-    assert bench.worker.tally.num_draft_tokens > 0
+    assert bench.worker.stats.num_draft_tokens > 0
     assert not bench.refused
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
 
@@ -223,7 +223,7 @@ def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
     for i, one in enumerate(what):
         bench.open(i, one)
     bench.run(Liar(texts, "random"))
-    assert bench.worker.tally.num_preemptions > 0
+    assert bench.worker.stats.num_preemptions > 0
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert not any(told.errors for told in bench.told.values())
     assert bench.engine.num_free_blocks == 12
@@ -308,7 +308,7 @@ def test_messages_about_unknown_sequences_are_counted_and_ignored(tiny: Path) ->
     bench.offer(77, 0, [1])
     bench.adjust(77, Speculation())
     bench.close(77)
-    assert bench.worker.tally.num_unknown == 3
+    assert bench.worker.stats.num_unknown == 3
     assert not bench.told
     assert not bench.refused
 

@@ -11,8 +11,8 @@ from starlette.types import Receive, Send
 
 from outrider.gateway.choices import Choices
 from outrider.gateway.generation import Chunk
+from outrider.gateway.http.choice_stats import ChoiceStats
 from outrider.gateway.http.shapes import Choice, Json, Shape
-from outrider.gateway.http.tally import Tally
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -59,19 +59,19 @@ def event(data: Json) -> bytes:
 async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
     """The events of the answers, [DONE] excluded. Nothing is yielded before the first token or error."""
     writers: dict[int, Choice] = {}
-    tally = Tally(choices)
+    stats = ChoiceStats(choices)
     async for number, chunk in choices.chunks():
         if number not in writers:
             writers[number] = shape.choice(number, choices.answers[number])
             for data in shape.opening(number):
                 yield event(_with_usage(data, include_usage))
-        tally.add(number, chunk)
+        stats.add(number, chunk)
         written = writers[number].write(chunk)
         if written.text or written.logprobs or chunk.finish:
             data = _with_usage(shape.piece(written), include_usage)
-            yield event(data if include_usage else data | tally.metrics)
+            yield event(data if include_usage else data | stats.metrics)
     if include_usage:
-        yield event(shape.closing(tally.usage) | tally.metrics)
+        yield event(shape.closing(stats.usage) | stats.metrics)
 
 
 def _with_usage(data: Json, include_usage: bool) -> Json:
@@ -98,13 +98,13 @@ async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
     Where there are no more of them, all, in their order.
     """
     chunks: list[list[Chunk]] = [[] for _ in choices.answers]
-    tally = Tally(choices)
+    stats = ChoiceStats(choices)
     async for number, chunk in choices.chunks():
-        tally.add(number, chunk)
+        stats.add(number, chunk)
         chunks[number].append(chunk)
     kept = _best([Chunk.join(of_one) for of_one in chunks], choices.per_prompt, num_choices)
     written = [shape.choice(index, choices.answers[number]).write(chunk) for index, (number, chunk) in enumerate(kept)]
-    return shape.whole(written, tally.usage) | tally.metrics
+    return shape.whole(written, stats.usage) | stats.metrics
 
 
 def _best(answers: list[Chunk], per_prompt: int, num_choices: int) -> list[tuple[int, Chunk]]:

@@ -12,7 +12,7 @@ from outrider.gateway.stats import Finish, Usage
 
 
 @dataclass(slots=True)
-class Tally:
+class ChoiceStats:
     """A prompt counts once, however many answers it has; an answer's tokens count also where it is not shown."""
 
     choices: Choices
