@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     add("--attention", default="auto", help="of the engine: auto, triton, sdpa")
     add("--execution", default="auto", help="of the engine: auto, fused, transformers")
     add("--no-graphs", action="store_true", help="launch every kernel")
-    add("--least-tokens", type=int, default=16, metavar="N", help="recorded steps are multiples of this many tokens")
+    add("--min-tokens", type=int, default=16, metavar="N", help="recorded steps are multiples of this many tokens")
     add("--no-peer", action="store_true", help="leave transformers out")
     add("--peer-static", action="store_true", help="also transformers with a static cache, compiled: takes minutes")
     add("--matmuls", action="store_true", help="also the model's matrix products, each alone")
@@ -249,7 +249,7 @@ def engine_steps(model: LlamaForCausalLM, context: int, options: argparse.Namesp
         execution=options.execution,
         cuda_graphs=not options.no_graphs,
         graph_rows=max(options.rows),
-        graph_least_tokens=options.least_tokens,
+        graph_min_tokens=options.min_tokens,
         prefix_cache=False,
     )
     blocks = max(options.rows) * (-(-longest // block_size) + 1)

@@ -33,7 +33,7 @@ from tests.fakes import serving_target
 
 _MODEL = "paced"
 _SYSTEM_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 512, 32, 48
-_LEAST_SPEEDUP, _LEAST_HIT_RATE = 1.8, 0.9
+_MIN_SPEEDUP, _MIN_HIT_RATE = 1.8, 0.9
 _SETTLE_S, _FIND_TIMEOUT_S = 3.0, 30.0
 
 
@@ -138,7 +138,7 @@ async def _placement(streams: int, blocks: int, seconds: float, json_file: Path 
     low, ratio, high = _ratio(one, two)
     hit_rate = statistics.median(block.hit_rate for block in found["2"])
     present = statistics.median(block.hit_rate for block in found["1"])
-    holds = ratio >= _LEAST_SPEEDUP and hit_rate >= _LEAST_HIT_RATE * present
+    holds = ratio >= _MIN_SPEEDUP and hit_rate >= _MIN_HIT_RATE * present
     shares = [round(statistics.median(shares), 3) for shares in zip(*(b.shares for b in found["2"]), strict=True)]
     rows = [
         {"targets": name, "tokens/s": f"{statistics.median(b.tokens_per_s for b in taken):.0f}",

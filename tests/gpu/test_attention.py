@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from outrider.engine.attention import Shape
-from outrider.engine.attention.paged import FEW
+from outrider.engine.attention.paged import SMALL_SPAN
 
 from tests.unit.engine.paged_problems import TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
 
@@ -25,7 +25,7 @@ def test_ragged_rows_equal_the_reference(dtype: torch.dtype, shape: Shape, trees
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference(dtype: torch.dtype, gpu: torch.device) -> None:
-    rows = [(70, 1), (600, FEW + 300), (3, 4)]
+    rows = [(70, 1), (600, SMALL_SPAN + 300), (3, 4)]
     assert_equals_reference(problem(rows, shape=LLAMA, dtype=dtype, device=gpu, num_blocks=BLOCKS))
 
 

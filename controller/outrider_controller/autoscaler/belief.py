@@ -18,13 +18,13 @@ Column = np.ndarray[Any, np.dtype[Any]]
 
 HALF_LIFE_ROUNDS = 300.0
 # Of a tenant with many requests that is a second. What is told at once makes at most so much forgotten.
-_LEAST_KEPT = 0.93
+_MIN_KEPT = 0.93
 # What is usual at a target counts as much as so many rounds of a tenant's own.
 _USUAL_ROUNDS = 20.0
 # Before a target has shown anything at all.
 _FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
 # Rounds of one request are alike, so evidence is worth less than as many independent rounds.
-_LEAST_VARIANCE = 1.5
+_MIN_VARIANCE = 1.5
 _ALIKE_ROUNDS = 4.0
 # News so many standard errors away from what was believed make three quarters of that forgotten at once.
 _SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.25
@@ -108,7 +108,7 @@ class Beliefs:
             if news.rounds <= 0:
                 continue
             row = self._row(pairing)
-            kept = max(_LEAST_KEPT, 0.5 ** (news.rounds / HALF_LIFE_ROUNDS))
+            kept = max(_MIN_KEPT, 0.5 ** (news.rounds / HALF_LIFE_ROUNDS))
             if self._surprises(row, news):
                 kept = min(kept, _KEPT_AFTER_A_SURPRISE)
             for name in _SUMS:
@@ -122,7 +122,7 @@ class Beliefs:
         if rounds < _USUAL_ROUNDS:
             return False
         believed = self._columns["saved"][row] / rounds
-        variance = max(self._columns["saved_squared"][row] / rounds - believed * believed, _LEAST_VARIANCE)
+        variance = max(self._columns["saved_squared"][row] / rounds - believed * believed, _MIN_VARIANCE)
         error = np.sqrt(variance / rounds + variance * _ALIKE_ROUNDS / news.rounds)
         return bool(abs(news.saved / news.rounds - believed) > _SURPRISE * error)
 
@@ -136,7 +136,7 @@ class Beliefs:
         usual = (usual / (known + _FIRST_ROUNDS))[groups]
         saving = (saved + _USUAL_ROUNDS * usual) / (rounds + _USUAL_ROUNDS)
         own = np.maximum(rounds, 1.0)
-        variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), _LEAST_VARIANCE)
+        variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), _MIN_VARIANCE)
         tokens = (self.column("tokens") + _USUAL_ROUNDS * _FIRST_TOKENS) / (rounds + _USUAL_ROUNDS)
         return Estimate(saving, np.sqrt(variance / (rounds + _USUAL_ROUNDS)), np.maximum(tokens, 1.0))
 

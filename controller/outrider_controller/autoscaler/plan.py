@@ -24,8 +24,8 @@ DWELL_S, DWELL_ROUNDS = 5.0, 100.0
 # Who changes often is near the crossing, where both modes are about as good: each change of late widens the gap.
 _WIDER, _LATELY_S = 0.2, 600.0
 # What trials may cost a tenant, as a share of its time, and most requests that try.
-_LOSS, _MOST_TRIALS = 0.01, 0.1
-_LEAST_TRIALS = 0.005
+_LOSS, _MAX_TRIALS = 0.01, 0.1
+_MIN_TRIALS = 0.005
 # Another version of a draft takes over when it is better by this and by its own uncertainty.
 _BETTER = 0.05
 # A target whose rows cost more than any guess is worth, for so long, speculates for nobody; at half of it, again.
@@ -337,11 +337,11 @@ def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mo
     others[best] = False
     count = np.bincount(cell_of, weights=others, minlength=len(mode))
     gap = np.maximum(estimate.saving[best][cell_of] - estimate.saving, 0.05)
-    explored = np.minimum(_LOSS * estimate.tokens / gap, _MOST_TRIALS) / np.maximum(count[cell_of], 1.0)
+    explored = np.minimum(_LOSS * estimate.tokens / gap, _MAX_TRIALS) / np.maximum(count[cell_of], 1.0)
     share = np.where(others, explored, 0.0)
     share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
     loss = np.maximum(-estimate.saving[best], 0.05)
-    trial = np.clip(_LOSS * estimate.tokens[best] / loss, _LEAST_TRIALS, _MOST_TRIALS)
+    trial = np.clip(_LOSS * estimate.tokens[best] / loss, _MIN_TRIALS, _MAX_TRIALS)
     wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)
     return np.asarray(share * wanted[cell_of])
 

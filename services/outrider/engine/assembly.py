@@ -121,7 +121,7 @@ def _graphs(
     if device.type != "cuda" or not config.cuda_graphs or not isinstance(attention, TritonAttention):
         return None
     shape = GraphShape(
-        buckets=make_buckets(config.graph_rows, config.max_batch_tokens, config.graph_least_tokens),
+        buckets=make_buckets(config.graph_rows, config.max_batch_tokens, config.graph_min_tokens),
         logits_width=width,
         max_blocks=-(-info.max_context_len // config.block_size),
         scratch_slot=info.num_blocks * config.block_size,

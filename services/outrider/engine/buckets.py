@@ -9,7 +9,7 @@ from typing import NamedTuple
 DRAFT_TIERS = (0, 1, 2, 3, 5, 7)
 """Drafted tokens a row: what policy chooses among. Other counts run in the next larger bucket."""
 
-LEAST_TOKENS = 16
+MIN_TOKENS = 16
 """Buckets are multiples of this many tokens. It is the tensor cores' smallest tile, so one token costs what sixteen
 do; and as products of one shape sum in one order, one sequence's tokens get the same bits verified or decoded."""
 
@@ -21,14 +21,14 @@ class Bucket(NamedTuple):
     rows: int
 
 
-def make_buckets(max_rows: int, max_tokens: int, least_tokens: int = LEAST_TOKENS) -> tuple[Bucket, ...]:
+def make_buckets(max_rows: int, max_tokens: int, min_tokens: int = MIN_TOKENS) -> tuple[Bucket, ...]:
     """Of every tier and every power of two of rows up to max_rows, as far as they fit max_tokens; ascending."""
-    if max_rows < 1 or least_tokens < 1:
-        raise ValueError("max_rows and least_tokens: must be at least 1")
+    if max_rows < 1 or min_tokens < 1:
+        raise ValueError("max_rows and min_tokens: must be at least 1")
     found = set()
     for rows in _powers_up_to(max_rows):
         for tier in DRAFT_TIERS:
-            tokens = -(-rows * (tier + 1) // least_tokens) * least_tokens
+            tokens = -(-rows * (tier + 1) // min_tokens) * min_tokens
             if tokens <= max_tokens or rows * (tier + 1) <= max_tokens < tokens:
                 found.add(Bucket(min(tokens, max_tokens), rows))
     return tuple(sorted(found))

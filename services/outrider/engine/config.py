@@ -48,7 +48,7 @@ class EngineConfig:
     """Most sequences of a recorded step."""
     prefill_threads: int = 0
     """Threads of native steps of 64 tokens and more; fewer than torch's have no effect."""
-    graph_least_tokens: int = 16
+    graph_min_tokens: int = 16
     """Recorded steps are multiples of this many tokens: see buckets.py for why one is not better."""
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class EngineConfig:
             raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
         if self.quantization != "none" and self.execution == "fused":
             raise ValueError("execution: fused joins plain weights; with quantization it is native or transformers")
-        for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_least_tokens"):
+        for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_min_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
         if self.prefill_threads < 0:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention import KVCache
-from outrider.engine.attention.paged import FEW, TritonAttention, TritonBatch
+from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention, TritonBatch
 from outrider.engine.buckets import Bucket, choose
 from outrider.engine.decoder import Decoder
 from outrider.engine.inputs import StepInputs
@@ -63,7 +63,7 @@ class GraphRunner:
 
     def bucket_for(self, step: Step) -> Bucket | None:
         """None when the step is to run eagerly."""
-        if not step.spans or step.longest > FEW:
+        if not step.spans or step.longest > SMALL_SPAN:
             return None
         if any(span.own_masks is not None or span.copied_block is not None for span in step.spans):
             return None

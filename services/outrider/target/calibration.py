@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Between bins of confidence."""
-_MOST_MATCHED = 16
+_MAX_MATCHED = 16
 # What was said, or guessed, counts as much as so many verdicts.
 _PRIOR = 8.0
 # What was never judged may be likelier than is said: by so much of what is missing to 1. It shrinks as verdicts come.
@@ -21,11 +21,11 @@ _HOPE = 0.5
 # Forgetting per verdict, and per step of the worker: what is no longer judged comes back to what is said of it.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
 # A draft may call its parts as it likes; a table that grew with it would be its to fill.
-_MOST_SOURCES = 16
+_MAX_SOURCES = 16
 # A text's own record: verdicts that the table's word counts as, and forgetting per commit, judged or not, so that a
 # draft that is not asked any more is asked again.
 _PRIOR_OWN, _KEEP_OWN = 6.0, 0.97
-_MOST_BETTER = 1.25
+_MAX_RATIO = 1.25
 _SURE = 0.995
 
 
@@ -54,7 +54,7 @@ class Bin(NamedTuple):
 def bin_of(source: str, confidence: float | None, matched: int = 0, *, drawn: bool = False) -> Bin:
     """`confidence` may be anything: a draft may say that a chance is no number."""
     if matched:
-        return Bin(source, drawn, matched=min(matched, _MOST_MATCHED))
+        return Bin(source, drawn, matched=min(matched, _MAX_MATCHED))
     if confidence is None or not confidence >= 0:
         return Bin(source, drawn)
     return Bin(source, drawn, bisect_right(_EDGES, min(confidence, 1.0)))
@@ -90,7 +90,7 @@ class Fit:
 
     @property
     def factor(self) -> float:
-        return min(_MOST_BETTER, (self.accepted + _PRIOR_OWN) / (self.expected + _PRIOR_OWN))
+        return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN) / (self.expected + _PRIOR_OWN))
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Calibration:
     def _source(self, each: Bin) -> _Share | None:
         """None where there are too many."""
         name = each.source, each.drawn
-        if name not in self._sources and len(self._sources) >= _MOST_SOURCES:
+        if name not in self._sources and len(self._sources) >= _MAX_SOURCES:
             return None
         return self._sources.setdefault(name, _Share())
 

@@ -31,7 +31,7 @@ _MAX_LINKS = 256
 # Between two readings of the leases, whatever is asked for.
 _LOOK_PAUSE_S = 0.1
 # No draft says that a token comes less often than this: a lower price is as good as none.
-_LEAST_PRICE = 0.02
+_MIN_PRICE = 0.02
 
 
 @dataclass(slots=True)
@@ -209,7 +209,7 @@ class Pairs:
 
     def _price_rows(self, price: float) -> None:
         """Drafts hear of a price that has moved by a quarter: they stop where nobody would judge."""
-        if max(price, self._row_price, _LEAST_PRICE) <= 1.25 * max(_LEAST_PRICE, min(price, self._row_price)):
+        if max(price, self._row_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._row_price)):
             return
         self._row_price = price
         for found in self._open.values():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engine.attention import RowSpan, SdpaAttention, Shape, TritonMissing, make_attention
-from outrider.engine.attention.paged import FEW, TritonAttention
+from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention
 
 from tests.unit.engine.paged_problems import CPU, TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
 
@@ -41,7 +41,7 @@ def test_every_dtype_equals_the_reference(dtype: torch.dtype) -> None:
 
 
 def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference() -> None:
-    assert_equals_reference(problem([(70, 1), (9, FEW + 7), (3, 4)]))
+    assert_equals_reference(problem([(70, 1), (9, SMALL_SPAN + 7), (3, 4)]))
 
 
 def test_a_context_longer_than_one_turn_of_the_splits_equals_the_reference() -> None:

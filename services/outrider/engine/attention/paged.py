@@ -4,8 +4,8 @@ Queries that share a key head are folded into one tile, so keys are read once fo
 or many, in any mix, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile
 number n belongs to split n modulo NUM_SPLITS, so which split sums which keys, and in which order, depends on a query's
 position alone. For such rows what attention yields for a token does therefore not depend on the batch: not on who else
-is in the step, nor on how many tokens are verified with it. A prefill chunk of more than FEW queries takes larger tiles
-and no split, whose sums may round otherwise.
+is in the step, nor on how many tokens are verified with it. A prefill chunk of more than SMALL_SPAN queries takes
+larger tiles and no split, whose sums may round otherwise.
 
 What Triton is asked to compile is in `paged_kernels.py`, imported here only when an attention is made.
 """
@@ -25,7 +25,7 @@ from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, 
 
 NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
-FEW = 64
+SMALL_SPAN = 64
 """Rows with at most this many queries have their keys split."""
 _TILE_KEYS = 64
 _TILE_ROWS_SMALL, _TILE_ROWS_LARGE = 16, 64
@@ -97,8 +97,8 @@ class TritonAttention:
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
         """Lays out a step of any size, in one copy to the device and one for siblings. Spans are in order."""
-        few = [span for span in spans if span.num_tokens <= FEW]
-        many = [span for span in spans if span.num_tokens > FEW]
+        few = [span for span in spans if span.num_tokens <= SMALL_SPAN]
+        many = [span for span in spans if span.num_tokens > SMALL_SPAN]
         groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]
         tiles = [num_tiles(*group) for group in groups]
         fields = Fields.of(
@@ -298,4 +298,13 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-__all__ = ["FEW", "NUM_SPLITS", "TOKEN_FIELDS", "Shape", "TritonAttention", "TritonBatch", "TritonMissing", "Workspace"]
+__all__ = [
+    "NUM_SPLITS",
+    "SMALL_SPAN",
+    "TOKEN_FIELDS",
+    "Shape",
+    "TritonAttention",
+    "TritonBatch",
+    "TritonMissing",
+    "Workspace",
+]

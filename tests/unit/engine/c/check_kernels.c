@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_ROWS = 40, INPUTS = 96, OUTPUTS = 160, TOKENS = 150, HEADS = 6, KV_HEADS = 2 };
+enum { MAX_ROWS = 40, INPUTS = 96, OUTPUTS = 160, TOKENS = 150, HEADS = 6, KV_HEADS = 2 };
 
 static int failures;
 
@@ -100,8 +100,8 @@ static void fill(Matrix *m, int count, int how) {
 
 static void run_linear(const Matrix *m, const act *in, int rows, void *out, int kind) {
     Buffers b = {.panels = room((size_t)PANEL * INPUTS * sizeof(wide)),
-                 .codes = room((size_t)MOST_ROWS * 4 * INPUTS * sizeof(code)),
-                 .units = room(MOST_ROWS * 4 * sizeof(float))};
+                 .codes = room((size_t)MAX_ROWS * 4 * INPUTS * sizeof(code)),
+                 .units = room(MAX_ROWS * 4 * sizeof(float))};
     Linear l = {.in = in, .weights = m->packed, .out = out, .rows = rows, .inputs = INPUTS, .outputs = OUTPUTS,
                 .stride = OUTPUTS, .kind = kind};
     linear(&l, &b, 1);
@@ -126,20 +126,20 @@ static double sum_of(const Matrix *m, const act *in, int o) {
 
 static void check_linear(int how, int kind, const char *name) {
     static Matrix m;
-    act *in = room(MOST_ROWS * INPUTS * sizeof *in);
+    act *in = room(MAX_ROWS * INPUTS * sizeof *in);
     const size_t each = kind == GATE ? sizeof(act) : sizeof(float), size = OUTPUTS * each;
-    char *alone = room(MOST_ROWS * size), *among = room(MOST_ROWS * size);
+    char *alone = room(MAX_ROWS * size), *among = room(MAX_ROWS * size);
     fill(&m, kind == GATE ? 2 * OUTPUTS : OUTPUTS, how);
-    for (int i = 0; i < MOST_ROWS * INPUTS; i++) set(in + i, drawn());
-    for (int r = 0; r < MOST_ROWS; r++) run_linear(&m, in + r * INPUTS, 1, alone + r * size, kind);
-    for (int rows = 1; rows <= MOST_ROWS; rows++) {
-        memset(among, 0, MOST_ROWS * size);
+    for (int i = 0; i < MAX_ROWS * INPUTS; i++) set(in + i, drawn());
+    for (int r = 0; r < MAX_ROWS; r++) run_linear(&m, in + r * INPUTS, 1, alone + r * size, kind);
+    for (int rows = 1; rows <= MAX_ROWS; rows++) {
+        memset(among, 0, MAX_ROWS * size);
         run_linear(&m, in, rows, among, kind);
         CHECK(memcmp(alone, among, rows * size) == 0, "%s: %d rows together are not the bits of each alone", name, rows);
     }
     // Sums are float32; what is gated is rounded to bfloat16 where that is multiplied.
     const double most = kind == GATE && sizeof(act) == 2 ? 0.01 : 1e-4;
-    for (int r = 0; r < MOST_ROWS; r++)
+    for (int r = 0; r < MAX_ROWS; r++)
         for (int o = 0; o < OUTPUTS; o++) {
             const act *x = in + r * INPUTS;
             const double want = kind == GATE ? silu(sum_of(&m, x, gate_at(o))) * sum_of(&m, x, gate_at(o) + PANEL / 2)
@@ -147,10 +147,10 @@ static void check_linear(int how, int kind, const char *name) {
             const double got = kind == GATE ? value_of(((act *)alone)[r * OUTPUTS + o]) : ((float *)alone)[r * OUTPUTS + o];
             CHECK(fabs(got - want) <= most * (1 + fabs(want)), "%s: row %d output %d is %g, not %g", name, r, o, got, want);
         }
-    run_linear(&m, in, MOST_ROWS, among, kind);
+    run_linear(&m, in, MAX_ROWS, among, kind);
     if (kind == STORE) {
-        run_linear(&m, in, MOST_ROWS, among, ADD);
-        for (int i = 0; i < MOST_ROWS * OUTPUTS; i++)
+        run_linear(&m, in, MAX_ROWS, among, ADD);
+        for (int i = 0; i < MAX_ROWS * OUTPUTS; i++)
             CHECK(((float *)among)[i] == 2 * ((float *)alone)[i], "%s: nothing was added to %d", name, i);
     }
 }

@@ -3,17 +3,17 @@
 // What a query may not see is never part of a product, not even by a weight of 0: it may be what an earlier
 // sequence left, or a token that is only guessed, and 0 x NaN is NaN.
 
-#define MOST_QUERIES 16
+#define MAX_QUERIES 16
 
 // Token t's g-th head of the group is number t * share + g. Positions do not fall.
 typedef struct {
-    const act *query[MOST_QUERIES];
-    float *out[MOST_QUERIES];
-    int64_t position[MOST_QUERIES];
-    vec sum[MOST_QUERIES][MAX_HEAD_DIM / LANES];
-    float highest[MOST_QUERIES], total[MOST_QUERIES];
-    _Alignas(LINE) float score[MOST_QUERIES][SPAN];
-    _Alignas(LINE) act weight[MOST_QUERIES][SPAN];
+    const act *query[MAX_QUERIES];
+    float *out[MAX_QUERIES];
+    int64_t position[MAX_QUERIES];
+    vec sum[MAX_QUERIES][MAX_HEAD_DIM / LANES];
+    float highest[MAX_QUERIES], total[MAX_QUERIES];
+    _Alignas(LINE) float score[MAX_QUERIES][SPAN];
+    _Alignas(LINE) act weight[MAX_QUERIES][SPAN];
 } Queries;
 
 // How many positions of the SPAN at `from` a query sees.
