@@ -136,7 +136,7 @@ def _planted(fault: Fault) -> Iterator[None]:
         Fault.PRICED_BY_THE_DRAW: [
             (Calibration, "_mean", _chance_of_what_was_drawn),
             # It hides the fault: what was not run is judged by the last row that was.
-            (verify, "_judges_one_more", lambda row: False),
+            (verify, "_verifies_one_more", lambda row: False),
         ],
         Fault.REPEATED_IN_TIME: [(DraftBuffer, "continued_by", _continued_from_its_end)],
     }
@@ -160,8 +160,8 @@ def _ended_by_what_was_drawn(chain: Chain) -> bool:
     return unlikely or len(tokens) >= chain.wanted
 
 
-def _chance_of_what_was_drawn(calibration: Calibration, said: Bin) -> float:
-    return calibration.chances([said._replace(drawn=False)], Fit())[0]
+def _chance_of_what_was_drawn(calibration: Calibration, drawn: Bin) -> float:
+    return calibration.chances([drawn._replace(drawn=False)], Fit())[0]
 
 
 def _continued_from_its_end(buffer: DraftBuffer, draft: OfferedDraft, committed: Sequence[int]) -> bool:

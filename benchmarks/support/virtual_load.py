@@ -119,12 +119,12 @@ class _Stream:
 
     def draft(self, chance: random.Random, price: float) -> None:
         """A new guess, as far as the draft believes in it. What is right is token 7."""
-        tokens, said = [], []
+        tokens, confidences = [], []
         for confidence in self._confidences(chance, price):
-            said.append(confidence)
+            confidences.append(confidence)
             tokens.append(_RIGHT if chance.random() < confidence * self.text.true else _WRONG)
         length = self.sequence.committed_len
-        offered = OfferedDraft(length, length, tuple(tokens), confidence=tuple(said), source="model")
+        offered = OfferedDraft(length, length, tuple(tokens), confidence=tuple(confidences), source="model")
         self.sequence.drafts.cut(0)
         self.sequence.offer(offered)
 
@@ -141,7 +141,7 @@ class _Stream:
         sequence, guess = self.sequence, self.sequence.drafts.token_ids[: row.num_drafted]
         accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))
         verified = min(accepted + 1, len(guess))
-        calibration.judged(sequence.said[: len(guess)], verified, accepted, sequence.fit)
+        calibration.observe(sequence.bins[: len(guess)], verified, accepted, sequence.fit)
         tokens = [*guess[:accepted], _RIGHT][: sequence.remaining]
         sequence.commit(tokens, len(guess))
         assert sequence.kv is not None

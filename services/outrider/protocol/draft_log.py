@@ -1,4 +1,4 @@
-"""Drafts on their way to being judged: which of them a round judged, and what those took. Pure.
+"""Drafts on their way to being verified: which of them a round verified, and what those took. Pure.
 
 Kept by the target for each sequence that it has opened at a draft.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from outrider.protocol.limits import MAX_DURATION_US
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
-# Not yet judged. A draft that says more than that between two commits wastes its words.
+# Not yet verified. A draft that says more than that between two commits wastes its words.
 _MAX_SENT = 256
 
 
@@ -44,7 +44,7 @@ class DraftLog:
 
     @property
     def waits(self) -> bool:
-        """Whether any is still to be judged."""
+        """Whether any is still to be verified."""
         return bool(self._sent)
 
     def asked(self, committed_len: int, now_us: int) -> None:
@@ -75,14 +75,14 @@ class DraftLog:
             )
         return answer_us
 
-    def take_judged(self, base_len: int, num_drafted: int, serial: int, committed_len: int) -> list[SentDraft]:
+    def take_verified(self, base_len: int, num_drafted: int, serial: int, committed_len: int) -> list[SentDraft]:
         """What brought the drafted tokens of a round, in order; `serial`: of the last of them.
 
-        A draft is charged to the first round that judged a part of it. What the round left behind is forgotten too.
+        A draft is charged to the first round that verified a part of it. What the round left behind is forgotten too.
         """
-        judged = self._judged(base_len, base_len + num_drafted, serial) if num_drafted else []
-        self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in judged]
-        return judged
+        verified = self._verified(base_len, base_len + num_drafted, serial) if num_drafted else []
+        self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in verified]
+        return verified
 
     def _since_asked_us(self, base_len: int, now_us: int) -> int:
         for committed_len, asked_us in reversed(self._asked):
@@ -90,7 +90,7 @@ class DraftLog:
                 return now_us - asked_us
         return 0
 
-    def _judged(self, base_len: int, end: int, serial: int) -> list[SentDraft]:
+    def _verified(self, base_len: int, end: int, serial: int) -> list[SentDraft]:
         overlapping = [sent for sent in self._sent if sent.base_len < end and sent.end > base_len]
         if len(overlapping) == 1 and overlapping[0].serial == serial:
             return overlapping
@@ -100,12 +100,12 @@ class DraftLog:
         return [sent for sent in overlapping if sent.serial <= serial and sent.epoch == last.epoch]
 
 
-def drafted_us(judged: Sequence[SentDraft]) -> tuple[int, int, int]:
+def drafted_us(verified: Sequence[SentDraft]) -> tuple[int, int, int]:
     """What they took their draft, of that the time in which it worked on them, and what the last answer spent on its
     way. Each fits a message.
     """
     draft_us = compute_us = wire_us = 0
-    for sent in judged:
+    for sent in verified:
         draft_us += sent.draft_us
         compute_us += sent.compute_us
         wire_us = sent.wire_us or wire_us

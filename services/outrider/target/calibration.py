@@ -128,7 +128,7 @@ class Calibration:
             self._best = self._step, max(known, default=1.0)
         return min(_SURE, fit.factor * self._best[1])
 
-    def judged(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
+    def observe(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
         """One commit: of these tokens the first num_verified were looked at, and the first num_accepted accepted."""
         fit.accepted *= _KEEP_OWN
         fit.expected *= _KEEP_OWN
@@ -158,6 +158,6 @@ def _hoped(share: _Share | None, prior: float, step: int) -> float:
     return mean + hope * (1 - mean)
 
 
-def told_price(price: float, weight: float) -> float:
+def min_chance(price: float, weight: float) -> float:
     """What a draft is told as the least chance worth proposing, in [0, 1]."""
     return min(1.0, price / weight) if price > 0 and weight > 0 else 0.0

@@ -20,11 +20,11 @@ _MAX_TREES = 12
 
 
 class Arrival(NamedTuple):
-    """Which message brought a token, when, and what it said of it."""
+    """Which message brought a token, when, and how likely it is by that draft."""
 
     serial: int
     received_s: float
-    said: Bin = Bin()
+    bin: Bin = Bin()
 
 
 class Beside(NamedTuple):
@@ -71,11 +71,11 @@ class OfferedDraft:
     def arrivals(self, start: int) -> list[Arrival]:
         """Of a chain: of each token from number `start` on."""
         return [
-            self.arrival._replace(said=bin_of(self.source, self._said(n), self._matched(n), drawn=bool(self.q)))
+            self.arrival._replace(bin=bin_of(self.source, self._confidence(n), self._matched(n), drawn=bool(self.q)))
             for n in range(start, len(self.token_ids))
         ]
 
-    def _said(self, number: int) -> float | None:
+    def _confidence(self, number: int) -> float | None:
         return self.confidence[number] if number < len(self.confidence) else None
 
     def _matched(self, number: int) -> int:
@@ -108,8 +108,8 @@ class OfferedDraft:
     def guess(self) -> OfferedDraft:
         """The chain of first children, with what is said of them."""
         path = self._first_children()
-        said = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
-        return replace(self, token_ids=tuple(self.descend()), parents=(), confidence=tuple(said))
+        confidence = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
+        return replace(self, token_ids=tuple(self.descend()), parents=(), confidence=tuple(confidence))
 
     def _first_children(self, node: int = -1) -> list[int]:
         if not self.parents:
@@ -277,11 +277,11 @@ class DraftBuffer:
         self.arrivals.extend(draft.arrivals(num_known))
         self.cut(capacity)
 
-    def advance(self, committed: Sequence[int], num_judged: int) -> None:
-        """Follows a commit of `committed`, in which the first `num_judged` tokens of the buffer were judged.
+    def advance(self, committed: Sequence[int], num_in_step: int) -> None:
+        """Follows a commit of `committed`, in which the first `num_in_step` tokens of the buffer were verified.
 
         Where every committed token equals the guess, the rest of the guess stays valid: also after a token that
-        the target decoded plainly. Otherwise it is dropped, and counted as far as it was not judged.
+        the target decoded plainly. Otherwise it is dropped, and counted as far as it was not verified.
         """
         count = len(committed)
         if self.token_ids[:count] == list(committed):
@@ -289,7 +289,7 @@ class DraftBuffer:
             del self.q[:count]
             del self.arrivals[:count]
             return
-        self.num_dropped += max(0, len(self.token_ids) - num_judged)
+        self.num_dropped += max(0, len(self.token_ids) - num_in_step)
         self.token_ids.clear()
         self.q.clear()
         self.arrivals.clear()

@@ -16,7 +16,7 @@ from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.validate import DraftValidator
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
-from outrider.target.calibration import told_price
+from outrider.target.calibration import min_chance
 from outrider.target.commit import Finish
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, Connect, DraftLink
@@ -64,17 +64,17 @@ class _Pairing:
         if not (self.log.waits or self.draft_active):
             return None
         base_len, outcome = committed.base_len, committed.outcome
-        judged = self.log.take_judged(
+        verified = self.log.take_verified(
             *(base_len, outcome.num_drafted, committed.draft_serial, base_len + len(outcome.token_ids))
         )
-        if not (judged or self.draft_active):
+        if not (verified or self.draft_active):
             return None
-        draft_us, compute_us, wire_us = drafted_us(judged)
+        draft_us, compute_us, wire_us = drafted_us(verified)
         stats = sequence_pb2.DraftStats(
             draft_us=draft_us,
             compute_us=compute_us,
             wire_us=wire_us,
-            source=judged[-1].source if judged else "",
+            source=verified[-1].source if verified else "",
             answer_us=self.answer_us,
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,
@@ -199,7 +199,7 @@ class Pairs:
     def _tell_setting(self, found: _Open) -> None:
         """Where something of it concerns the draft and has changed."""
         pairing, speculation = found.pairing, found.opening.speculation
-        speculation.min_chance = told_price(self._row_price, speculation.weight or 1.0)
+        speculation.min_chance = min_chance(self._row_price, speculation.weight or 1.0)
         if pairing is not None and pairing.sent_settings != (settings := _draft_settings(speculation)):
             pairing.sent_settings = settings
             pairing.validator.allow(_max_positions(speculation))
@@ -264,7 +264,7 @@ class Pairs:
             self._tell_fault(key, draft.sequence_id, InvalidRequest("draft.sequence_id", "already open"))
             return
         speculation = found.opening.speculation
-        speculation.min_chance = told_price(self._row_price, speculation.weight or 1.0)
+        speculation.min_chance = min_chance(self._row_price, speculation.weight or 1.0)
         settings, validator = _draft_settings(speculation), self._validator(found.opening)
         found.pairing = pairing = _Pairing(link, sequence_id, settings, found.committed_len, validator)
         link.keys[sequence_id] = key

@@ -58,7 +58,7 @@ class Pricing:
     def values(self, sequence: TargetSequence) -> list[float]:
         """Of each offered token. Never rises along the way."""
         weight = sequence.speculation.weight
-        return [weight * chance for chance in self.calibration.chances(sequence.said, sequence.fit)]
+        return [weight * chance for chance in self.calibration.chances(sequence.bins, sequence.fit)]
 
     def may_pay(self, sequence: TargetSequence) -> bool:
         """Whether any draft that could still come would be judged."""
@@ -67,16 +67,16 @@ class Pricing:
 
 @dataclass(slots=True)
 class PlannedRow:
-    """One sequence's part of the step: committed tokens to run, then drafts to judge."""
+    """One sequence's part of the step: committed tokens to run, then drafts to verify."""
 
     sequence: TargetSequence
     num_tokens: int
     """Of the sequence's pending tokens."""
     num_drafted: int = 0
     late: bool = False
-    """Whether a draft that came during the step is judged as well, for the position after all of them."""
+    """Whether a draft that came during the step is verified as well, for the position after all of them."""
     siblings: list[Beside] = field(default_factory=list)
-    """Judged beside the drafted tokens."""
+    """Verified beside the drafted tokens."""
     decides: bool = field(init=False)
     """Whether the row ends in a verdict: all that was pending is run. Otherwise it is a chunk of prefill."""
 
@@ -93,7 +93,8 @@ class PlannedRow:
         return self.num_tokens + self.num_drafted + len(self.siblings)
 
     @property
-    def num_judged(self) -> int:
+    def num_in_step(self) -> int:
+        """Drafted tokens to verify, one that came during the step included."""
         return self.num_drafted + self.late
 
 

@@ -42,7 +42,7 @@ class TargetSequence:
     num_commits: int = 0
     fit: Fit = field(default_factory=Fit)
     """How well its drafts do, beside those of others."""
-    heard: bool = False
+    draft_active: bool = False
     """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 
     processor: LogitsProcessor | None = field(init=False)
@@ -92,15 +92,15 @@ class TargetSequence:
         return max(0, min(len(self.drafts), self.speculation.max_draft_tokens, self.remaining - 1))
 
     @property
-    def said(self) -> list[Bin]:
+    def bins(self) -> list[Bin]:
         """What drafts say of the tokens that they offer."""
-        return [arrival.said for arrival in self.drafts.arrivals[: self.num_offered]]
+        return [arrival.bin for arrival in self.drafts.arrivals[: self.num_offered]]
 
     def held_until(self, now_s: float) -> float | None:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""
         speculation, drafts = self.speculation, self.drafts
         wants_draft = speculation.max_draft_tokens and not drafts.token_ids and self.remaining > 1
-        if not (wants_draft and self.heard) or self.pending != 1 or drafts.declined_len >= self.committed_len:
+        if not (wants_draft and self.draft_active) or self.pending != 1 or drafts.declined_len >= self.committed_len:
             return None
         until = self.ready_since_s + speculation.max_wait_us * 1e-6
         return until if until > now_s else None
@@ -109,7 +109,7 @@ class TargetSequence:
         """Buffers what is useful of a draft. Raises InvalidRequest when it could not be judged."""
         draft.check(self.opening.params, self.mode)
         # What comes after drafts were disallowed was said before the draft knew.
-        self.heard |= self.speculation.max_draft_tokens > 0
+        self.draft_active |= self.speculation.max_draft_tokens > 0
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
@@ -120,7 +120,7 @@ class TargetSequence:
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
         self.drafts.cut(speculation.capacity)
-        self.heard &= speculation.max_draft_tokens > 0
+        self.draft_active &= speculation.max_draft_tokens > 0
 
     def start_step(self, now_s: float, num_drafted: int) -> None:
         """Books the time in which it stood ready for the step that begins now and judges `num_drafted` drafts."""

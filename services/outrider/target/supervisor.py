@@ -53,7 +53,7 @@ class Rank:
     number: int
     pid: int
     beat_fd: int
-    heard_s: float
+    last_beat_s: float
     """Monotonic: when it last said that it lives."""
     ready: bool = False
     ended: bool = False
@@ -62,9 +62,9 @@ class Rank:
 
     def listen(self, now_s: float) -> None:
         """Takes what it said."""
-        if said := os.read(self.beat_fd, 4096):
-            self.heard_s = now_s
-            self.ready = self.ready or READY in said
+        if beats := os.read(self.beat_fd, 4096):
+            self.last_beat_s = now_s
+            self.ready = self.ready or READY in beats
 
     def reap(self, flags: int) -> None:
         """Notes its end, if it has ended."""
@@ -213,7 +213,7 @@ class Supervisor:
                 rank.reap(os.WNOHANG)
                 if rank.ended and rank.code != 0:
                     return str(rank)
-                if not rank.ended and now_s - rank.heard_s > self.step_timeout_s:
+                if not rank.ended and now_s - rank.last_beat_s > self.step_timeout_s:
                     return f"rank {rank.number} (process {rank.pid}) has said nothing for {self.step_timeout_s:g} s"
             if self._ranks[0].ended:
                 return ""

@@ -49,7 +49,7 @@ def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[
     logits = engine.forward([_engine_row(row) for row in rows])
     poll_late_drafts()
     for row in rows:
-        row.late = row.decides and _judges_one_more(row)
+        row.late = row.decides and _verifies_one_more(row)
     deciding = [row for row in rows if row.decides]
     logits = take_prompt(rows, logits)
     asked = asked_rows(deciding, logits)
@@ -68,7 +68,7 @@ def _engine_row(row: PlannedRow) -> Row:
     return Row(kv_of(row.sequence), tokens, num_logits, siblings)
 
 
-def _judges_one_more(row: PlannedRow) -> bool:
+def _verifies_one_more(row: PlannedRow) -> bool:
     """Whether the buffer goes on after what was run. In the other modes the target's own token shows if it is right."""
     sequence, count = row.sequence, row.num_drafted
     if sequence.mode is not VerificationMode.RATIO:
@@ -77,7 +77,7 @@ def _judges_one_more(row: PlannedRow) -> bool:
 
 
 def _candidate(row: PlannedRow) -> Candidate:
-    sequence, count = row.sequence, row.num_judged
+    sequence, count = row.sequence, row.num_in_step
     beside = row.siblings
     return Candidate(
         params=sequence.opening.params,

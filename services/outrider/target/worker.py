@@ -182,7 +182,7 @@ class TargetWorker:
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
         committed_before = self.stats.num_committed_tokens
         for row, result in zip(rows, results, strict=True):
-            row.sequence.start_step(started_s, row.num_judged)
+            row.sequence.start_step(started_s, row.num_in_step)
             try:
                 self._settle(row, result)
             except Exception as error:
@@ -219,7 +219,7 @@ class TargetWorker:
             self.stats.num_finished += 1
 
     def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
-        sequence, num_drafted = row.sequence, row.num_judged
+        sequence, num_drafted = row.sequence, row.num_in_step
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
@@ -228,7 +228,7 @@ class TargetWorker:
         number = sibling_of(row, verdict)
         # A token beside a guessed one counts in the place of that one, which was not accepted.
         num_accepted = outcome.num_accepted - (number is not None)
-        self._calibration.judged(sequence.said[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
+        self._calibration.observe(sequence.bins[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
         self.stats.num_siblings += len(row.siblings)
         if number is not None:
             self._engine.accept_branch(kv_of(sequence), number)

@@ -58,7 +58,7 @@ def key(sequence_id: int, stream: int = 1) -> SequenceKey:
 
 
 @dataclass
-class Told:
+class Answer:
     """Everything one sequence was told."""
 
     commits: list[Committed] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Bench:
             lambda: self.now_s,
             row_price=row_price,
         )
-        self.told: dict[SequenceKey, Told] = {}
+        self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
         self.refused: list[Failed] = []
         self.reports: list[Report] = []
@@ -154,9 +154,9 @@ class Bench:
         for commit in report.commits:
             assert commit.base_len == len(self.tokens[commit.key]), "a commit continues what was committed"
             self.tokens[commit.key].extend(commit.outcome.token_ids)
-            self.told.setdefault(commit.key, Told()).commits.append(commit)
+            self.answers.setdefault(commit.key, Answer()).commits.append(commit)
         for failed in report.failures:
-            self.told.setdefault(failed.key, Told()).errors.append(failed.error)
+            self.answers.setdefault(failed.key, Answer()).errors.append(failed.error)
         self.refused.extend(report.refused_drafts)
 
 

@@ -6,13 +6,13 @@ import math
 import random
 
 import pytest
-from outrider.target.calibration import Bin, Calibration, Fit, bin_of, told_price
+from outrider.target.calibration import Bin, Calibration, Fit, bin_of, min_chance
 
 
 def judged(calibration: Calibration, each: Bin, share: float, *, times: int, fit: Fit | None = None) -> Fit:
     chance, fit = random.Random(1), fit or Fit()
     for _ in range(times):
-        calibration.judged([each], 1, int(chance.random() < share), fit)
+        calibration.observe([each], 1, int(chance.random() < share), fit)
     return fit
 
 
@@ -74,7 +74,7 @@ def test_a_text_that_its_draft_cannot_guess_is_not_believed_within_sixty_tokens_
     # Others are believed as before, or nearly.
     assert calibration.chances([sure], Fit())[0] > 0.6
     for _ in range(120):
-        calibration.judged([], 0, 0, fit)
+        calibration.observe([], 0, 0, fit)
     assert calibration.chances([sure], fit)[0] > 0.5
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_longer_judged_comes_back_to_what_is_said_of_it() -> None:
 def test_a_draft_that_invents_sources_fills_no_table() -> None:
     calibration = Calibration()
     for number in range(1000):
-        calibration.judged([bin_of(f"part {number}", 0.5)], 1, 1, Fit())
+        calibration.observe([bin_of(f"part {number}", 0.5)], 1, 1, Fit())
     assert len(calibration._shares) < 50
 
 
@@ -102,6 +102,6 @@ def test_a_chance_that_is_no_number_is_as_good_as_none(confidence: float) -> Non
 
 
 def test_drafts_hear_of_a_price_as_a_chance_of_their_tenants_tokens() -> None:
-    assert told_price(0.0, 1.0) == 0.0
-    assert told_price(0.3, 2.0) == pytest.approx(0.15)
-    assert told_price(0.6, 0.5) == 1.0
+    assert min_chance(0.0, 1.0) == 0.0
+    assert min_chance(0.3, 2.0) == pytest.approx(0.15)
+    assert min_chance(0.6, 0.5) == 1.0

@@ -15,21 +15,21 @@ def add(log: DraftLog, base_len: int, count: int, now_us: int = 0, **fields: Any
 
 
 def compute_us(log: DraftLog, base_len: int, drafted: int, serial: int, committed_len: int) -> int:
-    return drafted_us(log.take_judged(base_len, drafted, serial, committed_len))[1]
+    return drafted_us(log.take_verified(base_len, drafted, serial, committed_len))[1]
 
 
 def test_the_way_of_an_answer_is_what_the_draft_did_not_have_it_for() -> None:
     log = DraftLog()
     log.asked(11, 1000)
     assert add(log, 11, 3, 1900, draft_us=600, compute_us=500) == 900
-    assert drafted_us(log.take_judged(11, 3, 1, 13)) == (600, 500, 300)
+    assert drafted_us(log.take_verified(11, 3, 1, 13)) == (600, 500, 300)
 
 
 def test_a_guess_made_unasked_has_no_way_from_the_commit() -> None:
     log = DraftLog()
     log.asked(11, 1000)
     assert add(log, 11, 1, 1900, draft_us=10, run_ahead=True) == 0
-    assert drafted_us(log.take_judged(11, 1, 1, 13)) == (10, 0, 0)
+    assert drafted_us(log.take_verified(11, 1, 1, 13)) == (10, 0, 0)
 
 
 def test_every_draft_is_charged_to_the_first_round_that_judged_a_part_of_it() -> None:
@@ -60,4 +60,4 @@ def test_a_clock_that_disagrees_gives_no_negative_time() -> None:
     log = DraftLog()
     log.asked(10, 50)
     add(log, 10, 1, 60, draft_us=10**6)
-    assert drafted_us(log.take_judged(10, 1, 1, 11)) == (10**6, 0, 0)
+    assert drafted_us(log.take_verified(10, 1, 1, 11)) == (10**6, 0, 0)

@@ -58,13 +58,13 @@ def test_every_token_knows_which_message_brought_it_and_when() -> None:
         OfferedDraft(0, 6, (22, 23), serial=3, received_s=7.0),
     )
     assert arrivals(buffer) == [(1, 5.0), (1, 5.0), (2, 6.0), (3, 7.0)]
-    buffer.advance([20], num_judged=1)
+    buffer.advance([20], num_in_step=1)
     assert arrivals(buffer) == [(1, 5.0), (2, 6.0), (3, 7.0)]
     buffer.cut(2)
     assert arrivals(buffer) == [(1, 5.0), (2, 6.0)]
     buffer.offer(OfferedDraft(1, 5, (30,), serial=4, received_s=8.0), [*TRUTH, 20], 8)
     assert (buffer.token_ids, arrivals(buffer)) == ([30], [(4, 8.0)])
-    buffer.advance([31], num_judged=1)
+    buffer.advance([31], num_in_step=1)
     assert buffer.arrivals == []
 
 
@@ -110,7 +110,7 @@ def test_a_lower_epoch_than_the_buffers_is_stale() -> None:
 
 def test_another_draft_that_takes_over_may_count_epochs_anew() -> None:
     buffer = held(offered(4, 20, epoch=5))
-    buffer.advance([99], num_judged=1)
+    buffer.advance([99], num_in_step=1)
     buffer.offer(offered(5, 21, epoch=0), [*TRUTH, 99], 8)
     assert buffer.token_ids == [21]
 
@@ -154,34 +154,34 @@ def test_an_empty_draft_declines_the_position_it_names_and_no_later_one() -> Non
 
 def test_a_plain_token_that_equals_the_first_guess_keeps_the_rest() -> None:
     buffer = held(offered(4, 20, 21, 22))
-    buffer.advance([20], num_judged=0)
+    buffer.advance([20], num_in_step=0)
     assert buffer.token_ids == [21, 22]
     assert buffer.num_dropped == 0
 
 
 def test_a_plain_token_that_differs_drops_the_guess_and_counts_it() -> None:
     buffer = held(offered(4, 20, 21, 22))
-    buffer.advance([30], num_judged=0)
+    buffer.advance([30], num_in_step=0)
     assert not buffer.token_ids
     assert buffer.num_dropped == 3
 
 
 def test_judged_drafts_are_not_counted_as_dropped() -> None:
     buffer = held(offered(4, 20, 21, 22, 23))
-    buffer.advance([20, 99], num_judged=3)
+    buffer.advance([20, 99], num_in_step=3)
     assert not buffer.token_ids
     assert buffer.num_dropped == 1
 
 
 def test_a_bonus_token_that_equals_the_next_guess_keeps_what_follows() -> None:
     buffer = held(offered(4, 20, 21, 22, 23))
-    buffer.advance([20, 21, 22], num_judged=2)
+    buffer.advance([20, 21, 22], num_in_step=2)
     assert buffer.token_ids == [23]
 
 
 def test_more_committed_than_guessed_empties_the_buffer() -> None:
     buffer = held(offered(4, 20, 21))
-    buffer.advance([20, 21, 50], num_judged=2)
+    buffer.advance([20, 21, 50], num_in_step=2)
     assert not buffer.token_ids
     assert buffer.num_dropped == 0
 
@@ -191,7 +191,7 @@ def test_q_is_trimmed_with_its_tokens() -> None:
     buffer = DraftBuffer()
     buffer.offer(OfferedDraft(0, 3, (13, 20, 21), tuple(point)), TRUTH, 8)
     assert buffer.q == point[1:]
-    buffer.advance([20], num_judged=0)
+    buffer.advance([20], num_in_step=0)
     assert buffer.q == point[2:]
 
 

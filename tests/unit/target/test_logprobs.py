@@ -31,9 +31,9 @@ def run(tiny: Path, openings: list[Opening], drafter: object = None, **more: obj
     return bench
 
 
-def said(bench: Bench, number: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
+def logprobs_of(bench: Bench, number: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
     """Of the prompt, of the output."""
-    commits = bench.told[key(number)].commits
+    commits = bench.answers[key(number)].commits
     assert all(len(commit.logprobs) == len(commit.outcome.token_ids) for commit in commits)
     assert not any(commit.prompt_logprobs for commit in commits[1:])
     return list(commits[0].prompt_logprobs), [each for commit in commits for each in commit.logprobs]
@@ -45,10 +45,10 @@ def test_they_are_those_of_transformers_with_drafts_and_without(tiny: Path, para
     texts = {number: plain.tokens[key(number)] for number in range(len(PROMPTS))}
     # In small chunks, with others, so that prompts come in parts.
     drafted = run(tiny, asking(params), Liar(texts, "random"), max_batch_tokens=24)
-    assert sum(commit.outcome.num_accepted for told in drafted.told.values() for commit in told.commits) > 100
+    assert sum(commit.outcome.num_accepted for answer in drafted.answers.values() for commit in answer.commits) > 100
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     for number, text in texts.items():
-        of_prompt, of_output = said(plain, number)
+        of_prompt, of_output = logprobs_of(plain, number)
         assert len(of_prompt) == len(PROMPTS[number]) - 1
         with torch.no_grad():
             wanted = torch.log_softmax(model(torch.tensor([text])).logits[0], -1)
@@ -57,7 +57,7 @@ def test_they_are_those_of_transformers_with_drafts_and_without(tiny: Path, para
             top = wanted[at - 1].topk(TOP)
             assert list(each.top_logprobs) == pytest.approx(top.values.tolist(), abs=1e-4)
             assert list(each.top_token_ids) == top.indices.tolist()
-        again = said(drafted, number)
+        again = logprobs_of(drafted, number)
         for one, other in zip([*of_prompt, *of_output], [*again[0], *again[1]], strict=True):
             assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
             assert one.top_token_ids == other.top_token_ids
@@ -71,7 +71,7 @@ def test_they_are_the_model_s_own_whatever_is_asked_of_the_logits(tiny: Path) ->
         text = bench.tokens[key(number)]
         with torch.no_grad():
             wanted = torch.log_softmax(model(torch.tensor([text])).logits[0], -1)
-        _, of_output = said(bench, number)
+        _, of_output = logprobs_of(bench, number)
         for at, each in enumerate(of_output, start=len(PROMPTS[number])):
             assert each.logprob == pytest.approx(float(wanted[at - 1, text[at]]), abs=1e-4)
 
@@ -85,19 +85,19 @@ def test_the_prompt_s_come_once_also_after_a_preemption_and_from_a_warm_cache(ti
         warm.run()
     assert warm.worker.stats.num_preemptions
     for number in range(len(PROMPTS)):
-        commits = warm.told[key(number)].commits
+        commits = warm.answers[key(number)].commits
         parts = [list(commit.prompt_logprobs) for commit in commits if commit.prompt_logprobs]
-        assert parts == [said(plain, number)[0]] * 2 or len(PROMPTS[number]) == 1
+        assert parts == [logprobs_of(plain, number)[0]] * 2 or len(PROMPTS[number]) == 1
 
 
 def test_a_sequence_taken_over_says_nothing_of_the_prompt_again(tiny: Path) -> None:
     bench = run(tiny, [replace(each, committed=(7, 8)) for each in asking(GREEDY)[:3]])
     for number in range(3):
-        of_prompt, of_output = said(bench, number)
+        of_prompt, of_output = logprobs_of(bench, number)
         assert not of_prompt
         assert len(of_output) == 22
 
 
 def test_in_ratio_mode_each_token_has_its_own(tiny: Path) -> None:
     bench = run(tiny, asking(SAMPLED, mode=VerificationMode.RATIO, speculation=Speculation())[:3])
-    assert all(len(said(bench, number)[1]) == 24 for number in range(3))
+    assert all(len(logprobs_of(bench, number)[1]) == 24 for number in range(3))

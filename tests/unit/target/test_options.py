@@ -40,8 +40,8 @@ def texts(tiny: Path, openings: list[Opening], drafter: object = None) -> dict[i
         bench.open(number, each)
     bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
     assert not bench.refused
-    assert not any(told.errors for told in bench.told.values())
-    assert all(bench.told[key(number)].finish is not Finish.NONE for number in range(len(openings)))
+    assert not any(answer.errors for answer in bench.answers.values())
+    assert all(bench.answers[key(number)].finish is not Finish.NONE for number in range(len(openings)))
     return {number: bench.tokens[key(number)] for number in range(len(openings))}
 
 

@@ -36,7 +36,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
     """Writes down what it hears, and says what it is told to."""
 
     def __init__(self) -> None:
-        self.heard: list[draft_pb2.DraftRequest] = []
+        self.requests: list[draft_pb2.DraftRequest] = []
         self.context: Any = None
         self.ended = False
 
@@ -47,25 +47,25 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
         self.context = context
         try:
             async for request in requests:
-                self.heard.append(request)
+                self.requests.append(request)
         finally:
             self.ended = True
 
     @property
     def opens(self) -> list[sequence.OpenSequence]:
-        return [opening for request in self.heard for opening in request.opens]
+        return [opening for request in self.requests for opening in request.opens]
 
     @property
     def commits(self) -> list[sequence.Commit]:
-        return [commit for request in self.heard for commit in request.commits]
+        return [commit for request in self.requests for commit in request.commits]
 
     @property
     def settings(self) -> list[sequence.SetSpeculation]:
-        return [setting for request in self.heard for setting in request.settings]
+        return [setting for request in self.requests for setting in request.settings]
 
     @property
     def closes(self) -> list[tuple[int, int]]:
-        return [(close.sequence_id, close.reason) for request in self.heard for close in request.closes]
+        return [(close.sequence_id, close.reason) for request in self.requests for close in request.closes]
 
     async def say(self, *drafts: sequence.Draft, errors: Any = ()) -> None:
         await self.context.write(draft_pb2.DraftResponse(drafts=drafts, errors=errors))
@@ -175,12 +175,12 @@ async def test_what_a_draft_says_is_offered_to_the_target_and_timed(world: World
     [event] = world.events
     assert isinstance(event, Offered)
     assert (event.key, event.draft.base_len, event.draft.token_ids, event.draft.serial) == (KEY, 5, (20, 21), 1)
-    said = await world.follow(committed(5, [20, 30], drafted=2, serial=1))
-    assert (said.draft_us, said.compute_us, said.source) == (300, 200, "model")
-    assert (said.answer_tokens, said.answer_compute_us) == (2, 200)
+    stats = await world.follow(committed(5, [20, 30], drafted=2, serial=1))
+    assert (stats.draft_us, stats.compute_us, stats.source) == (300, 200, "model")
+    assert (stats.answer_tokens, stats.answer_compute_us) == (2, 200)
     # Two ways of 1 to 2 ms, and the 0.1 s between the commit and the scripted answer.
-    assert 100_000 < said.answer_us < 106_000
-    assert said.wire_us == said.answer_us - 300
+    assert 100_000 < stats.answer_us < 106_000
+    assert stats.wire_us == stats.answer_us - 300
     # Told once.
     assert await world.follow(committed(7, [31])) is None
 
@@ -189,8 +189,8 @@ async def test_what_a_draft_says_is_offered_to_the_target_and_timed(world: World
 async def test_a_guess_that_nobody_asked_for_is_no_answer(world: World) -> None:
     await world.paired()
     await world.draft.say(guess(4, 20, run_ahead=True))
-    said = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
-    assert (said.draft_us, said.wire_us, said.answer_us, said.answer_tokens) == (300, 0, 0, 0)
+    stats = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
+    assert (stats.draft_us, stats.wire_us, stats.answer_us, stats.answer_tokens) == (300, 0, 0, 0)
 
 
 @virtual
@@ -198,8 +198,8 @@ async def test_a_tree_counts_as_deep_as_it_is(world: World) -> None:
     await world.paired()
     await world.follow(committed(4, [9]))
     await world.draft.say(guess(5, 20, 21, 22, parents=[-1, -1, 0], confidence=[0.6, 0.3, 0.9]))
-    said = await world.follow(committed(5, [20, 22, 30], drafted=2, serial=1))
-    assert said.answer_tokens == 2
+    stats = await world.follow(committed(5, [20, 22, 30], drafted=2, serial=1))
+    assert stats.answer_tokens == 2
 
 
 @virtual
@@ -400,9 +400,9 @@ async def test_a_fault_in_hearing_ends_the_link_and_not_only_its_task(world: Wor
 async def test_the_answer_to_an_opening_is_no_turnaround(world: World) -> None:
     await world.paired()
     await world.draft.say(guess(4, 20))
-    said = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
-    assert (said.answer_us, said.answer_tokens) == (0, 0)
-    assert said.wire_us > 0
+    stats = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
+    assert (stats.answer_us, stats.answer_tokens) == (0, 0)
+    assert stats.wire_us > 0
 
 
 @virtual
@@ -476,7 +476,7 @@ async def test_thousands_of_names_cost_one_reading_at_a_time_and_no_link(world: 
 async def test_a_sequence_that_ended_while_the_leases_were_read_is_not_opened(world: World) -> None:
     world.pairs.apply(KEY.stream, target_pb2.VerifyRequest(opens=[opening()], set_drafts=[assigned()]))
     await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
-    assert not world.draft.heard and not world.answers
+    assert not world.draft.requests and not world.answers
 
 
 @virtual

@@ -81,8 +81,8 @@ def test_a_poisoned_sequence_leaves_those_beside_it_their_text(poisoned: Path, c
         beside.open(10 + i, opening([*prompt(5, i), POISON, *prompt(14, i)]))
     beside.run()
     for i in range(3):
-        assert beside.told[key(i)].text == alone.told[key(i)].text
-        [error] = beside.told[key(10 + i)].errors
+        assert beside.answers[key(i)].text == alone.answers[key(i)].text
+        [error] = beside.answers[key(10 + i)].errors
         assert isinstance(error, NotFinite)
 
 
@@ -92,11 +92,11 @@ def test_what_a_failed_sequence_held_is_found_by_nobody_and_is_wiped(poisoned: P
     spoiled = [*prompt(40), POISON, *prompt(90)]
     worker.open(0, opening(spoiled))
     worker.run()
-    assert worker.told[key(0)].errors
+    assert worker.answers[key(0)].errors
     assert worker.engine.open(spoiled).cached_len == 0
     worker.open(1, opening(prompt(9)))
     worker.run()
-    assert worker.told[key(1)].text
+    assert worker.answers[key(1)].text
     cache = worker.engine._cache
     assert all(layer.isfinite().all() for layer in [*cache.keys, *cache.values])
 
@@ -113,14 +113,14 @@ def test_a_draft_that_guesses_a_poisoned_token_costs_only_time(
     alone = bench(poisoned, config)
     alone.open(0, what)
     alone.run()
-    text = alone.told[key(0)].text
+    text = alone.answers[key(0)].text
     assert POISON not in text
     drafted = bench(poisoned, config)
     drafted.open(0, what)
-    while not drafted.told or len(drafted.told[key(0)].text) < len(text):
-        at = len(drafted.told[key(0)].text) if drafted.told else 0
+    while not drafted.answers or len(drafted.answers[key(0)].text) < len(text):
+        at = len(drafted.answers[key(0)].text) if drafted.answers else 0
         # Right, then poisoned, then right again.
         drafted.offer(0, len(what.prompt) + at, [*text[at : at + 1], POISON, *text[at + 2 : at + 4]][: len(text) - at])
         drafted.step()
-        assert not drafted.told or not drafted.told[key(0)].errors
-    assert drafted.told[key(0)].text == text
+        assert not drafted.answers or not drafted.answers[key(0)].errors
+    assert drafted.answers[key(0)].text == text

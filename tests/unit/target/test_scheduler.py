@@ -29,13 +29,13 @@ def sequence(
     speculation: Speculation = FOUR_AHEAD,
     max_new_tokens: int = 100,
     ready_since_s: float = 0.0,
-    heard: bool = True,
+    draft_active: bool = True,
 ) -> TargetSequence:
     what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
     made = TargetSequence(SequenceKey(1, serial), serial, what, 512, ready_since_s)
     if cached is not None:
         made.kv = EngineSequence(tokens=[1] * cached)
-    made.heard = heard
+    made.draft_active = draft_active
     if drafts:
         made.offer(OfferedDraft(0, length, (7,) * drafts))
     return made
@@ -130,7 +130,7 @@ def test_a_sequence_waits_for_its_draft_while_others_go_on() -> None:
 
 
 def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
-    silent = sequence(0, speculation=WAITING, heard=False)
+    silent = sequence(0, speculation=WAITING, draft_active=False)
     assert rows(plan([silent], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
     # Of what was committed before, and dropped.
     silent.offer(OfferedDraft(0, 8, (3, 3)))
@@ -215,7 +215,7 @@ def test_nothing_to_do_means_no_rows_and_no_time_to_wake() -> None:
     assert plan([], BATCHING, free_blocks=5, now_s=0) == Plan()
 
 
-def said(serial: int, *confidence: float, weight: float = 1.0, **more: object) -> TargetSequence:
+def offering(serial: int, *confidence: float, weight: float = 1.0, **more: object) -> TargetSequence:
     """One guess, of which a draft says how likely each token is."""
     speculation = replace(FOUR_AHEAD, weight=weight)
     made = sequence(serial, speculation=speculation, **more)  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def proven() -> Calibration:
             each = Bin("model", drawn, number)
             for count in range(1000):
                 accepted = int((count + 1) * each.prior) > int(count * each.prior)
-                calibration.judged([each], 1, int(accepted), Fit())
+                calibration.observe([each], 1, int(accepted), Fit())
     return calibration
 
 
@@ -245,7 +245,7 @@ def priced(sequences: list[TargetSequence], price: float, batching: Batching = B
 
 
 def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> None:
-    sequences = [said(0, 0.92, 0.92, 0.92, 0.92), said(1, 0.92, 0.5, 0.92), said(2, 0.3)]
+    sequences = [offering(0, 0.92, 0.92, 0.92, 0.92), offering(1, 0.92, 0.5, 0.92), offering(2, 0.3)]
     assert priced(sequences, 0.0) == [4, 3, 1]
     assert priced(sequences, 0.4) == [4, 3, 0]
     assert priced(sequences, 0.6) == [4, 1, 0]
@@ -255,26 +255,30 @@ def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> 
 
 def test_the_likeliest_tokens_of_all_sequences_get_the_room_there_is() -> None:
     few = Batching(block_size=8, max_batch_tokens=5)
-    assert priced([said(0, 0.6, 0.6, 0.6), said(1, 0.92, 0.92, 0.92)], 0.1, few) == [0, 3]
+    assert priced([offering(0, 0.6, 0.6, 0.6), offering(1, 0.92, 0.92, 0.92)], 0.1, few) == [0, 3]
 
 
 def test_a_tenants_weight_is_what_its_tokens_are_worth() -> None:
-    assert priced([said(0, 0.5, weight=2.0), said(1, 0.5), said(2, 0.92, weight=0.5)], 0.6) == [1, 0, 0]
+    assert priced([offering(0, 0.5, weight=2.0), offering(1, 0.5), offering(2, 0.92, weight=0.5)], 0.6) == [1, 0, 0]
 
 
 def test_rows_that_a_recorded_step_runs_anyway_are_free() -> None:
     def up_to_eight(num_rows: int, num_tokens: int) -> int:
         return 8 - num_tokens
 
-    sequences = [said(0, 0.3, 0.3), said(1, 0.5, 0.5, 0.5, 0.5)]
+    sequences = [offering(0, 0.3, 0.3), offering(1, 0.5, 0.5, 0.5, 0.5)]
     assert priced(sequences, 0.9) == [0, 0]
     assert priced(sequences, 0.9, num_free=up_to_eight) == [2, 4]
-    assert priced([*sequences, said(2, 0.1, 0.1), said(3, 0.2)], 0.9, num_free=up_to_eight) == [1, 2, 0, 1]
+    assert priced([*sequences, offering(2, 0.1, 0.1), offering(3, 0.2)], 0.9, num_free=up_to_eight) == [1, 2, 0, 1]
 
 
 def test_beside_a_chunk_of_a_prompt_no_row_is_free() -> None:
     planned = plan(
-        [said(0, 0.3), sequence(1, length=20, cached=0)], BATCHING, 99, 0, Pricing(0.9, PROVEN, lambda rows, tokens: 4)
+        [offering(0, 0.3), sequence(1, length=20, cached=0)],
+        BATCHING,
+        99,
+        0,
+        Pricing(0.9, PROVEN, lambda rows, tokens: 4),
     )
     assert [row.num_drafted for row in planned.rows] == [0, 0]
 

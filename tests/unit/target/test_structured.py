@@ -68,13 +68,13 @@ def run(tiny: Path, openings: list[Opening], drafter: object = None) -> Bench:
     for number, each in enumerate(openings):
         bench.open(number, each)
     bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
-    assert not any(told.errors for told in bench.told.values())
+    assert not any(answer.errors for answer in bench.answers.values())
     return bench
 
 
 def text_of(bench: Bench, number: int) -> str:
-    told = bench.told[key(number)]
-    assert told.finish is Finish.STOP
+    answer = bench.answers[key(number)]
+    assert answer.finish is Finish.STOP
     return str(TOKENIZER.decode(bench.tokens[key(number)][len(PROMPTS[number]) : -1]))
 
 

@@ -68,7 +68,7 @@ def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) 
     bench.run(Liar(texts, "random"))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert len(texts) == 40
-    judged = {commit.outcome.num_drafted for told in bench.told.values() for commit in told.commits}
+    judged = {commit.outcome.num_drafted for answer in bench.answers.values() for commit in answer.commits}
     assert {0, 1, 2, 3, 4} <= judged
 
 
@@ -79,7 +79,7 @@ def test_right_drafts_take_fewer_steps(tiny: Path) -> None:
     bench.open(0, what[0])
     bench.run(Liar(texts, "oversized"))
     # Four drafts and the target's own token, each step.
-    assert len(bench.told[key(0)].commits) == 8
+    assert len(bench.answers[key(0)].commits) == 8
 
 
 def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_targets_own(tiny: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_target
     tree = OfferedDraft(0, at, (*guess, right), parents=(-1, 0, 1, 0), confidence=(0.9, 0.5, 0.5, 0.4))
     bench.apply(Offered(key(0), tree))
     bench.step()
-    [_, commit] = bench.told[key(0)].commits
+    [_, commit] = bench.answers[key(0)].commits
     assert commit.outcome.token_ids == text[at : at + 3]
     assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 2)
     assert commit.rejected == [7]
@@ -124,7 +124,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
         return [OfferedDraft(0, len(tokens), guess, q, params)]
 
     bench.run(point_masses)
-    assert len(bench.told[key(0)].text) == 24
+    assert len(bench.answers[key(0)].text) == 24
     assert bench.worker.stats.num_draft_tokens > 0
     assert not bench.refused
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
@@ -150,12 +150,12 @@ def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: 
     for _ in range(12):
         bench.apply(offered(7, len(bench.tokens[key(0)])))
         bench.step()
-        judged.append(bench.told[key(0)].commits[-1].outcome)
+        judged.append(bench.answers[key(0)].commits[-1].outcome)
     assert all(outcome.num_drafted == 2 for outcome in judged), "one was there, and one came"
     assert all(outcome.num_verified == 1 + outcome.num_accepted - (outcome.num_accepted == 2) for outcome in judged)
     assert all(len(outcome.token_ids) == min(2, outcome.num_accepted + 1) for outcome in judged)
     bench.run()
-    assert len(bench.told[key(0)].text) == 24 and not bench.refused
+    assert len(bench.answers[key(0)].text) == 24 and not bench.refused
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
 
 
@@ -169,7 +169,7 @@ def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: 
     for _ in range(6):
         bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q, params)))
         bench.step()
-        assert bench.told[key(0)].commits[-1].outcome.num_drafted <= 1
+        assert bench.answers[key(0)].commits[-1].outcome.num_drafted <= 1
 
 
 def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], params=SAMPLED, committed=output[:9]))
     bench.run()
-    assert bench.told[key(0)].text == output[9:]
+    assert bench.answers[key(0)].text == output[9:]
 
 
 @pytest.mark.parametrize("how", ["right", "random"])
@@ -190,8 +190,8 @@ def test_a_stop_token_inside_an_accepted_block_ends_the_text_there(tiny: Path, h
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], stops=[stop]))
     bench.run(Liar({0: text}, how))
-    assert bench.told[key(0)].text == output[: output.index(stop) + 1]
-    assert bench.told[key(0)].finish is Finish.STOP
+    assert bench.answers[key(0)].text == output[: output.index(stop) + 1]
+    assert bench.answers[key(0)].finish is Finish.STOP
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
@@ -200,8 +200,8 @@ def test_the_number_of_tokens_is_exact_with_drafts(tiny: Path, max_new_tokens: i
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], max_new_tokens=max_new_tokens))
     bench.run(Liar({0: text}, "oversized"))
-    assert len(bench.told[key(0)].text) == max_new_tokens
-    assert bench.told[key(0)].finish is Finish.LENGTH
+    assert len(bench.answers[key(0)].text) == max_new_tokens
+    assert bench.answers[key(0)].finish is Finish.LENGTH
 
 
 def test_a_full_context_ends_the_text_exactly(tiny: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_full_context_ends_the_text_exactly(tiny: Path) -> None:
     bench.open(0, what)
     bench.run(Liar({0: text}, "oversized"))
     assert bench.tokens[key(0)] == text
-    assert bench.told[key(0)].finish is Finish.LENGTH
+    assert bench.answers[key(0)].finish is Finish.LENGTH
 
 
 def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
     bench.run(Liar(texts, "random"))
     assert bench.worker.stats.num_preemptions > 0
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
-    assert not any(told.errors for told in bench.told.values())
+    assert not any(answer.errors for answer in bench.answers.values())
     assert bench.engine.num_free_blocks == 12
 
 
@@ -249,7 +249,7 @@ def test_a_cached_prefix_is_reported_in_the_first_commit_only(tiny: Path) -> Non
     bench.open(1, opening(prompt, max_new_tokens=2))
     bench.open(2, opening(prompt, max_new_tokens=2, salt=b"another tenant"))
     bench.run()
-    cached = {k.sequence_id: [c.num_cached_tokens for c in told.commits] for k, told in bench.told.items()}
+    cached = {k.sequence_id: [c.num_cached_tokens for c in answer.commits] for k, answer in bench.answers.items()}
     full_blocks = (len(prompt) - 1) // 8 * 8
     assert cached == {0: [0, 0], 1: [full_blocks, 0], 2: [0, 0]}
 
@@ -261,7 +261,7 @@ def test_rejected_drafts_never_reach_the_prefix_cache(tiny: Path) -> None:
     bench.run(Liar({0: text}, "wrong"))
     bench.open(1, opening(text[:-3], max_new_tokens=3))
     bench.run()
-    assert bench.told[key(1)].commits[0].num_cached_tokens > 0
+    assert bench.answers[key(1)].commits[0].num_cached_tokens > 0
     assert bench.tokens[key(1)] == text
 
 
@@ -300,7 +300,7 @@ def test_the_end_of_a_stream_closes_its_sequences_and_no_others(tiny: Path) -> N
     bench.step()
     bench.end_stream(1)
     bench.run()
-    assert len(bench.told[key(0, stream=2)].text) == 24
+    assert len(bench.answers[key(0, stream=2)].text) == 24
 
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(tiny: Path) -> None:
@@ -309,7 +309,7 @@ def test_messages_about_unknown_sequences_are_counted_and_ignored(tiny: Path) ->
     bench.adjust(77, Speculation())
     bench.close(77)
     assert bench.worker.stats.num_unknown == 3
-    assert not bench.told
+    assert not bench.answers
     assert not bench.refused
 
 
@@ -319,8 +319,8 @@ def test_an_id_opened_twice_ends_that_sequence_only(tiny: Path) -> None:
     bench.open(1, opening(PROMPTS[1]))
     bench.apply(Opened(key(0), opening(PROMPTS[0]), bench.now_s))
     bench.run()
-    assert [type(e) for e in bench.told[key(0)].errors] == [InvalidRequest]
-    assert len(bench.told[key(1)].text) == 24
+    assert [type(e) for e in bench.answers[key(0)].errors] == [InvalidRequest]
+    assert len(bench.answers[key(1)].text) == 24
 
 
 def test_no_more_sequences_than_the_limit_are_opened(tiny: Path) -> None:
@@ -328,8 +328,8 @@ def test_no_more_sequences_than_the_limit_are_opened(tiny: Path) -> None:
     for i in range(3):
         bench.open(i, opening(PROMPTS[i]))
     bench.run()
-    assert [type(e) for e in bench.told[key(2)].errors] == [Overloaded]
-    assert all(len(bench.told[key(i)].text) == 24 for i in (0, 1))
+    assert [type(e) for e in bench.answers[key(2)].errors] == [Overloaded]
+    assert all(len(bench.answers[key(i)].text) == 24 for i in (0, 1))
 
 
 def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> None:
@@ -339,8 +339,8 @@ def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> Non
     bench.apply(DraftRefused(key(0), InvalidRequest("token_ids", "an id is outside the vocabulary")))
     bench.run()
     assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidRequest)] == ["q", "token_ids"]
-    assert len(bench.told[key(0)].text) == 24
-    assert not bench.told[key(0)].errors
+    assert len(bench.answers[key(0)].text) == 24
+    assert not bench.answers[key(0)].errors
 
 
 def test_the_drain_lets_running_sequences_finish_and_opens_nothing(tiny: Path) -> None:
@@ -350,8 +350,8 @@ def test_the_drain_lets_running_sequences_finish_and_opens_nothing(tiny: Path) -
     bench.apply(DrainStarted())
     bench.open(1, opening(PROMPTS[1]))
     bench.run()
-    assert len(bench.told[key(0)].text) == 24
-    assert [type(e) for e in bench.told[key(1)].errors] == [Unavailable]
+    assert len(bench.answers[key(0)].text) == 24
+    assert [type(e) for e in bench.answers[key(1)].errors] == [Unavailable]
     assert bench.worker.load.draining
 
 
@@ -360,7 +360,7 @@ def test_when_the_drain_expires_the_rest_is_given_back(tiny: Path) -> None:
     bench.open(0, opening(PROMPTS[0]))
     bench.step()
     bench.apply(DrainExpired())
-    assert [type(e) for e in bench.told[key(0)].errors] == [Unavailable]
+    assert [type(e) for e in bench.answers[key(0)].errors] == [Unavailable]
     assert bench.worker.load.num_sequences == 0
 
 
@@ -377,7 +377,7 @@ def test_a_waiting_sequence_is_stepped_when_its_bound_has_passed(tiny: Path) -> 
     assert bench.step() == pytest.approx(bench.now_s + 0.005)
     bench.now_s += 0.006
     bench.step()
-    commits = bench.told[key(0)].commits
+    commits = bench.answers[key(0)].commits
     assert len(commits) == 2
     assert commits[1].times.queue_s == pytest.approx(0.006)
     assert commits[1].times.wait_s == pytest.approx(0.005), "it was held back to its bound, and then only late"
@@ -391,10 +391,10 @@ def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> N
         each.apply(first_word(0))
         each.step()
     alone.now_s += 1
-    while not alone.told[key(0)].finish.value:
+    while not alone.answers[key(0)].finish.value:
         alone.step()
         alone.now_s += 1
-    truth = alone.told[key(0)].text
+    truth = alone.answers[key(0)].text
     bench.step()
     base_len = len(PROMPTS[0]) + 1
     bench.now_s += 0.004
@@ -403,7 +403,7 @@ def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> N
     bench.apply(Offered(key(0), draft))
     bench.now_s += 0.002
     bench.step()
-    commit = bench.told[key(0)].commits[1]
+    commit = bench.answers[key(0)].commits[1]
     assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 1)
     assert (commit.rejected, commit.draft_serial) == ([wrong, 7], 3)
     times = commit.times
@@ -423,7 +423,7 @@ def test_a_long_prompt_is_charged_with_the_steps_before_the_one_that_decides(tin
     bench.engine.forward = slow  # type: ignore[method-assign]
     bench.open(0, opening([5] * 40, max_new_tokens=3))
     bench.run()
-    first, second, third = (commit.times for commit in bench.told[key(0)].commits)
+    first, second, third = (commit.times for commit in bench.answers[key(0)].commits)
     assert first.prefill_s == pytest.approx(0.5), "two steps of 16 tokens; the third, with 8, decides"
     assert (second.prefill_s, third.prefill_s, first.queue_s) == (0, 0, 0)
 
@@ -436,7 +436,7 @@ def test_turning_speculation_off_ends_the_wait_and_drops_the_buffer(tiny: Path) 
     bench.offer(0, len(bench.tokens[key(0)]), [1, 2])
     bench.adjust(0, Speculation())
     bench.step()
-    commit = bench.told[key(0)].commits[1]
+    commit = bench.answers[key(0)].commits[1]
     assert (commit.outcome.num_drafted, commit.num_dropped) == (0, 2)
 
 
@@ -472,7 +472,7 @@ def test_a_fault_in_the_step_ends_the_guilty_sequence_and_no_other(tiny: Path, n
         bench.open(i, one)
     bench.open(9, opening([5, Unlucky.POISON, 6]))
     bench.run(lambda i, tokens: Liar(texts, "right")(i, tokens) if i != 9 else [])
-    assert len(bench.told[key(9)].errors) == 1
-    assert not bench.told[key(9)].commits
+    assert len(bench.answers[key(9)].errors) == 1
+    assert not bench.answers[key(9)].commits
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items() if k.sequence_id != 9} == texts
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
