@@ -45,6 +45,11 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
         assert not heading or heading in _headings(target), f"{_name(document)}: {link}"
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    numbers = [path.name[:4] for path in _DOCUMENTS if path.parent.name == "decisions"]
+    assert all(number.isdigit() for number in numbers) and len(set(numbers)) == len(numbers), numbers
+
+
 def _headings(document: Path) -> set[str]:
     """As anchors, the way that GitHub makes them."""
     lines = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
