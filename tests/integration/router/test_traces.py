@@ -213,7 +213,9 @@ async def test_the_spans_of_a_request_arrive_at_a_collector(
     await fleet.ask(fleet.request(traceparent=PARENT, tracestate="a=1"))
     found = await ended_trace(fleet)
     assert found.trace_id == PARENT[3:35]
-    await eventually(lambda: len(collector.spans) >= len(found.rounds) + 2)
+    # The request, its wait, and of each round its own span, the target's and, if it was drafted, the draft's.
+    num_spans = 2 + 2 * len(found.rounds) + sum(one.num_drafted > 0 for one in found.rounds)
+    await eventually(lambda: len(collector.spans) == num_spans)
     assert collector.services == {"outrider-router"}
     assert {span.trace_id.hex() for span in collector.spans} == {PARENT[3:35]}
     by_name: dict[str, list[otlp.Span]] = {}
@@ -224,7 +226,10 @@ async def test_the_spans_of_a_request_arrive_at_a_collector(
     assert len(by_name["round"]) == len(found.rounds) - 1
     assert len(by_name["queue"]) == len(by_name["prefill"]) == 1
     children = [span for span in collector.spans if span is not route]
-    assert {span.parent_span_id for span in children} == {route.span_id}
+    rounds = (*by_name["prefill"], *by_name["round"])
+    assert {span.parent_span_id for span in (*by_name["queue"], *rounds)} == {route.span_id}
+    assert [span.parent_span_id for span in by_name["verify"]] == [span.span_id for span in rounds]
+    assert {span.parent_span_id for span in by_name["draft"]} <= {span.span_id for span in rounds}
     accepted = [
         pair.value.int_value
         for span in (*by_name["prefill"], *sorted(by_name["round"], key=lambda span: span.start_time_unix_nano))
