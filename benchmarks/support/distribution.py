@@ -104,7 +104,7 @@ def run_experiment(
             verified += verdict.num_verified
             accepted += verdict.num_accepted
             progress(min(done, draws), draws)
-    return judge_counts(counts, model.expected(), mode, fault, accepted / max(verified, 1))
+    return compare_counts(counts, model.expected(), mode, fault, accepted / max(verified, 1))
 
 
 @dataclass(slots=True)
@@ -207,7 +207,7 @@ def _recover_from_p(p: Support, q: DraftDistribution, u: float) -> int:
     return p.draw(u)
 
 
-def judge_counts(
+def compare_counts(
     counts: np.ndarray[Any, np.dtype[np.float64]],
     expected: np.ndarray[Any, np.dtype[np.float64]],
     mode: VerificationMode,

@@ -23,7 +23,7 @@ from benchmarks.support.distribution import (
     DistributionResult,
     Fault,
     Models,
-    judge_counts,
+    compare_counts,
 )
 
 _TEXT_TOKENS = 24
@@ -103,7 +103,7 @@ def run_options_experiment(
                 impossible += expected[token_id] == 0
             done += len(text.output)
     rows = counts.sum(1, keepdims=True)
-    result = judge_counts(counts, wanted / np.maximum(rows, 1), mode, fault, accepted / max(verified, 1))
+    result = compare_counts(counts, wanted / np.maximum(rows, 1), mode, fault, accepted / max(verified, 1))
     return replace(result, p_value=0.0) if impossible else result
 
 

@@ -38,7 +38,7 @@ from outrider.target.drafts import DraftBuffer, OfferedDraft
 from torch import Tensor
 
 from benchmarks.support.chain_model import ChainEngine
-from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, judge_counts
+from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, compare_counts
 from benchmarks.support.timed_pair import TimedPair, Timing
 
 # A way that is certain, and at its end a choice. One branch begins the way again, one enters it anywhere, so that what
@@ -184,7 +184,7 @@ def run_pair_experiment(
             texts.write(models, conditions)
             progress(min(texts.num_tokens, draws), draws)
     expected = np.repeat(models.expected(), VOCAB + 1, axis=0)
-    return judge_counts(texts.counts.reshape(-1, VOCAB), expected, VerificationMode.RATIO, fault, texts.accepted)
+    return compare_counts(texts.counts.reshape(-1, VOCAB), expected, VerificationMode.RATIO, fault, texts.accepted)
 
 
 @dataclass(slots=True)

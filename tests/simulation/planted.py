@@ -62,13 +62,13 @@ def planted(fault: Planted) -> Iterator[None]:
 
 
 def _unjudged(shipped: Any) -> Any:
-    def judge_by_choice(candidate: Any, logits: Any, favourites: Any) -> Any:
+    def verify_by_choice(candidate: Any, logits: Any, favourites: Any) -> Any:
         verdict = shipped(candidate, logits, favourites)
         if candidate.draft and not verdict.num_accepted:
             verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft[0]], 1, 1
         return verdict
 
-    return judge_by_choice
+    return verify_by_choice
 
 
 def _shifted(shipped: Any) -> Any:
@@ -198,7 +198,7 @@ def _any_position(shipped: Any) -> Any:
 
 
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
-    Planted.UNJUDGED: (verification, "_judge_by_choice", _unjudged),
+    Planted.UNJUDGED: (verification, "_verify_by_choice", _unjudged),
     Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
     Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),

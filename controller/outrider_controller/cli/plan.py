@@ -93,7 +93,7 @@ def plan_command(
     if output == "json":
         emit_json("plan", figures)
     else:
-        click.echo(columns(["FIGURE", "VALUE"], [[name, _said(value)] for name, value in figures.items()]))
+        click.echo(columns(["FIGURE", "VALUE"], [[name, _cell(value)] for name, value in figures.items()]))
     return ExitCode.OK
 
 
@@ -114,7 +114,7 @@ def _memory(
     return figures
 
 
-def _said(value: object) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -30,8 +30,8 @@ class StepTimes:
 
     def known(self, others: Collection[StepTimes]) -> StepTimes:
         """With what it has not said filled in: a row as the others have it, a token of a prompt like a row."""
-        said = [times.row_ns for times in others if times.row_ns]
-        row_ns = self.row_ns or (sum(said) // len(said) if said else _USUAL_ROW_NS)
+        measured = [times.row_ns for times in others if times.row_ns]
+        row_ns = self.row_ns or (sum(measured) // len(measured) if measured else _USUAL_ROW_NS)
         return StepTimes(self.prefill_token_ns or row_ns, row_ns)
 
 
@@ -71,12 +71,12 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
     commits then goes to one draft in one message and comes back in one, as one batch.
     """
     with_room = [c for c in candidates if not c.full]
-    said = [c.times for c in with_room]
-    costs = {c.worker_id: c.cost_us(c.times.known(said)) for c in with_room}
+    times = [c.times for c in with_room]
+    costs = {c.worker_id: c.cost_us(c.times.known(times)) for c in with_room}
     least = min(costs.values(), default=0.0)
 
     def order(c: Candidate) -> tuple[bool, bool, int, float]:
-        row_us = c.times.known(said).row_ns * _EXPECTED_TOKENS / 1e3
+        row_us = c.times.known(times).row_ns * _EXPECTED_TOKENS / 1e3
         similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
         return c.num_waiting > 0, not similar, -c.num_together, costs[c.worker_id]
 

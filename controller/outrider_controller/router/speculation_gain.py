@@ -127,7 +127,7 @@ class SpeculationGain:
             self._saved = faded * self._saved + saved
             faded = _KEEP_KNOWN**rounds
             record.saving = faded * record.saving + (1 - faded) * saved / rounds
-            self._judge(record)
+            self._decide(record)
 
     def _in_time(self, count: int, rounds: int) -> bool:
         """False until its first draft was judged: it has yet to catch up. Unless it never does."""
@@ -135,7 +135,7 @@ class SpeculationGain:
         self._num_late += rounds - count
         return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
 
-    def _judge(self, record: DraftRecord) -> None:
+    def _decide(self, record: DraftRecord) -> None:
         if self._rounds <= _MIN_ROUNDS - 1:
             return
         saving = self.saving

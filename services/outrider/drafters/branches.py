@@ -133,9 +133,9 @@ class Brancher:
 
     def _guess_row(self, sequence: DraftSequence) -> Row:
         """All that the target's step may accept, with logits for each position where it may end."""
-        kv, judged = self._kv[sequence], sequence.guess.token_ids[: sequence.max_draft_tokens]
+        kv, guessed = self._kv[sequence], sequence.guess.token_ids[: sequence.max_draft_tokens]
         self._engine.rewind(kv, sequence.committed_len - 1)
-        return Row(kv, [*sequence.tokens[kv.cached_len :], *judged], len(judged) + 1)
+        return Row(kv, [*sequence.tokens[kv.cached_len :], *guessed], len(guessed) + 1)
 
     def _begin(self, sequence: DraftSequence, logits: Tensor) -> None:
         """`logits` [positions judged + 1, width]."""

@@ -45,13 +45,13 @@ class Chain:
     min_confidence: float = 0.0
     """Nothing is added to what is likelier to be wrong than this, however it came to stand."""
     stop_token_ids: frozenset[int] = frozenset()
-    _num_told: int = field(init=False)
+    _num_kept: int = field(init=False)
     """Tokens that stood before it grew."""
     _others: list[tuple[float, Beside]] = field(default_factory=list)
     """What may come in the place of tokens that were added, and the chance that it comes to this."""
 
     def __post_init__(self) -> None:
-        self._num_told = len(self)
+        self._num_kept = len(self)
 
     def __len__(self) -> int:
         return len(self.drafted.token_ids)
@@ -67,7 +67,7 @@ class Chain:
         tokens = self.drafted.token_ids
         if len(tokens) >= self.wanted:
             return True
-        if self.drafted.q and len(tokens) > self._num_told:
+        if self.drafted.q and len(tokens) > self._num_kept:
             # Its length was settled before the first of them was drawn.
             return False
         return bool(tokens) and (tokens[-1] in self.stop_token_ids or self.joint < self.min_confidence)
@@ -78,7 +78,7 @@ class Chain:
         Nor may it be withheld in ratio mode: what the verifier is shown would no longer be drawn from q.
         """
         index, before = len(self), self.joint
-        if proposal.q is not None and index == self._num_told:
+        if proposal.q is not None and index == self._num_kept:
             self.wanted = min(self.wanted, index + self._num_worth_drawing(before, _peak(proposal.q)))
         found = [(before * chance, Beside(index, token_id, chance)) for token_id, chance in proposal.others]
         self._others += [pair for pair in found if pair[0] >= _MIN_CHANCE]

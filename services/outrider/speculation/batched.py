@@ -23,20 +23,20 @@ _CHUNK = 64
 
 def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """As verify. One copy to the device when something is sampled, one from it."""
-    judged = _Judged.of(candidates)
+    sampled_rows = _SampledRows.of(candidates)
     best = logits.max(-1)
     # What each row says, and whether its drafted token is accepted where that is not plain from what it says.
     tokens, accepted = best.indices.clone(), torch.zeros_like(best.indices)
-    if judged.coupled:
-        _choose_coupled(logits, best.indices, judged.coupled, tokens)
-    if judged.ratio:
-        _judge_ratio(logits, best.indices, judged.ratio, tokens, accepted)
+    if sampled_rows.coupled:
+        _choose_coupled(logits, best.indices, sampled_rows.coupled, tokens)
+    if sampled_rows.ratio:
+        _verify_ratio(logits, best.indices, sampled_rows.ratio, tokens, accepted)
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
     finite = torch.isfinite(best.values).long()
-    said = torch.stack((tokens, accepted, finite)).cpu()
-    if not bool(said[2].all()):
+    results = torch.stack((tokens, accepted, finite)).cpu()
+    if not bool(results[2].all()):
         raise NotFinite("logits")
-    own, accept = said[0].tolist(), said[1].tolist()
+    own, accept = results[0].tolist(), results[1].tolist()
     verdicts, start = [], 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
@@ -91,22 +91,22 @@ class _Sampled:
 
 
 @dataclass(slots=True)
-class _Judged:
+class _SampledRows:
     """The candidates' rows, by how they are judged. Greedy rows need no entry."""
 
     coupled: _Sampled = field(default_factory=_Sampled)
     ratio: _Sampled = field(default_factory=_Sampled)
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate]) -> _Judged:
-        judged, start = cls(), 0
+    def of(cls, candidates: Sequence[Candidate]) -> _SampledRows:
+        sampled_rows, start = cls(), 0
         for candidate in candidates:
             if candidate.mode is VerificationMode.RATIO:
-                judged._add_ratio(candidate, start)
+                sampled_rows._add_ratio(candidate, start)
             elif candidate.mode is VerificationMode.COUPLED and not candidate.params.greedy:
-                judged._add_coupled(candidate, start)
+                sampled_rows._add_coupled(candidate, start)
             start += candidate.num_rows
-        return judged
+        return sampled_rows
 
     def _add_coupled(self, candidate: Candidate, start: int) -> None:
         depths = [0]
@@ -328,7 +328,7 @@ def _gumbel_scores(probs: Tensor, keys: Tensor, token_map: Tensor | None) -> Ten
     return probs.log() + gumbel_of(keys[:, None], ids)
 
 
-def _judge_ratio(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor, accepted: Tensor) -> None:
+def _verify_ratio(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor, accepted: Tensor) -> None:
     for part in _chunks(_send(sampled, logits)):
         p, more = probabilities(logits, favourites, part), part.more
         accepted[part.rows] = (more["bound"] < p.gather(1, more["drafted"][:, None])[:, 0]).long()

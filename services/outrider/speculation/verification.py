@@ -60,13 +60,13 @@ def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict
     start = 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
-        judge = _judge_ratio if candidate.mode is VerificationMode.RATIO else _judge_by_choice
-        verdicts.append(judge(candidate, logits[rows], favourites[rows]))
+        verify_one = _verify_ratio if candidate.mode is VerificationMode.RATIO else _verify_by_choice
+        verdicts.append(verify_one(candidate, logits[rows], favourites[rows]))
         start += candidate.num_rows
     return verdicts
 
 
-def _judge_by_choice(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
+def _verify_by_choice(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
     """Greedy and coupled: the target's choice at each node is fixed; a draft is accepted when it is that choice."""
     verdict = Verdict()
     node = -1
@@ -92,7 +92,7 @@ def _choose(candidate: Candidate, logits: Tensor, favourite: int, position: int)
     return int(p.token_ids[index])
 
 
-def _judge_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
+def _verify_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
     """Accept x with probability min(1, p(x) / q(x)); else sample max(p - q, 0), normalised (Leviathan et al., 1)."""
     verdict = Verdict()
     seed = candidate.params.seed

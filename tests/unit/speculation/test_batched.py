@@ -101,12 +101,12 @@ def test_a_point_mass_is_judged_by_ratio_too() -> None:
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize("judge", [verify, verify_batched])
-def test_logits_that_are_no_numbers_are_refused(judge: object, poison: float) -> None:
+@pytest.mark.parametrize("verifying", [verify, verify_batched])
+def test_logits_that_are_no_numbers_are_refused(verifying: object, poison: float) -> None:
     logits = logits_of(2, 1)
     logits[1, 5] = poison
     with pytest.raises(NotFinite):
-        judge(logits, [Candidate(GREEDY, VerificationMode.GREEDY, 4, [7])])  # type: ignore[operator]
+        verifying(logits, [Candidate(GREEDY, VerificationMode.GREEDY, 4, [7])])  # type: ignore[operator]
 
 
 def test_a_token_without_weight_is_never_drawn() -> None:

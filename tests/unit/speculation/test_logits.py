@@ -152,12 +152,12 @@ def test_a_gpu_s_way_of_judging_sees_the_same_logits() -> None:
     params, draft = SamplingParams(temperature=0.9, seed=3), [6, 7]
     rows = torch.stack([model([1]), model([6]), model([7])])
     verdicts = []
-    for judge in (verify, verify_batched):
+    for verifying in (verify, verify_batched):
         processor, changed = LogitsProcessor(ASKED[0], PROMPT, [6, 7]), rows.clone()
         candidate = Candidate(params, VerificationMode.COUPLED, 5, draft, processor=processor)
-        if judge is verify_batched:
+        if verifying is verify_batched:
             processor.apply(changed, candidate.prefixes())
-        verdicts.append(judge(changed, [candidate]))
+        verdicts.append(verifying(changed, [candidate]))
     assert verdicts[0] == verdicts[1]
 
 

@@ -78,7 +78,7 @@ def header(part: trace.RequestTrace) -> list[str]:
     row = trace_row(part)
     first = [f"request {part.request_id}", part.model, row["verification"], f"speculation {row['speculation']}"]
     lines = ["   ".join(first) + (f"   trace {part.trace_id}" if part.trace_id else "")]
-    workers = [_worker(event_row(event)) for event in _first_openings(part)]
+    workers = [_worker(event_row(event)) for event in _first_opened(part)]
     lines.append("   ".join([*workers, f"router {part.router_id}"]))
     prompt = f"prompt {part.prompt_tokens} tokens" + (
         f", {part.cached_tokens} of them cached" if part.cached_tokens else ""
@@ -87,7 +87,7 @@ def header(part: trace.RequestTrace) -> list[str]:
     return lines
 
 
-def _first_openings(part: trace.RequestTrace) -> list[trace.TraceEvent]:
+def _first_opened(part: trace.RequestTrace) -> list[trace.TraceEvent]:
     """Where the request began: target, then draft."""
     opened = [event for event in part.events if event.kind == trace.TRACE_EVENT_KIND_OPENED]
     first = {event.role: event for event in reversed(opened)}
@@ -115,10 +115,10 @@ def summary(part: trace.RequestTrace) -> list[str]:
 def _outcome(part: trace.RequestTrace, row: Row) -> str:
     rate = part.output_tokens / (part.duration_us / 1e6) if part.duration_us else 0.0
     how = {"running": "still running", "cancelled": "ended early", "CANCELLED": "ended by the gateway"}
-    said = how.get(state(part), f"ended by {state(part)}")
+    ending = how.get(state(part), f"ended by {state(part)}")
     return (
         f"{part.output_tokens} tokens in {row['num_rounds']} rounds and {row['duration_ms']:.1f} ms "
-        f"({rate:.1f} tokens/s); {said}"
+        f"({rate:.1f} tokens/s); {ending}"
     )
 
 
@@ -165,7 +165,7 @@ def event_line(event: trace.TraceEvent) -> str:
 
 def interleaved(part: trace.RequestTrace, since: int = 0) -> Iterator[trace.RoundTrace | trace.TraceEvent]:
     """Rounds and events in order of time, from item `since` on. What is in the header is left out."""
-    shown = _first_openings(part)
+    shown = _first_opened(part)
     events = [event for event in part.events if event not in shown]
     items: list[trace.RoundTrace | trace.TraceEvent] = sorted([*part.rounds, *events], key=lambda item: item.at_us)
     yield from items[since:]

@@ -39,12 +39,12 @@ class TokenPainter:
         # With a decoder of their own: what was rejected is not part of the text.
         aside = codecs.getincrementaldecoder("utf-8")(errors="replace")
         refused = [self._text(token, aside) for token in one.rejected_token_ids]
-        judged = one.num_verified - one.num_accepted
+        num_rejected = one.num_verified - one.num_accepted
         kinds = (
             (texts[: one.num_accepted], _accepted, "[{}]"),
             (texts[one.num_accepted :], _own, "{}"),
-            (refused[:judged], _rejected, "~{}~"),
-            (refused[judged:], _unjudged, "~~{}~~"),
+            (refused[:num_rejected], _rejected, "~{}~"),
+            (refused[num_rejected:], _unjudged, "~~{}~~"),
         )
         if self.colour:
             return "".join(style("".join(part)) for part, style, _ in kinds if part)
