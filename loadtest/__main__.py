@@ -95,18 +95,18 @@ def _endpoints(process: subprocess.Popen[str]) -> Mapping[str, str]:
 
 def _locust(profile: str, endpoints: Mapping[str, str], prompts: str, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
-    told = {
+    settings = {
         f"LOADTEST_{name.upper()}": endpoints[name]
         for name in ("http", "grpc", "model", "control")
         if name in endpoints
     }
-    told |= {"LOADTEST_PROFILE": profile, "LOADTEST_JSON": str((out / "report.json").resolve())}
-    told |= {"LOADTEST_PROMPTS": str(Path(prompts).resolve())} if prompts else {}
+    settings |= {"LOADTEST_PROFILE": profile, "LOADTEST_JSON": str((out / "report.json").resolve())}
+    settings |= {"LOADTEST_PROMPTS": str(Path(prompts).resolve())} if prompts else {}
     command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--headless", "--only-summary"]
     command += ["--html", str((out / "report.html").resolve()), "--loglevel", "WARNING"]
     if profile.endswith((".yaml", ".yml")):
-        told["LOADTEST_PROFILE"] = str(Path(profile).resolve())
-    code = subprocess.run(command, cwd=_ROOT, env={**os.environ, **told}).returncode
+        settings["LOADTEST_PROFILE"] = str(Path(profile).resolve())
+    code = subprocess.run(command, cwd=_ROOT, env={**os.environ, **settings}).returncode
     note(f"reports in {out}")
     return code
 

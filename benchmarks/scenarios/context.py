@@ -70,7 +70,7 @@ def context(
     costs = _measure(engine, sorted(set(contexts)), rounds)
     line = fitted(costs)
     holds = line.r_squared >= _LINEAR
-    show(table([_row(cost, line) for cost in costs]), _told(line))
+    show(table([_row(cost, line) for cost in costs]), _describe(line))
     body = {"holds": holds, "line_ms_over_kv_bytes": asdict(line), "costs": [asdict(cost) for cost in costs]}
     about = {"model": model, "dtype": dtype, "threads": threads, "rounds": rounds}
     return finish("context", {**body, **about}, json_file)
@@ -156,7 +156,7 @@ def _row(cost: Cost, line: Line) -> Row:
     }
 
 
-def _told(line: Line) -> str:
+def _describe(line: Line) -> str:
     rate = f"{1 / line.slope / 1e6:.1f} GB/s" if line.slope > 0 else "-"
-    told = f"{line.intercept:.2f} ms + {line.slope * 1e6:.4f} ms per MB of KV ({rate}), R² {line.r_squared:.4f}"
-    return f"{told}: {'linear' if line.r_squared >= _LINEAR else 'NOT LINEAR'}"
+    described = f"{line.intercept:.2f} ms + {line.slope * 1e6:.4f} ms per MB of KV ({rate}), R² {line.r_squared:.4f}"
+    return f"{described}: {'linear' if line.r_squared >= _LINEAR else 'NOT LINEAR'}"

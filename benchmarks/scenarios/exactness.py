@@ -88,8 +88,8 @@ async def _exactness(
     different = found[-1].different
     ties = [tie(prompts[number].text, plain.token_ids, other.token_ids) for number, plain, other in different]
     gaps = await margins(target, ties)
-    told = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
-    show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", told)
+    near_ties = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
+    show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", near_ties)
     return finish("exactness", _report(config, prompts, found, gaps, max_tokens), json_file)
 
 

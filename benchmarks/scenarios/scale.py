@@ -178,8 +178,8 @@ def scale(
     ties = [tie(wanted[one.number].text, one.plain, one.speculative) for one in different]
     gaps = asyncio.run(margins(path, ties))
     result = summary(parts, gaps, dtype)
-    told = table(tie_rows([wanted[one.number].id for one in different], ties, gaps)) if ties else ""
-    show(table([_row(result)]), told)
+    near_ties = table(tie_rows([wanted[one.number].id for one in different], ties, gaps)) if ties else ""
+    show(table([_row(result)]), near_ties)
     return finish("scale", {**asked, **result, "concurrency": concurrency}, json_file)
 
 

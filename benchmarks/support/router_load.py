@@ -71,7 +71,7 @@ class Client:
         self._marks = marks
         self._numbers: dict[int, int] = {}
         self._next_id = 0
-        self.heard: set[int] = set()
+        self.answered: set[int] = set()
         """Sequences that have had a token."""
 
     async def run(self, numbers: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class Client:
         again = []
         for response in message.responses:
             number = self._numbers[response.call_id]
-            self.heard.add(number)
+            self.answered.add(number)
             self._marks.received(number, now_s)
             if response.finish_reason:
                 del self._numbers[response.call_id]
@@ -128,7 +128,7 @@ async def measure(load: Load, store: MetadataStore, router: LeaseRecord) -> dict
         stub = router_pb2_grpc.RouterServiceStub(channel)
         await _assembled(stub, load)
         clients = await stack.enter_async_context(_asking(stub, load, marks))
-        await _until_all_heard(clients, load)
+        await _until_all_answered(clients, load)
         await _watched(clients, _SETTLE_S)
         with _window(marks, router.pid) as found:
             await _watched(clients, load.seconds)
@@ -190,9 +190,9 @@ async def _asking(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load, mark
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _until_all_heard(asking: _Asking, load: Load) -> None:
+async def _until_all_answered(asking: _Asking, load: Load) -> None:
     give_up_s = time.monotonic() + _TIMEOUT_S
-    while sum(len(client.heard) for client in asking.clients) < load.sequences:
+    while sum(len(client.answered) for client in asking.clients) < load.sequences:
         if time.monotonic() > give_up_s:
             raise LoadFailed("not every sequence was answered")
         await _watched(asking, 0.1)

@@ -28,8 +28,8 @@ _BYTES = TokenBytes(tuple(bytes([64 + token % 64]) for token in range(VOCAB_SIZE
 
 
 @dataclass(slots=True)
-class Told:
-    """What one client was told."""
+class Answer:
+    """What one client got."""
 
     plan: RequestPlan
     started_s: float = 0.0
@@ -77,42 +77,42 @@ class Clients:
             clock=asyncio.get_running_loop().time,
         )
 
-    async def ask(self, plan: RequestPlan) -> Told:
+    async def ask(self, plan: RequestPlan) -> Answer:
         """One request, from its start to its end, whichever."""
         await asyncio.sleep(plan.at_s)
-        told = Told(plan, started_s=self._world.now_s)
+        answer = Answer(plan, started_s=self._world.now_s)
         self._world.log(f"client {plan.number} asks: {plan}")
-        asking = asyncio.create_task(self._ask(told))
+        asking = asyncio.create_task(self._ask(answer))
         hangs_up_s = plan.cancel_after_s
         await asyncio.wait([asking], timeout=hangs_up_s)
         if not asking.done():
             asking.cancel()
-            told.cancelled = True
+            answer.cancelled = True
             await asyncio.gather(asking, return_exceptions=True)
         asking.result() if not asking.cancelled() else None
-        told.ended_s = self._world.now_s
-        self._world.log(f"client {plan.number} ends: {told.end} after {len(told.token_ids)} tokens")
-        return told
+        answer.ended_s = self._world.now_s
+        self._world.log(f"client {plan.number} ends: {answer.end} after {len(answer.token_ids)} tokens")
+        return answer
 
-    async def _ask(self, told: Told) -> None:
-        plan = told.plan
+    async def _ask(self, answer: Answer) -> None:
+        plan = answer.plan
         try:
             async with self._generator.start(
                 _generation(plan), default_max_tokens=None, timeout_s=plan.timeout_s
-            ) as answer:
-                async for chunk in answer.chunks:
-                    told.token_ids += chunk.token_ids
-                    told.finish = chunk.finish.reason if chunk.finish else None
-                    if _enough(told):
-                        told.cancelled = True
+            ) as answering:
+                async for chunk in answering.chunks:
+                    answer.token_ids += chunk.token_ids
+                    answer.finish = chunk.finish.reason if chunk.finish else None
+                    if _enough(answer):
+                        answer.cancelled = True
                         return
         except OutriderError as error:
-            told.error = error
+            answer.error = error
 
 
-def _enough(told: Told) -> bool:
-    after = told.plan.cancel_after_tokens
-    return told.finish is None and after is not None and len(told.token_ids) >= after
+def _enough(answer: Answer) -> bool:
+    after = answer.plan.cancel_after_tokens
+    return answer.finish is None and after is not None and len(answer.token_ids) >= after
 
 
 def _generation(plan: RequestPlan) -> Generation:

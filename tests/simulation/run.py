@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outrider.gateway.requests import SpeculationChoice
 from outrider_controller.router.fleet import BELIEVED_S
 
-from tests.simulation.client import Clients, Told
+from tests.simulation.client import Answer, Clients
 from tests.simulation.processes import TargetProcess
 from tests.simulation.schedule import RequestPlan, Schedule
 from tests.simulation.verdict import answer_problems, leftovers
@@ -79,14 +79,14 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
             await asyncio.sleep(_SETTLE_S / 2)
             outcome.violations += leftovers(world)
         outcome.violations += world.witness.violations
-        for told in answers:
-            outcome.violations += answer_problems(world, told)
+        for answer in answers:
+            outcome.violations += answer_problems(world, answer)
         if clients.admission.running != len(unended):
             outcome.violations.append(f"the gateway counts {clients.admission.running} requests under way")
         _count(outcome, world, answers)
 
 
-async def _last(world: World, clients: Clients) -> Told:
+async def _last(world: World, clients: Clients) -> Answer:
     """When all is well again, a request has to be answered: whatever happened, nothing is worn out."""
     plan = RequestPlan(
         number=len(world.schedule.requests),
@@ -105,14 +105,14 @@ async def _last(world: World, clients: Clients) -> Told:
     return await clients.ask(plan)
 
 
-def _count(outcome: Outcome, world: World, answers: list[Told]) -> None:
+def _count(outcome: Outcome, world: World, answers: list[Answer]) -> None:
     counts = outcome.counts
     counts.update(world.counts)
     counts.update(world.witness.counts)
     counts["drafts and commits tampered with"] = world.hostility.num_tampered
     counts["requests"] = len(answers)
-    for told in answers:
-        counts[f"end: {told.end}"] += 1
+    for answer in answers:
+        counts[f"end: {answer.end}"] += 1
     for process in (*world.places.values(), *world.gone):
         if isinstance(process, TargetProcess):
             stats = process.worker.stats

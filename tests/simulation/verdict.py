@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.client import FAILOVER, Told
+from tests.simulation.client import FAILOVER, Answer
 from tests.simulation.processes import Process
 from tests.simulation.schedule import Kind, Role
 from tests.simulation.witness import key_of
@@ -17,28 +17,30 @@ _BREAKS = (Kind.KILL, Kind.BREAK, Kind.CUT_OFF, Kind.STALL, Kind.DRAIN, Kind.REP
 _LOST = {Role.TARGET: 1, Role.ROUTER: 2, Role.DRAFT: 0}
 
 
-def answer_problems(world: World, told: Told) -> list[str]:
-    """What is wrong with what one client was told."""
-    plan = told.plan
-    whole, finish = _right_answer(world, told)
+def answer_problems(world: World, answer: Answer) -> list[str]:
+    """What is wrong with what one client got."""
+    plan = answer.plan
+    whole, finish = _right_answer(world, answer)
     problems = []
-    if told.token_ids != whole[: len(told.token_ids)]:
-        problems.append(f"was told {told.token_ids}, the target says {whole}")
-    if told.error is not None:
-        if not _excused(world, told):
-            problems.append(f"failed without a cause: {told.error.reason}: {told.error}")
-    elif told.cancelled:
+    if answer.token_ids != whole[: len(answer.token_ids)]:
+        problems.append(f"got {answer.token_ids}, the target says {whole}")
+    if answer.error is not None:
+        if not _excused(world, answer):
+            problems.append(f"failed without a cause: {answer.error.reason}: {answer.error}")
+    elif answer.cancelled:
         if plan.cancel_after_s is None and plan.cancel_after_tokens is None:
             problems.append("was cancelled, and nobody had asked for that")
-    elif told.finish is None:
+    elif answer.finish is None:
         problems.append("ended without a finish reason")
-    elif (told.token_ids, told.finish) != (whole, finish):
-        problems.append(f"finished ({told.finish}) after {len(told.token_ids)} tokens; right: {finish}, {len(whole)}")
+    elif (answer.token_ids, answer.finish) != (whole, finish):
+        problems.append(
+            f"finished ({answer.finish}) after {len(answer.token_ids)} tokens; right: {finish}, {len(whole)}"
+        )
     return [f"request {plan.number} {problem}" for problem in problems]
 
 
-def _right_answer(world: World, told: Told) -> tuple[list[int], str]:
-    plan = told.plan
+def _right_answer(world: World, answer: Answer) -> tuple[list[int], str]:
+    plan = answer.plan
     text = world.texts.text(key_of(plan), plan.max_tokens) or []
     for count, token in enumerate(text, start=1):
         if token in plan.stop_token_ids:
@@ -46,23 +48,23 @@ def _right_answer(world: World, told: Told) -> tuple[list[int], str]:
     return text, "length"
 
 
-def _excused(world: World, told: Told) -> bool:
+def _excused(world: World, answer: Answer) -> bool:
     """Whether what befell the workers, or what was asked for, explains this error."""
-    error, plan = told.error, told.plan
+    error, plan = answer.error, answer.plan
     assert error is not None
     match error.reason:
         case "DEADLINE_EXCEEDED":
             # Nothing that befalls anyone here lasts half a minute: who waits so long, waits for ever.
-            return told.ended_s - told.started_s >= plan.timeout_s - 0.01 and plan.timeout_s < _FOR_EVER_S
+            return answer.ended_s - answer.started_s >= plan.timeout_s - 0.01 and plan.timeout_s < _FOR_EVER_S
         case "OVERLOADED":
-            return not told.token_ids and _may_be_full(world)
+            return not answer.token_ids and _may_be_full(world)
         case "NO_TARGET":
-            return not _well(world, Role.TARGET, told, WAIT_FOR_TARGET_S + _RETURN_S)
+            return not _well(world, Role.TARGET, answer, WAIT_FOR_TARGET_S + _RETURN_S)
         case "TARGETS_FAILED":
-            return _too_much(world, told)
+            return _too_much(world, answer)
         case "ROUTERS_FAILED":
             for_s = FAILOVER.window_s + _RETURN_S
-            return not (_well(world, Role.ROUTER, told, for_s) and _well(world, Role.TARGET, told, for_s))
+            return not (_well(world, Role.ROUTER, answer, for_s) and _well(world, Role.TARGET, answer, for_s))
     return False
 
 
@@ -72,19 +74,21 @@ def _may_be_full(world: World) -> bool:
     return len(world.schedule.requests) > places
 
 
-def _well(world: World, role: Role, told: Told, for_s: float) -> bool:
+def _well(world: World, role: Role, answer: Answer, for_s: float) -> bool:
     """Whether some process of this kind was as it should be for so long before the request ended."""
     # Between two lives of one place nobody is there; whoever is there now has been well since it started.
-    return any(_well_at(process, told.ended_s) >= for_s for process in world.processes(role))
+    return any(_well_at(process, answer.ended_s) >= for_s for process in world.processes(role))
 
 
 def _well_at(process: Process, at_s: float) -> float:
     return at_s - process.troubled_until_s if process.host.alive and not process.draining else 0.0
 
 
-def _too_much(world: World, told: Told) -> bool:
+def _too_much(world: World, answer: Answer) -> bool:
     """Whether so much befell its targets that the request may be taken for the cause."""
-    felt = [fault for at_s, fault in world.befell if told.started_s - fault.for_s - _RETURN_S <= at_s <= told.ended_s]
+    felt = [
+        fault for at_s, fault in world.befell if answer.started_s - fault.for_s - _RETURN_S <= at_s <= answer.ended_s
+    ]
     lost = sum(_LOST[fault.role] for fault in felt if fault.kind in _BREAKS)
     # One planted fault may fail several steps.
     failed = any(fault.kind is Kind.FAIL and fault.role is Role.TARGET for fault in felt)

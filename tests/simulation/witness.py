@@ -79,7 +79,7 @@ class Witness:
         elif stream.path == ROUTE_PATH:
             self._called(stream, message) if to_server else self._answered(stream, message)
         elif stream.path == DRAFT_PATH and to_server:
-            self._told(stream, message)
+            self._count_openings(stream, message)
         if not to_server and stream.server is not None and not self.replaying:
             past = self._past.setdefault((stream.server.name.rsplit("-", 1)[0], stream.path), deque(maxlen=8))
             past.append((stream, message.SerializeToString(), type(message)))
@@ -128,7 +128,7 @@ class Witness:
         self.counts["dropped"] += commit.num_dropped
         self.counts["committed"] += len(commit.token_ids)
 
-    def _told(self, stream: Stream, message: Any) -> None:
+    def _count_openings(self, stream: Stream, message: Any) -> None:
         self.counts["draft openings"] += len(message.opens)
 
     # -- gateway and router

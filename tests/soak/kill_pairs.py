@@ -156,7 +156,7 @@ class Up:
     """A running `outrider up`, seen from outside."""
 
     process: asyncio.subprocess.Process
-    told: Path
+    console_log: Path
     """What it writes to the console."""
     described: dict[str, Any]
 
@@ -214,8 +214,8 @@ async def running_stack(model: str, directory: Path, cache: Path) -> AsyncIterat
         options |= {"draft-model": model, "kv-cache-bytes": 64 << 20}
     flags = (part for name, value in options.items() for part in (f"--{name}", str(value)))
     directory.mkdir()
-    told = directory / "console"
-    with told.open("wb") as console:
+    console_log = directory / "console"
+    with console_log.open("wb") as console:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "outrider_controller.cli", "up", *flags),
             stdout=asyncio.subprocess.PIPE,
@@ -223,7 +223,7 @@ async def running_stack(model: str, directory: Path, cache: Path) -> AsyncIterat
             env={**os.environ, "OUTRIDER_CACHE": str(cache)},
         )
     try:
-        yield Up(process, told, await _described(process, told))
+        yield Up(process, console_log, await _described(process, console_log))
     finally:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
@@ -234,7 +234,7 @@ def _is_tiny(model: str) -> bool:
     return served_name(model) == _TINY
 
 
-async def _described(process: asyncio.subprocess.Process, told: Path) -> dict[str, Any]:
+async def _described(process: asyncio.subprocess.Process, console_log: Path) -> dict[str, Any]:
     assert process.stdout is not None
     text = ""
     while line := (await process.stdout.readline()).decode():
@@ -242,7 +242,7 @@ async def _described(process: asyncio.subprocess.Process, told: Path) -> dict[st
         if line == "}\n":
             described: dict[str, Any] = json.loads(text)
             return described
-    raise CommandError(f"the stack did not come up:\n{told.read_text()}")
+    raise CommandError(f"the stack did not come up:\n{console_log.read_text()}")
 
 
 async def strike(up: Up, load: Load, blow: Blow, rng: random.Random) -> Outcome:
@@ -285,7 +285,7 @@ async def _there(up: Up, kind: str) -> list[int]:
         return bool(pids)
 
     if await _seconds_until(found, _WHOLE_WITHIN_S, time.monotonic()) >= _WHOLE_WITHIN_S:
-        raise CommandError(f"no {kind} runs:\n{up.told.read_text()[-3000:]}")
+        raise CommandError(f"no {kind} runs:\n{up.console_log.read_text()[-3000:]}")
     return pids
 
 
@@ -321,7 +321,7 @@ async def run_blows(model: str, blows: Sequence[Blow], streams: int, max_tokens:
                     note(_line(outcome))
             family = psutil.Process(up.process.pid).children(recursive=True)
         if up.process.returncode != ExitCode.OK:
-            raise CommandError(f"outrider up ended with {up.process.returncode}:\n{up.told.read_text()[-3000:]}")
+            raise CommandError(f"outrider up ended with {up.process.returncode}:\n{up.console_log.read_text()[-3000:]}")
         _, alive = psutil.wait_procs(family, timeout=10)
         # Nobody may have waited yet for one whose parent is gone.
         alive = [one for one in alive if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]

@@ -12,7 +12,7 @@ class FakeMachine:
     BREAKS = "breaks: prompt 17 4711"
 
     def __init__(self) -> None:
-        self.heard: list[str | WorkerEvent] = []
+        self.applied: list[str | WorkerEvent] = []
         self.failed: list[Exception] = []
         self.num_steps = 0
         self.wake_at_s: float | None = None
@@ -28,9 +28,9 @@ class FakeMachine:
         if event == self.BREAKS:
             raise ValueError(self.BREAKS)
         self._draining |= isinstance(event, DrainStarted)
-        self.heard.append(event)
+        self.applied.append(event)
         if isinstance(event, str):
-            self._report.failures.append(Failed(SequenceKey(1, len(self.heard)), RuntimeError(event)))
+            self._report.failures.append(Failed(SequenceKey(1, len(self.applied)), RuntimeError(event)))
 
     def step(self) -> float | None:
         self.num_steps += 1
@@ -47,4 +47,4 @@ class FakeMachine:
 
     @property
     def ended_streams(self) -> list[int]:
-        return [event.stream for event in self.heard if isinstance(event, StreamEnded)]
+        return [event.stream for event in self.applied if isinstance(event, StreamEnded)]

@@ -22,7 +22,7 @@ def test_a_turn_applies_all_in_order_steps_once_and_hands_out_what_came_of_it() 
     machine.wake_at_s = 7.0
     loop = StepLoop(machine, reports.append)
     assert loop.turn(["a", "b"]) == 7.0
-    assert (machine.heard, machine.num_steps) == (["a", "b"], 1)
+    assert (machine.applied, machine.num_steps) == (["a", "b"], 1)
     assert [str(failed.error) for failed in reports[0].failures] == ["a", "b"]
     assert loop.load.num_running == 1
 
@@ -31,7 +31,7 @@ def test_a_fault_in_one_event_costs_no_other_event() -> None:
     machine = FakeMachine()
     loop = StepLoop(machine, lambda report: None, lambda: 5.0)
     loop.turn(["a", FakeMachine.BREAKS, StreamEnded(3), DrainStarted()])
-    assert machine.heard == ["a", StreamEnded(3), DrainStarted()]
+    assert machine.applied == ["a", StreamEnded(3), DrainStarted()]
     assert len(machine.failed) == 1 and machine.num_steps == 1
 
 
