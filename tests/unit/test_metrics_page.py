@@ -43,7 +43,7 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
 }
 
 
-def told(process: str) -> list[tuple[Metric, list[str]]]:
+def exported(process: str) -> list[tuple[Metric, list[str]]]:
     """What a process tells of itself, with labels."""
     registry = Ops(process, None).registry
     for make in PROCESSES[process]:
@@ -63,7 +63,7 @@ def rows() -> list[str]:
     """The lines of the page's table."""
     by_name: dict[str, tuple[Metric, list[str], list[str]]] = {}
     for process in PROCESSES:
-        for metric, labels in told(process):
+        for metric, labels in exported(process):
             by_name.setdefault(metric.name, (metric, labels, []))[2].append(process)
     return [_row(metric, labels, by) for _, (metric, labels, by) in sorted(by_name.items())]
 
@@ -88,5 +88,5 @@ def test_every_metric_but_those_of_all_processes_is_told_by_one_kind() -> None:
 
 
 def test_every_name_of_vllms_stands_for_a_metric_of_ours() -> None:
-    ours = {metric.name for process in PROCESSES for metric, _ in told(process)}
+    ours = {metric.name for process in PROCESSES for metric, _ in exported(process)}
     assert set(VLLM_NAMES) <= ours

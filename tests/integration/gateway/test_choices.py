@@ -26,7 +26,7 @@ def logprob(token_id: int) -> float:
     return -token_id / 100
 
 
-def told(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb2.TokenLogprobs:
+def logprobs_for(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb2.TokenLogprobs:
     top = [token_id + 1 + i for i in range(request.logprobs.num_top)]
     return sequence_pb2.TokenLogprobs(
         logprob=logprob(token_id), top_token_ids=top, top_logprobs=[logprob(each) for each in top]
@@ -43,9 +43,9 @@ async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.
         response = round_of([token_id], num_cached_tokens=1 if at == 0 else 0)
         response.finish_reason = (STOP if token_id == EOS else LENGTH) if last else 0
         if request.HasField("logprobs"):
-            response.logprobs.append(told(request, token_id))
+            response.logprobs.append(logprobs_for(request, token_id))
             if request.logprobs.prompt and at == 0:
-                response.prompt_logprobs.extend(told(request, each) for each in prompt[1:])
+                response.prompt_logprobs.extend(logprobs_for(request, each) for each in prompt[1:])
         yield response
         await asyncio.sleep(0)
 

@@ -311,8 +311,8 @@ async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplo
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 10, first.kill)
     assert tokens(rounds) == truth(100)
-    told = [r.model_revision for r in rounds if r.model_revision]
-    assert told == ["w/bfloat16-native-amx", "w/bfloat16-native-avx2"]
+    revisions = [r.model_revision for r in rounds if r.model_revision]
+    assert revisions == ["w/bfloat16-native-amx", "w/bfloat16-native-avx2"]
     assert rounds[-1].metrics.num_revision_changes == 1
     assert "goes on as w/bfloat16-native-avx2" in caplog.text
 
@@ -396,18 +396,18 @@ async def test_a_silent_draft_is_not_waited_for(fleet):
     target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start(failover=FailoverConfig(stall_after_s=30))
-    told = 0
+    num_sent = 0
 
     async def freeze() -> None:
-        nonlocal told
+        nonlocal num_sent
         await draft.freeze()
-        told = len(target.settings)
+        num_sent = len(target.settings)
 
     request = fleet.request(PROMPT, 260, speculation=router.SPECULATION_MODE_ON)
     rounds = await collect(fleet.call(request), 60, freeze)
     assert tokens(rounds) == truth(260)
     # What it had said before may still have come.
-    waits_us = [setting.speculation.max_wait_us for setting in target.settings[max(0, told - 1) :]]
+    waits_us = [setting.speculation.max_wait_us for setting in target.settings[max(0, num_sent - 1) :]]
     assert 0 in waits_us and not any(waits_us[waits_us.index(0) :])
     # Twice it waited in vain, and some more until it was told; not in all of the 200 rounds that were left.
     in_vain = [one for one in rounds[60:] if one.timing.wait_us >= 20_000]
@@ -420,7 +420,7 @@ async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet):
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 200)))
     assert tokens(rounds) == truth(200)
-    speculations = [told.speculation for told in (*target.opens, *target.settings)]
+    speculations = [message.speculation for message in (*target.opens, *target.settings)]
     assert any(speculation.max_draft_tokens for speculation in speculations)
     # It takes 200 ms. What a step of 3 ms is worth is far below the 20 ms that are allowed.
     assert all(speculation.max_wait_us <= 10_000 for speculation in speculations)

@@ -43,5 +43,5 @@ def test_an_encoder_with_a_decoder_is_one_line(t5: Path) -> None:
 
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
-    told = said("target", "--model", "smollm2-135m-instruct", HOME=str(tmp_path / "home"), OUTRIDER_CACHE="")
-    assert told.startswith("outrider.target: OUTRIDER_CACHE: ")
+    printed = said("target", "--model", "smollm2-135m-instruct", HOME=str(tmp_path / "home"), OUTRIDER_CACHE="")
+    assert printed.startswith("outrider.target: OUTRIDER_CACHE: ")

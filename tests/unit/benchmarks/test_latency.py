@@ -63,9 +63,9 @@ def test_a_round_is_held_against_one_process_and_speed_against_rounds_in_step(
 def test_one_condition_is_told_by_category_and_columns_without_values_are_left_out() -> None:
     about = {"draft": "good", "added_ms": None, "measured_ms": None, "deaths": 0}
     found = {**about, **judged(PROMPTS, {"off": samples(2.0), "auto": samples(1.0)}, Condition("good", None))}
-    told = table(list(rows(found, with_categories=True)))
-    assert [line.split()[0] for line in told.splitlines()] == ["CATEGORY", "code", "qa", "mean", "all"]
-    assert "OFF TOKENS/S" in told and "DEATHS" not in told and "ROUND TRIP" not in told
+    shown = table(list(rows(found, with_categories=True)))
+    assert [line.split()[0] for line in shown.splitlines()] == ["CATEGORY", "code", "qa", "mean", "all"]
+    assert "OFF TOKENS/S" in shown and "DEATHS" not in shown and "ROUND TRIP" not in shown
 
 
 def test_one_arm_alone_is_a_usage_error(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def test_addresses_are_taken_one_per_router():
 
 def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
     listens = ["--router-listen", "0.0.0.0:7001", "--router-listen", "0.0.0.0:7002"]
-    told = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
+    advertised = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
     control = ["--control-listen", "[::]:7003", "--control-advertise", "10.0.0.7:7003"]
-    config = parse_arguments([*URL, *listens, *told, *control])
+    config = parse_arguments([*URL, *listens, *advertised, *control])
     assert [r.advertise for r in config.routers] == ["10.0.0.7:7001", "10.0.0.7:7002"]
     assert config.control.advertise == "10.0.0.7:7003"
 

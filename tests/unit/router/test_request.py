@@ -21,7 +21,9 @@ def begun(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> ActiveReque
     return under_way(a_request(resume=resume, stopping=stopping))
 
 
-def told(active: ActiveRequest, message: sequence.Commit, step_us: int = 1, now_us: int = 2000) -> router.RouteResponse:
+def response_to(
+    active: ActiveRequest, message: sequence.Commit, step_us: int = 1, now_us: int = 2000
+) -> router.RouteResponse:
     """What the client hears of a commit."""
     done = active.apply(message, step_us=step_us, now_us=now_us)
     return active.answer.round(done, active.state, active.failover.revision)
@@ -85,7 +87,7 @@ def test_what_passes_can_always_be_told():
     active.state.stats.num_dropped_draft_tokens = active.state.stats.num_steps * (1 << 14)
     active.state.stats.verify_us = active.state.stats.queue_us = active.state.stats.num_steps * MAX_US
     last = commit(3, [99], num_dropped=1 << 14, finish_reason=sequence.FINISH_REASON_STOP, **most)
-    assert told(active, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
+    assert response_to(active, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
 
 
 def test_nothing_is_committed_after_the_finish():
@@ -97,7 +99,7 @@ def test_nothing_is_committed_after_the_finish():
 
 def test_a_full_context_may_end_a_request_without_a_token():
     active = begun()
-    response = told(active, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
+    response = response_to(active, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
     assert active.state.finished and response.metrics.num_steps == 1
 
 
@@ -113,10 +115,10 @@ def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise
 
 def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft():
     active = begun()
-    first = told(active, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
+    first = response_to(active, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
     assert first.num_cached_tokens == 2
-    second = told(
+    second = response_to(
         active,
         commit(
             *(4, [5, 7]),

@@ -14,48 +14,48 @@ from outrider.worker.process import RunningWorker
 class FakeServicer:
     """Notes what is asked of it, in order."""
 
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, calls: list[str]) -> None:
         self.drained = asyncio.Event()
-        self._told = told
+        self._calls = calls
 
     def load_message(self) -> worker_pb2.WorkerLoad:
         return worker_pb2.WorkerLoad(num_running=1)
 
     def start_drain(self) -> None:
-        self._told.append("start")
+        self._calls.append("start")
 
     def expire_drain(self) -> None:
-        self._told.append("expire")
+        self._calls.append("expire")
         self.drained.set()
 
     async def flushed(self) -> None:
-        self._told.append("flush")
+        self._calls.append("flush")
 
 
 class FakeLease:
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
 
     def wake(self) -> None:
-        self._told.append("lease")
+        self._calls.append("lease")
 
 
-def running(told: list[str]) -> RunningWorker[FakeServicer]:
-    return RunningWorker(FakeServicer(told), cast(ServerLife, None), cast(Lease, FakeLease(told)))
+def running(calls: list[str]) -> RunningWorker[FakeServicer]:
+    return RunningWorker(FakeServicer(calls), cast(ServerLife, None), cast(Lease, FakeLease(calls)))
 
 
 async def test_a_drain_is_said_at_once_and_ends_when_all_that_was_said_has_left() -> None:
-    told: list[str] = []
-    worker = running(told)
+    calls: list[str] = []
+    worker = running(calls)
     draining = asyncio.create_task(worker.drain(timeout_s=60))
     await asyncio.sleep(0)
-    assert told == ["start", "lease"]
+    assert calls == ["start", "lease"]
     worker.servicer.drained.set()
     await draining
-    assert told == ["start", "lease", "flush"]
+    assert calls == ["start", "lease", "flush"]
 
 
 async def test_what_does_not_end_in_time_is_given_back_and_that_is_said_too() -> None:
-    told: list[str] = []
-    await running(told).drain(timeout_s=0.01)
-    assert told == ["start", "lease", "expire", "flush"]
+    calls: list[str] = []
+    await running(calls).drain(timeout_s=0.01)
+    assert calls == ["start", "lease", "expire", "flush"]

@@ -23,7 +23,7 @@ class Processes:
     def __init__(self, directory: Path) -> None:
         self.running: dict[str, ManagedProcess] = {}
         self.starts: dict[str, int] = {}
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self._directory = directory
 
     async def start(
@@ -42,7 +42,7 @@ class Processes:
 
     @asynccontextmanager
     async def supervised(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(Supervisor(self.running, self.relaunch, self.told.append, LIMIT_S).run())
+        task = asyncio.create_task(Supervisor(self.running, self.relaunch, self.lines.append, LIMIT_S).run())
         try:
             yield
             assert not task.done()
@@ -54,11 +54,11 @@ class Processes:
     async def until(self, condition: Callable[[], bool]) -> None:
         end_s = time.monotonic() + LIMIT_S / 2
         while not condition():
-            assert time.monotonic() < end_s, self.told
+            assert time.monotonic() < end_s, self.lines
             await asyncio.sleep(0.02)
 
-    async def until_told(self, line: str) -> None:
-        await self.until(lambda: line in "\n".join(self.told).splitlines())
+    async def until_printed(self, line: str) -> None:
+        await self.until(lambda: line in "\n".join(self.lines).splitlines())
 
 
 async def test_a_process_that_waits_for_another_does_not_keep_it_from_being_started(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ async def test_a_process_that_waits_for_another_does_not_keep_it_from_being_star
     async with processes.supervised():
         gateway.kill()
         controller.kill()
-        await processes.until_told("controller is ready again")
-        await processes.until_told("gateway is ready again")
+        await processes.until_printed("controller is ready again")
+        await processes.until_printed("gateway is ready again")
     assert processes.starts == {"controller": 2, "gateway": 2}
 
 
@@ -78,13 +78,13 @@ async def test_one_that_dies_at_every_start_is_told_with_its_reason_and_waits_lo
     await processes.start("target-0", ENDS)
     other = await processes.start("draft-0")
     async with processes.supervised():
-        await processes.until_told("target-0 is started again in 1 s")
+        await processes.until_printed("target-0 is started again in 1 s")
         other.kill()
-        await processes.until_told("draft-0 is ready again")
-    told = "\n".join(processes.told)
-    assert told.index("target-0 is started again\n") < told.index("target-0 is started again in 0.5 s")
-    assert "exit code 3" in told and "no such model" in told
-    assert "draft-0 was ended by SIGKILL" in told
+        await processes.until_printed("draft-0 is ready again")
+    printed = "\n".join(processes.lines)
+    assert printed.index("target-0 is started again\n") < printed.index("target-0 is started again in 0.5 s")
+    assert "exit code 3" in printed and "no such model" in printed
+    assert "draft-0 was ended by SIGKILL" in printed
 
 
 async def test_one_that_cannot_be_executed_any_more_is_tried_again(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ async def test_one_that_cannot_be_executed_any_more_is_tried_again(tmp_path: Pat
     processes.relaunch = refusing  # type: ignore[method-assign]
     async with processes.supervised():
         process.kill()
-        await processes.until_told("target-0 is ready again")
-    assert any("no memory" in line for line in processes.told)
+        await processes.until_printed("target-0 is ready again")
+    assert any("no memory" in line for line in processes.lines)
 
 
 def test_the_wait_doubles_to_its_longest_and_is_none_again_after_steady_service() -> None:
