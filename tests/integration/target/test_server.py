@@ -372,11 +372,12 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
     config = TargetConfig(
         model=str(tiny),
         listen="127.0.0.1:0",
-        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=96),
+        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=40),
+        max_sequences=4,
     )
     engine, info = load(config)
     limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=4)
-    worker = TargetWorker(engine, limits, Batching(info.block_size, 96), time.monotonic)
+    worker = TargetWorker(engine, limits, Batching(info.block_size, 40), time.monotonic)
     async with TargetServicer(worker, info, limits, max_silence_s=0.0) as servicer:
         server = create_server()
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
@@ -388,6 +389,7 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
             await router.finished(1)
             idle.call.cancel()
     first_commit = next(i for i, response in enumerate(router.responses) if response.commits)
+    # Of 10 steps; what a busy machine says of several at once is one response.
     assert first_commit >= 4
     for response in router.responses[:first_commit]:
         assert response.batch_tokens > 0 and not response.errors
