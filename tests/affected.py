@@ -27,23 +27,23 @@ EVERYTHING = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/affected
 PYTEST = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
-def changed_paths() -> list[str]:
+def changed_paths(root: Path = ROOT) -> list[str]:
     """Since the change left the main branch; on that branch, or without one, since the commit before.
 
     Of a single commit without a past everything is new.
     """
     for base in ("origin/HEAD", "origin/main", "main"):
-        fork = _git("merge-base", "HEAD", base)
-        if fork and fork != _git("rev-parse", "HEAD"):
-            return _git("diff", "--name-only", *fork).splitlines()
-    if _git("rev-parse", "--verify", "--quiet", "HEAD~1"):
-        return _git("diff", "--name-only", "HEAD~1").splitlines()
-    return _git("ls-files").splitlines()
+        fork = _git(root, "merge-base", "HEAD", base)
+        if fork and fork != _git(root, "rev-parse", "HEAD"):
+            return _git(root, "diff", "--name-only", fork).splitlines()
+    if _git(root, "rev-parse", "--verify", "--quiet", "HEAD~1"):
+        return _git(root, "diff", "--name-only", "HEAD~1").splitlines()
+    return _git(root, "ls-files").splitlines()
 
 
-def _git(*arguments: str) -> str:
+def _git(root: Path, *arguments: str) -> str:
     """Its output; nothing where it fails."""
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True).stdout.strip()
 
 
 def touched(changed: Iterable[str]) -> list[str]:

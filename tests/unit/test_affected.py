@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.affected import ROOT, touched
+from tests.affected import ROOT, changed_paths, touched
 
 # Its time is over when the first test is, however long the machine needs for that.
 RUN = """
@@ -55,6 +55,27 @@ def test_words_touch_nothing(path: str) -> None:
 
 def test_what_sets_up_every_test_touches_every_slow_one() -> None:
     assert set(touched(["pyproject.toml"])) > set(touched(["services/outrider/speculation/verification.py"]))
+
+
+def test_a_change_is_all_since_it_left_the_main_branch_and_on_it_the_last_commit(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    def commit(name: str) -> None:
+        (tmp_path / name).touch()
+        git("add", name)
+        git("commit", "-m", name)
+
+    git("init", "-b", "main")
+    commit("first")
+    assert changed_paths(tmp_path) == ["first"]
+    commit("second")
+    assert changed_paths(tmp_path) == ["second"]
+    git("switch", "-c", "change")
+    commit("third")
+    commit("fourth")
+    assert changed_paths(tmp_path) == ["fourth", "third"]
 
 
 @pytest.mark.slow
