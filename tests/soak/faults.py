@@ -81,6 +81,7 @@ async def disturbed(
     stack: Stack, gateway: Gateway, request: generation.GenerateRequest, role: str, mode: str, plain: Answer
 ) -> Outcome:
     """One answer during which a worker of `role` that serves it is killed; afterwards that worker is started again."""
+    await _rested(stack)
     times: list[tuple[float, int]] = []
     enough = asyncio.Event()
 
@@ -117,6 +118,16 @@ async def disturbed(
         pause_ms=round(max(gaps, default=0.0) * 1e3, 1),
         failovers=sums.num_target_failovers if role == "target" else sums.num_draft_failovers,
     )
+
+
+async def _rested(stack: Stack) -> None:
+    """No lease tells any more of a request that is over: the next one may be served by another worker."""
+    deadline_s = time.monotonic() + _SEEN_RUNNING_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if not any(row["running"] for row in worker_rows(await stack.workers())):
+            return
+        await asyncio.sleep(0.05)
+    raise CommandError("the request before is over, and a lease still tells of it")
 
 
 async def _serving(stack: Stack, role: str) -> str:
