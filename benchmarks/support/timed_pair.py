@@ -23,9 +23,9 @@ from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching
-from outrider.target.step_cost import StepCost
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import SequenceKey
+from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
 

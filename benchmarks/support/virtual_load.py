@@ -17,8 +17,8 @@ from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Opening, Speculation, Stopping
 from outrider.target.scheduler import Batching, PlannedRow, Pricing, plan
 from outrider.target.sequence import TargetSequence
-from outrider.target.step_cost import StepCost
 from outrider.worker.events import SequenceKey
+from outrider.worker.step_cost import StepCost
 
 _ANSWER_TOKENS = 128
 _RIGHT, _WRONG = 7, 8

@@ -25,7 +25,7 @@ from outrider_controller.router.failover import FailoverState, TargetKey, Unreac
 from outrider_controller.router.fleet import DraftWorker, Fleet, Leases, TargetLink
 from outrider_controller.router.placement import (
     Candidate,
-    StepTimes,
+    PublishedTimes,
     asked,
     common_draft_limit,
     pairing_problem,
@@ -170,7 +170,7 @@ class WorkerPicker:
             num_sequences=max(load.num_running + load.num_waiting, len(one.open_sequences)),
             max_sequences=one.info.max_sequences,
             uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
-            times=StepTimes(load.prefill_token_ns, load.row_ns),
+            times=PublishedTimes(load.prefill_token_ns, load.row_ns),
             num_waiting=load.num_waiting,
             num_together=num_together,
         )

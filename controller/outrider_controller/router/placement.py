@@ -22,17 +22,17 @@ _MUST_AGREE = ("protocol_version", "tokenizer_fingerprint", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class PublishedTimes:
     """What a token of a prompt and a row of a sequence add to a worker's steps, in nanoseconds; 0 is unknown."""
 
     prefill_token_ns: int = 0
     row_ns: int = 0
 
-    def known(self, others: Collection[StepTimes]) -> StepTimes:
+    def known(self, others: Collection[PublishedTimes]) -> PublishedTimes:
         """With what it has not said filled in: a row as the others have it, a token of a prompt like a row."""
         measured = [times.row_ns for times in others if times.row_ns]
         row_ns = self.row_ns or (sum(measured) // len(measured) if measured else _USUAL_ROW_NS)
-        return StepTimes(self.prefill_token_ns or row_ns, row_ns)
+        return PublishedTimes(self.prefill_token_ns or row_ns, row_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Candidate:
     """0 means it named no limit."""
     uncached_tokens: int = 0
     """Of the prompt, not found in its prefix cache."""
-    times: StepTimes = StepTimes()
+    times: PublishedTimes = PublishedTimes()
     num_waiting: int = 0
     num_together: int = 0
     """Sequences that it drafts for the target in question."""
@@ -55,7 +55,7 @@ class Candidate:
     def full(self) -> bool:
         return 0 < self.max_sequences <= self.num_sequences
 
-    def cost_us(self, times: StepTimes) -> float:
+    def cost_us(self, times: PublishedTimes) -> float:
         """Of the sequence there: its prompt has to be read, and those that run there have rows in each of its steps.
 
         A cached prefix is worth the time that it saves, so it outweighs some load and no more.

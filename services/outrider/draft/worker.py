@@ -18,7 +18,7 @@ from outrider.drafters import CommitMismatch, Drafted, Drafter, DraftSequence
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
-from outrider.worker.step_times import StepTimes
+from outrider.worker.step_cost import StepCost
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class DraftWorker:
         self._drafter = drafter
         self._max_sequences = max_sequences
         self._clock = clock
-        self._times = StepTimes()
+        self._cost = StepCost()
         self._open: dict[SequenceKey, _Open] = {}
         # Sequences whose next proposal is due, with the time of what it answers; who waits longest comes first.
         self._due: dict[SequenceKey, float] = {}
@@ -64,7 +64,7 @@ class DraftWorker:
     def load(self) -> Load:
         running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.max_draft_tokens)
         free = self._drafter.num_free_blocks
-        return Load(running, len(self._due), free, len(self._open), self.draining, row_ns=self._times.row_ns)
+        return Load(running, len(self._due), free, len(self._open), self.draining, row_ns=round(self._cost.row_s * 1e9))
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
@@ -124,7 +124,7 @@ class DraftWorker:
         spent_s = self._clock() - started_s
         # Not while some of them catch up with their prompts: how much of those was run is the drafter's.
         if not any(outcome is None or isinstance(outcome, Exception) for outcome in outcomes):
-            self._times.took(prompt_tokens=0, rows=len(sequences), seconds=spent_s)
+            self._cost.took(rows=len(sequences), seconds=spent_s)
         for key, sequence, outcome in zip(keys, sequences, outcomes, strict=True):
             self._open[key].compute_s += spent_s
             if isinstance(outcome, Exception):

@@ -22,11 +22,10 @@ from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
-from outrider.target.step_cost import StepCost
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
-from outrider.worker.step_times import StepTimes
+from outrider.worker.step_cost import StepCost
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ class TargetWorker:
         self._serials = itertools.count()
         self._report = Report()
         self._cost = StepCost()
-        self._times = StepTimes()
         self._take_late = take_late
         self._row_price = row_price
         self._calibration = Calibration()
@@ -68,8 +66,9 @@ class TargetWorker:
     def load(self) -> Load:
         running = sum(1 for s in self._sequences.values() if s.kv is not None)
         waiting = len(self._sequences) - running
-        free, times = self._engine.num_free_blocks, self._times
-        return Load(running, waiting, free, len(self._sequences), self.draining, times.prefill_token_ns, times.row_ns)
+        free, cost = self._engine.num_free_blocks, self._cost
+        times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
+        return Load(running, waiting, free, len(self._sequences), self.draining, *times_ns)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
@@ -202,11 +201,11 @@ class TargetWorker:
         self.stats.num_steps += 1
         self._calibration.stepped()
         prompt_tokens = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.decides)
-        num_rows = self._report.batch_tokens - prompt_tokens
-        self._times.took(prompt_tokens=prompt_tokens, rows=num_rows, seconds=ended_s - started_s)
-        if all(row.decides and row.num_tokens == 1 for row in rows):
-            num_committed = self.stats.num_committed_tokens - committed_before
-            self._cost.took(rows=self._report.batch_tokens, seconds=ended_s - started_s, tokens=num_committed)
+        num_rows, num_committed = (
+            self._report.batch_tokens - prompt_tokens,
+            self.stats.num_committed_tokens - committed_before,
+        )
+        self._cost.took(rows=num_rows, seconds=ended_s - started_s, tokens=num_committed, prompt_tokens=prompt_tokens)
 
     def _settle(self, row: PlannedRow, result: Verified) -> None:
         sequence = row.sequence

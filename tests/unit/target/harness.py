@@ -16,10 +16,10 @@ from outrider.target.events import Adjusted, Event, Offered, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Report
 from outrider.target.scheduler import Batching
-from outrider.target.step_cost import StepCost
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import Closed, SequenceKey, StreamEnded
 from outrider.worker.report import Failed
+from outrider.worker.step_cost import StepCost
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)

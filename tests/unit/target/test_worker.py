@@ -17,8 +17,8 @@ from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import DraftRefused, Event, Offered, Opened
 from outrider.target.opening import Opening, Speculation
-from outrider.target.step_cost import StepCost
 from outrider.worker.events import DrainExpired, DrainStarted
+from outrider.worker.step_cost import StepCost
 from torch import Tensor
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts

@@ -1,11 +1,11 @@
-"""What a row more takes is seen from steps of different sizes."""
+"""What a row more takes, and a token of a prompt, is seen from steps of different make-up."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
-from outrider.target.step_cost import StepCost
+from outrider.worker.step_cost import StepCost
 
 
 def after(share: float, *, steps: int = 400, noise: float = 0.0, tokens: int = 2) -> StepCost:
@@ -84,3 +84,59 @@ def test_a_cost_that_changes_is_learned_anew() -> None:
         rows = rng.randint(1, 8)
         cost.took(rows=rows, seconds=0.010 * (1 + 0.15 * (rows - 4)), tokens=2)
     assert cost.row_share == pytest.approx(0.15, abs=0.02)
+
+
+def mixed(cost: StepCost, count: int, prefill_s: float, row_s: float, base_s: float = 0.01) -> None:
+    draw = random.Random(1)
+    for _ in range(count):
+        prompt, rows = draw.choice([0, 0, 0, 64, 256]), draw.randint(1, 32)
+        cost.took(prompt_tokens=prompt, rows=rows, seconds=base_s + prompt * prefill_s + rows * row_s)
+
+
+def test_both_times_are_found_in_mixed_steps() -> None:
+    cost = StepCost()
+    mixed(cost, 300, prefill_s=50e-6, row_s=400e-6)
+    assert cost.prompt_token_s == pytest.approx(50e-6, rel=0.05)
+    assert cost.row_s == pytest.approx(400e-6, rel=0.05)
+
+
+def test_a_worker_that_became_slower_says_so_after_some_hundred_steps() -> None:
+    cost = StepCost()
+    mixed(cost, 300, prefill_s=50e-6, row_s=400e-6)
+    mixed(cost, 1500, prefill_s=100e-6, row_s=800e-6)
+    assert cost.prompt_token_s == pytest.approx(100e-6, rel=0.05)
+    assert cost.row_s == pytest.approx(800e-6, rel=0.05)
+
+
+def test_a_prompt_that_took_long_does_not_change_what_a_row_costs() -> None:
+    cost = after(0.05)
+    price = cost.price
+    cost.took(rows=2, prompt_tokens=512, seconds=3.0, tokens=2)
+    assert cost.price == price
+
+
+def test_without_a_step_no_time_is_known_and_never_is_one_negative() -> None:
+    cost = StepCost()
+    assert (cost.prompt_token_s, cost.row_s) == (0, 0)
+    cost.took(rows=0, seconds=0.5)
+    cost.took(rows=1, seconds=0.0)
+    assert (cost.prompt_token_s, cost.row_s) == (0, 0)
+    for rows, seconds in ((1, 0.3), (30, 0.1), (1, 0.3), (30, 0.1)):
+        cost.took(rows=rows, seconds=seconds)
+    cost.took(rows=30, prompt_tokens=8, seconds=0.01)
+    assert cost.row_s == cost.prompt_token_s == 0
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 5.0])
+def test_a_steps_time_is_divided_among_its_sequences_without_a_rest(seconds: float) -> None:
+    cost = StepCost()
+    mixed(cost, 300, prefill_s=50e-6, row_s=400e-6)
+    parts = [(0, 1), (0, 5), (256, 0), (31, 2)]
+    shares = cost.shares(sequences=4, rows=8, prompt_tokens=287, seconds=seconds)
+    assert sum(shares.of(prompt_tokens=prompt, rows=rows) for prompt, rows in parts) == pytest.approx(seconds)
+    assert shares.of(prompt_tokens=0, rows=5) - shares.of(prompt_tokens=0, rows=1) == pytest.approx(4 * shares.row_s)
+
+
+def test_before_anything_is_known_the_sequences_of_a_step_share_it_alike() -> None:
+    shares = StepCost().shares(sequences=4, rows=7, prompt_tokens=0, seconds=0.02)
+    assert shares.of(prompt_tokens=0, rows=1) == shares.of(prompt_tokens=0, rows=4) == 0.005
