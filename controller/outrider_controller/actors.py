@@ -6,15 +6,14 @@ The only file that imports ray. Each actor serves gRPC on a port of its own, so 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,20 +21,17 @@ from typing import Any, TypeVar
 import psutil
 import ray
 import ray.exceptions
-from outrider.metadata import MetadataStore
-from outrider.rpc.server import ServerLife
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, RayConfig
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import running_control
+from outrider_controller.control.process import control_process
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.service import RunningRouter, running_router
+from outrider_controller.router.process import router_process
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 C = TypeVar("C", ControlConfig, RouterConfig)
 
 
@@ -47,56 +43,35 @@ class StartError(Exception):
 _SERVERS = ("raylet", "gcs_server")
 _WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
-_BIND_TIMEOUT_S = 5.0
 _STOP_MARGIN_S = 5.0
-# Few cycles are made on the path of a token, and looking for them among thousands of running requests takes
-# milliseconds: it is done as rarely as memory allows.
-_GC_THRESHOLDS = (20_000, 20, 50)
-
-
-async def enter_bound(stack: AsyncExitStack, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-    """Enters what binds a port, and tries again for a while: the process before us may still hold it."""
-    give_up_s = asyncio.get_running_loop().time() + _BIND_TIMEOUT_S
-    while True:
-        try:
-            return await stack.enter_async_context(make())
-        except OSError:
-            if asyncio.get_running_loop().time() > give_up_s:
-                raise
-        await asyncio.sleep(0.1)
 
 
 class Router:
     """A router, for as long as the actor lives. All starts at birth: a restarted actor gets no other call."""
 
-    async def __init__(self, config: RouterConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
-        configure_logging("router", log_format)
-        self._config = config
+    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
+        configure_logging("router", config.log_format)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
-        store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
-        self._router: RunningRouter = await enter_bound(self._stack, lambda: running_router(config, store))
+        self._router = await self._stack.enter_async_context(router_process(config))
         _tell_if_restarted(f"router at {self._router.address}")
-        self._stack.enter_context(gc_frozen())
 
     async def address(self) -> str:
         return self._router.address
 
     async def stop(self) -> None:
         """Drains, then closes everything."""
-        await self._router.drain(self._config.drain_timeout_s)
         await self._stack.aclose()
 
 
 class ControlPlane:
     """The control plane, for as long as the actor lives."""
 
-    async def __init__(self, config: ControlConfig, metadata_url: str, log_format: str) -> None:  # type: ignore[misc]
-        configure_logging("control", log_format)
+    async def __init__(self, config: ControlConfig) -> None:  # type: ignore[misc]
+        configure_logging("control", config.log_format)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
-        store = await self._stack.enter_async_context(MetadataStore.connect(metadata_url))
-        self._life: ServerLife = await enter_bound(self._stack, lambda: running_control(config, store))
+        self._life = await self._stack.enter_async_context(control_process(config))
         _tell_if_restarted(f"control plane at {self._life.address}")
 
     async def address(self) -> str:
@@ -123,22 +98,6 @@ def _tell_if_restarted(name: str) -> None:
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
     if restarted:
         log.warning("%s died and was started again", name)
-
-
-@contextmanager
-def gc_frozen() -> Iterator[None]:
-    """What exists now outlives the block, so the collector of cycles does not go through it within: with all that is
-    imported, once takes a tenth of a second."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        # Else what is freed as the interpreter ends would count as leaked.
-        gc.unfreeze()
 
 
 @contextmanager
@@ -202,10 +161,8 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
     with _local_ray(config.ray):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        control = _definite(config.control)
-        actors = [supervised(ControlPlane).remote(control, config.metadata_url, config.log_format)]
-        for router in config.routers:
-            actors.append(supervised(Router).remote(_definite(router), config.metadata_url, config.log_format))
+        actors = [supervised(ControlPlane).remote(_definite(config.control))]
+        actors += [supervised(Router).remote(_definite(router)) for router in config.routers]
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:

@@ -6,16 +6,12 @@ import argparse
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from outrider.metadata import MetadataStore
-from outrider.rpc.roles import ClusterSecret
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.router.config import PolicyConfig, RouterConfig, TraceConfig
-
-_MIN_SALT_KEY_BYTES = 16
+from outrider_controller.router.config import RouterConfig, add_shared_arguments, shared_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +66,21 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
         raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
     advertised = _one_each("router_advertise", options.router_advertise, len(listens), "")
     ops = _one_each("router_ops_listen", options.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
-    key = _read_key(options.cache_salt_key_file) if options.cache_salt_key_file else secrets.token_bytes(32)
-    secret = ClusterSecret.read(options.cluster_secret_file) if options.cluster_secret_file else None
-    policy = PolicyConfig(
-        max_draft_tokens=options.max_draft_tokens,
-        max_wait_us=round(options.max_wait_ms * 1000),
-        run_ahead_tokens=options.run_ahead_tokens,
-        num_alternatives=options.num_alternatives,
-    )
+    shared = shared_options(options)
+    # Drawn here, so that all routers of this process share cached prefixes.
+    shared["cache_salt_key"] = shared["cache_salt_key"] or secrets.token_bytes(32)
+    process = {"metadata_url": options.metadata, "log_format": options.log_format}
     routers = [
-        RouterConfig(
-            listen=listen,
-            advertise=advertise,
-            ops_listen=ops_listen,
-            secret=secret,
-            cache_salt_key=key,
-            drain_timeout_s=options.drain_timeout,
-            policy=policy,
-            traces=TraceConfig(record_tokens=options.trace_tokens),
-        )
+        RouterConfig(listen=listen, advertise=advertise, ops_listen=ops_listen, **process, **shared)
         for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
     ]
+    control = ControlConfig(
+        options.control_listen, options.control_advertise, options.control_ops_listen, shared["secret"], **process
+    )
     return ControllerConfig(
         metadata_url=options.metadata,
         routers=tuple(routers),
-        control=ControlConfig(options.control_listen, options.control_advertise, options.control_ops_listen, secret),
+        control=control,
         ray=RayConfig(temp_dir=options.ray_temp_dir),
         log_format=options.log_format,
     )
@@ -105,13 +91,6 @@ def _one_each(name: str, given: list[str], num_routers: int, otherwise: str) -> 
     if given and len(given) != num_routers:
         raise ValueError(f"{name}: {len(given)} addresses given for {num_routers} routers")
     return given or [otherwise] * num_routers
-
-
-def _read_key(path: str) -> bytes:
-    key = Path(path).read_bytes().strip()
-    if len(key) < _MIN_SALT_KEY_BYTES:
-        raise ValueError(f"cache_salt_key_file: {path} holds less than {_MIN_SALT_KEY_BYTES} bytes")
-    return key
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,26 +121,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--control-ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="the same of the control plane")
     add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
     add("--control-advertise", default="", metavar="HOST:PORT", help="where operators reach it; the bound one if empty")
-    add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
-    add("--max-wait-ms", type=float, default=50.0, metavar="MS", help="longest a target holds a sequence for a draft")
-    add(
-        "--run-ahead-tokens",
-        type=int,
-        default=PolicyConfig().run_ahead_tokens,
-        metavar="N",
-        help="most tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
-    )
-    add(
-        "--num-alternatives",
-        type=int,
-        default=PolicyConfig().num_alternatives,
-        metavar="N",
-        help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
-    )
-    add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
-    add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
-    add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
-    add("--cluster-secret-file", default="", metavar="FILE", help="of which this cluster's processes prove to know")
     add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
-    add("--log-format", default="human", choices=["human", "json"], help="of the lines on stderr")
+    add_shared_arguments(parser)
     return parser

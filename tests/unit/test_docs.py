@@ -123,7 +123,13 @@ def test_every_word_that_the_glossary_explains_is_still_in_the_code() -> None:
         assert path is not None and word in path.read_text(), f"{word} is gone: take its line out"
 
 
-@pytest.mark.parametrize("module", ["outrider.target", "outrider.draft", "outrider.gateway", "outrider_controller"])
+_PROCESSES = (
+    *("outrider.target", "outrider.draft", "outrider.gateway"),
+    *("outrider_controller", "outrider_controller.router", "outrider_controller.control"),
+)
+
+
+@pytest.mark.parametrize("module", _PROCESSES)
 def test_operations_names_every_flag_of_a_process(module: str) -> None:
     parser = import_module(f"{module}.config")._parser()
     flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}

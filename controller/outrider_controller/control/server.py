@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
@@ -80,8 +81,10 @@ def _status(record: LeaseRecord) -> control.WorkerStatus:
 
 
 @asynccontextmanager
-async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncIterator[ServerLife]:
-    """Serves until the block is left. Raises OSError when the address cannot be bound."""
+async def running_control(
+    config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
+) -> AsyncIterator[ServerLife]:
+    """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
     info = worker.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
         role=worker.WORKER_ROLE_CONTROL,
@@ -93,7 +96,7 @@ async def running_control(config: ControlConfig, store: MetadataStore) -> AsyncI
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         server = create_server(guard=OperatorGuard(config.secret, KeyGuard(store.tenants, required=True)))
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store), server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE]))
+        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], signals=signals))
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from outrider.address import check_advertised
+from outrider.metadata import MetadataStore
 from outrider.protocol.limits import (
     MAX_ALTERNATIVES,
     MAX_DRAFT_TOKENS,
@@ -13,7 +18,10 @@ from outrider.protocol.limits import (
     MAX_WAIT_US,
 )
 from outrider.rpc.roles import ClusterSecret
+from outrider.telemetry.logging import LOG_FORMATS
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
+
+_MIN_SALT_KEY_BYTES = 16
 
 
 def _positive(owner: str, **values: float) -> None:
@@ -168,7 +176,96 @@ class RouterConfig:
     link: LinkConfig = field(default_factory=LinkConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     traces: TraceConfig = field(default_factory=TraceConfig)
+    metadata_url: str = ""
+    """Where workers are found; empty where whoever runs the router has the store open."""
+    log_format: str = "human"
 
     def __post_init__(self) -> None:
         check_advertised("router.advertise", self.advertise, self.listen)
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> RouterConfig:
+    """Reads the command line. An unknown or impossible option ends the process with a message that names it."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        # Says what is wrong with the URL; connects to nothing yet.
+        MetadataStore.connect(options.metadata)
+        return RouterConfig(
+            listen=options.listen,
+            advertise=options.advertise,
+            ops_listen=options.ops_listen,
+            metadata_url=options.metadata,
+            log_format=options.log_format,
+            **shared_options(options),
+        )
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def shared_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of RouterConfig that follow from the arguments of `add_shared_arguments`. Raises ValueError or OSError."""
+    secret, key = options.cluster_secret_file, options.cache_salt_key_file
+    return {
+        "secret": ClusterSecret.read(secret) if secret else None,
+        "cache_salt_key": _read_salt_key(key) if key else b"",
+        "drain_timeout_s": options.drain_timeout,
+        "policy": PolicyConfig(
+            max_draft_tokens=options.max_draft_tokens,
+            max_wait_us=round(options.max_wait_ms * 1000),
+            run_ahead_tokens=options.run_ahead_tokens,
+            num_alternatives=options.num_alternatives,
+        ),
+        "traces": TraceConfig(record_tokens=options.trace_tokens),
+    }
+
+
+def _read_salt_key(path: str) -> bytes:
+    """The secret behind cache salts. Raises OSError; ValueError for a file that holds too little."""
+    key = Path(path).read_bytes().strip()
+    if len(key) < _MIN_SALT_KEY_BYTES:
+        raise ValueError(f"cache_salt_key_file: {path} holds less than {_MIN_SALT_KEY_BYTES} bytes")
+    return key
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="outrider_controller.router",
+        description="Router: carries requests from gateways to targets and drafts.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--metadata", required=True, metavar="URL", help="metadata store in which workers are found")
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="gRPC address; port 0 lets the system choose")
+    add("--advertise", default="", metavar="HOST:PORT", help="where gateways reach it; the bound one if empty")
+    add("--ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="health, metrics, options; none if empty")
+    add_shared_arguments(parser)
+    return parser
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a router is told, whether it is one of several or alone."""
+    add, policy = parser.add_argument, PolicyConfig()
+    add("--max-draft-tokens", type=int, default=5, metavar="N", help="drafted tokens per step unless a client says")
+    add("--max-wait-ms", type=float, default=50.0, metavar="MS", help="longest a target holds a sequence for a draft")
+    add(
+        "--run-ahead-tokens",
+        type=int,
+        default=policy.run_ahead_tokens,
+        metavar="N",
+        help="most tokens a draft may guess beyond what is being judged; 0 makes it wait for every commit",
+    )
+    add(
+        "--num-alternatives",
+        type=int,
+        default=policy.num_alternatives,
+        metavar="N",
+        help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
+    )
+    add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
+    add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
+    add("--cluster-secret-file", default="", metavar="FILE", help="of which this cluster's processes prove to know")
+    add("--log-format", default="human", choices=LOG_FORMATS, help="of the lines on stderr")

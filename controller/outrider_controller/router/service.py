@@ -10,9 +10,10 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
@@ -267,6 +268,10 @@ class RunningRouter:
     def address(self) -> str:
         return self.life.address
 
+    @property
+    def draining(self) -> asyncio.Event:
+        return self.life.draining
+
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new; returns when what runs has finished, or after `timeout_s`."""
         await self.life.drain()
@@ -288,8 +293,10 @@ def _send_spans(stack: AsyncExitStack, dispatcher: Dispatcher) -> None:
 
 
 @asynccontextmanager
-async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIterator[RunningRouter]:
-    """Serves until the block is left. Raises OSError when the address cannot be bound."""
+async def running_router(
+    config: RouterConfig, store: MetadataStore, signals: Sequence[Signals] = ()
+) -> AsyncIterator[RunningRouter]:
+    """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
     ops = Ops("router", config)
     info = worker.WorkerInfo(
         protocol_version=PROTOCOL_VERSION,
@@ -310,7 +317,9 @@ async def running_router(config: RouterConfig, store: MetadataStore) -> AsyncIte
         _send_spans(stack, dispatcher)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(dispatcher.traces), server)
         services = [SERVICE, TRACE_SERVICE]
-        life = await stack.enter_async_context(serving(server, config.listen, services=services, draining=draining))
+        life = await stack.enter_async_context(
+            serving(server, config.listen, services=services, signals=signals, draining=draining)
+        )
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         ops.ready["server"] = lambda: life.problem
         ops.ready["targets"] = lambda: dispatcher.fleet.problem

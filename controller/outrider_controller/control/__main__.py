@@ -1,0 +1,19 @@
+"""python -m outrider_controller.control: the control plane in a process of its own, without Ray; see --help."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from outrider_controller.control.config import parse_arguments
+from outrider_controller.control.process import control_process
+from outrider_controller.process import run
+
+
+def main() -> int:
+    config = parse_arguments()
+    return run("control", config.log_format, partial(control_process, config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
