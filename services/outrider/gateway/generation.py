@@ -347,6 +347,7 @@ class Generator:
             if error.code is Code.DEADLINE_EXCEEDED:
                 raise DeadlineExceeded(_TOO_LATE) from error
             if not retry.goes_on(error, has_tokens=bool(job.output.token_ids)):
+                error.field = job.generation.options.logits.client_field(error.field)
                 raise
             self.routers.failed(router)
             raise _RouterLost(str(error)) from error

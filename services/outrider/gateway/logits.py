@@ -63,6 +63,12 @@ class LogitsChoice:
             options = replace(options, grammar=self.structured.to_grammar())
         return logits_options.to_proto(options)
 
+    def client_field(self, field: str | None) -> str | None:
+        """The client's name of what a router or a target calls `field`."""
+        if field == "logits.grammar" and self.structured is not None:
+            return self.structured.field
+        return field and field.removeprefix("logits.")
+
     def __bool__(self) -> bool:
         return self != _NOTHING
 

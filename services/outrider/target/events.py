@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.speculation import Grammar
 from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.worker.events import SequenceKey, WorkerEvent
@@ -15,6 +16,14 @@ class Opened:
     opening: Opening
     received_s: float
     """Monotonic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What an opened sequence waits for. Where that fails, it is refused."""
+
+    key: SequenceKey
+    grammar: Grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +46,5 @@ class DraftRefused:
     error: Exception
 
 
-TargetEvent = Opened | Offered | Adjusted | DraftRefused
+TargetEvent = Opened | Compiled | Offered | Adjusted | DraftRefused
 Event = TargetEvent | WorkerEvent

@@ -5,9 +5,13 @@ It is an extra, `structured`. Without it a request for structured output is refu
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -25,6 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _FIELD = "logits.grammar"
+MAX_COMPILE_S = 10.0
+"""The largest grammar that a message holds takes about a second on a slow core."""
+_MAX_CACHED = 64
+_THREADS = 2
 
 
 class GrammarMatcher(Grammar):
@@ -66,30 +74,63 @@ class GrammarMatcher(Grammar):
 
 
 class GrammarCompiler:
-    """Of one model's vocabulary. Reading that takes about a second, on a thread of its own, from the start on."""
+    """Of one model's vocabulary. Reading that takes about a second, on a thread of its own, from the start on.
 
-    def __init__(self, checkpoint: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    Keeps the grammars that were asked for last: an application sends the same few again and again.
+    """
+
+    def __init__(
+        self, checkpoint: Path, vocab_size: int, eos_token_ids: Sequence[int], max_s: float = MAX_COMPILE_S
+    ) -> None:
+        self._max_s = max_s
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile grammar")
+        self._cached: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        """At the beginning of each, by its hash. Used last comes last."""
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
 
+    async def compile_aside(self, grammar: str, committed: Sequence[int]) -> Grammar:
+        """As `compile`, on a thread: the library lets others run. Raises InvalidRequest, too, where it takes too long;
+        what was begun then ends by itself."""
+        work = asyncio.get_running_loop().run_in_executor(self._threads, self.compile, grammar, committed)
+        try:
+            async with asyncio.timeout(self._max_s):
+                return await work
+        except TimeoutError:
+            raise InvalidRequest(_FIELD, f"could not be compiled within {self._max_s:g} s") from None
+
     def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
         """The place in the grammar after `committed`. Raises InvalidRequest or NotSupported."""
+        # A copy: what a sequence commits stays its own.
+        found = GrammarMatcher(self._begin(grammar).deep_copy(), self._vocab_size, self._eos_token_ids)
+        found.advance(committed)
+        return found
+
+    def _begin(self, grammar: str) -> LLMatcher:
+        """Two threads may compile the same: the second result is then kept."""
         with self._lock:
             tokenizer = self._tokenizer
         if tokenizer is None:
             raise NotSupported(_FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
+        with self._lock:
+            if matcher := self._cached.get(digest):
+                self._cached.move_to_end(digest)
+                return matcher
         from llguidance import LLMatcher
 
         matcher = LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             # The rest of what the library says is its own state.
             raise InvalidRequest(_FIELD, matcher.get_error().partition("\n")[0])
-        found = GrammarMatcher(matcher, self._vocab_size, self._eos_token_ids)
-        found.advance(committed)
-        return found
+        with self._lock:
+            self._cached[digest] = matcher
+            while len(self._cached) > _MAX_CACHED:
+                self._cached.popitem(last=False)
+        return matcher
 
     def _warm(self) -> None:
         with self._lock:

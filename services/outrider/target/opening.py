@@ -86,8 +86,13 @@ class Opening:
     salt: bytes = b""
     logits: LogitsOptions | None = None
     grammar: Grammar | None = None
-    """Of `logits`, compiled, after the committed tokens."""
+    """Of `logits`, compiled, after the committed tokens. Comes later than the rest: see `compiling`."""
     logprobs: LogprobsOptions | None = None
+
+    @property
+    def compiling(self) -> bool:
+        """Whether nothing may run yet, for there is a grammar to be followed and it is not there."""
+        return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
 
     def processor(self) -> LogitsProcessor | None:
         """What the logits go through, as it is after the committed tokens."""

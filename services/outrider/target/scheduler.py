@@ -143,11 +143,15 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int) -> list[TargetSequence]:
-    """Which waiting sequences get a place now: in the order of opening, while all that hold one can finish prefill."""
+    """Which waiting sequences get a place now: in the order of opening, while all that hold one can finish prefill.
+
+    One whose grammar is being compiled holds up nobody.
+    """
     size = batching.block_size
     free_blocks -= sum(_outstanding(s, size) for s in sequences if s.kv is not None)
     admitted = []
-    for sequence in sorted((s for s in sequences if s.kv is None), key=lambda s: s.serial):
+    waiting = (s for s in sequences if s.kv is None and not s.opening.compiling)
+    for sequence in sorted(waiting, key=lambda s: s.serial):
         free_blocks -= _outstanding(sequence, size)
         if free_blocks < 0:
             break

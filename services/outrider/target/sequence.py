@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outrider.engine import EngineSequence
-from outrider.speculation import LogitsProcessor, VerificationMode
+from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
 from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.calibration import Bin, Fit
 from outrider.target.drafts import DraftBuffer, OfferedDraft
@@ -46,14 +46,14 @@ class TargetSequence:
     """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 
     processor: LogitsProcessor | None = field(init=False)
-    """None where the request asks nothing of the logits."""
+    """None where the request asks nothing of the logits, and while its grammar is compiled."""
 
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, as far as it was run."""
 
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
-        self.processor = self.opening.processor()
+        self.processor = None if self.opening.compiling else self.opening.processor()
         self.tokens = [*self.opening.prompt, *self.opening.committed]
 
     @property
@@ -116,6 +116,12 @@ class TargetSequence:
         self._cut_impossible()
         if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
             self.answered_s = draft.received_s
+
+    def take_grammar(self, grammar: Grammar) -> None:
+        """It may run from here on."""
+        self.opening = replace(self.opening, grammar=grammar)
+        self.processor = self.opening.processor()
+        self._cut_impossible()
 
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
@@ -10,13 +11,14 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
 from outrider.target.draft_link import Connect
-from outrider.target.events import Event, TargetEvent
+from outrider.target.events import Compiled, Event, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.pairs import Pairs
 from outrider.target.report import Report
 from outrider.target.wire import empty_response, events_of, response_of
 from outrider.target.worker import TargetWorker
+from outrider.worker.events import Refused
 from outrider.worker.loop import StepLoop
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
 
@@ -43,10 +45,13 @@ class TargetServicer(
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
         self.stats = worker.stats
         self._limits = limits
+        self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         self.pairs = Pairs(limits, clock, self.steps.post, self._answer, DraftLeases(read_leases, clock), connect)
 
     async def __aexit__(self, *exception: object) -> None:
+        for task in self._compiling:
+            task.cancel()
         await self.pairs.stop()
         await super().__aexit__(*exception)
 
@@ -63,7 +68,23 @@ class TargetServicer(
 
     def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
         self.pairs.apply(stream, request)
-        return list(events_of(request, stream, self._limits, self._clock()))
+        events = list(events_of(request, stream, self._limits, self._clock()))
+        for event in events:
+            if isinstance(event, Opened) and event.opening.compiling:
+                task = self._event_loop.create_task(self._compile(event))
+                self._compiling.add(task)
+                task.add_done_callback(self._compiling.discard)
+        return events
+
+    async def _compile(self, opened: Opened) -> None:
+        """Posts what the sequence waits for. Other sequences go on meanwhile."""
+        opening, compiler = opened.opening, self._limits.grammars
+        assert compiler is not None, "openings that need one are refused without"
+        assert opening.logits is not None
+        try:
+            self.post(Compiled(opened.key, await compiler.compile_aside(opening.logits.grammar, opening.committed)))
+        except Exception as error:
+            self.post(Refused(opened.key, error))
 
     def _stream_ended(self, stream: int) -> None:
         self.pairs.stream_ended(stream)

@@ -13,7 +13,6 @@ from outrider.protocol import convert, logits_options, logprobs
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
-from outrider.speculation import Grammar
 from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Opened
@@ -57,19 +56,12 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         speculation=speculation_of(message.speculation, limits),
         salt=message.cache_salt,
         logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
-        grammar=_grammar(message, limits),
         logprobs=_logprobs(message),
     )
     opening.check(limits)
-    return opening
-
-
-def _grammar(message: sequence_pb2.OpenSequence, limits: Limits) -> Grammar | None:
-    if not message.logits.grammar:
-        return None
-    if limits.grammars is None:
+    if opening.compiling and limits.grammars is None:
         raise NotSupported("logits.grammar", "structured output is not served by this target")
-    return limits.grammars.compile(message.logits.grammar, message.committed_token_ids)
+    return opening
 
 
 def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:

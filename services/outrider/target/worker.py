@@ -83,6 +83,9 @@ class TargetWorker:
         match event:
             case events.Opened():
                 self._open(event)
+            case events.Compiled():
+                if sequence := self._find(event.key):
+                    sequence.take_grammar(event.grammar)
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
             case events.Adjusted():

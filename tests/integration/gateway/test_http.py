@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from outrider.errors import DeadlineExceeded, OutriderError, Overloaded, Unavailable
+from outrider.errors import DeadlineExceeded, InvalidRequest, OutriderError, Overloaded, Unavailable
 from outrider.gateway.config import Limits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -157,6 +157,17 @@ async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, rou
     assert choice.logits.grammar == 'start: "yes" | "no"'
     assert not nothing.HasField("logits")
     assert refused.value.body["param"] == "response_format.json_schema.schema"
+
+
+async def test_what_a_target_refuses_has_the_clients_name(serve: Any, router: ScriptedRouter) -> None:
+    pytest.importorskip("llguidance")
+    async with serve() as (_, client):
+        for theirs, ours in (("logits.grammar", "structured_outputs.choice"), ("logits.biases", "biases")):
+            router.script = refusing(InvalidRequest(theirs, "too complex"))
+            with pytest.raises(openai.BadRequestError, match="too complex") as refused:
+                body = {"structured_outputs": {"choice": ["yes", "no"]}}
+                await client.completions.create(model=MODEL, prompt="a", extra_body=body)
+            assert refused.value.body["param"] == ours  # type: ignore[index]
 
 
 async def test_no_stop_string_ends_an_answer_before_min_tokens(serve: Any) -> None:

@@ -27,12 +27,15 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
+from outrider.speculation import Grammar
 from outrider.target.config import TargetConfig
+from outrider.target.grammar import GrammarCompiler
 from outrider.target.opening import Limits
 from outrider.target.process import load, serve
 from outrider.target.scheduler import Batching
 from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
+from outrider.testing.tiny import tiny_tokenizer
 from outrider.worker.process import RunningWorker
 
 NUM_BLOCKS = 160
@@ -365,6 +368,48 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
         await other.finished(1)
         assert len(other.text[1]) == 400
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+
+
+class SlowCompiler(GrammarCompiler):
+    """Compiles once it is let."""
+
+    let = threading.Event()
+
+    def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
+        self.let.wait(60)
+        return super().compile(grammar, committed)
+
+
+async def test_a_grammar_that_is_compiled_stops_no_other_sequence(tiny: Path) -> None:
+    pytest.importorskip("llguidance")
+    config = TargetConfig(
+        model=str(tiny),
+        listen="127.0.0.1:0",
+        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=40),
+        max_sequences=4,
+    )
+    engine, info = load(config)
+    compiler = SlowCompiler(tiny, info.vocab_size, engine.info.eos_token_ids)
+    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, grammars=compiler)
+    worker = TargetWorker(engine, limits, Batching(info.block_size, 40), time.monotonic)
+    async with TargetServicer(worker, info, limits) as servicer:
+        server = create_server()
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        async with serving(server, "127.0.0.1:0", services=[]) as life, create_channel(life.address) as channel:
+            stub: target_pb2_grpc.TargetServiceAsyncStub = target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[assignment]
+            router, stops = Router(stub), sp.Stopping(max_new_tokens=20, stop_token_ids=engine.info.eos_token_ids)
+            for number, grammar in enumerate(['start: "yes"', "start: (", 'start: "no"'], start=1):
+                logits = sp.LogitsOptions(grammar=grammar, repetition_penalty=1)
+                await router.send(opens=[open_sequence(number, [5, 6], stopping=stops, logits=logits)])
+            await router.send(opens=[open_sequence(9, [5, 6])], closes=[sp.CloseSequence(sequence_id=3)])
+            await router.finished(9)
+            assert not router.errors and set(router.text) == {9}
+            compiler.let.set()
+            await router.finished(1, 2)
+            router.call.cancel()
+    assert tiny_tokenizer(info.vocab_size).decode(router.text[1][:-1]) == "yes"
+    assert router.errors[2].field == "logits.grammar"
+    assert 3 not in router.text
 
 
 async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: Path) -> None:

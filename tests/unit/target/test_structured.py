@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
-from outrider.speculation import LogitsOptions, VerificationMode
+from outrider.speculation import Grammar, LogitsOptions, VerificationMode
 from outrider.target.commit import Finish
+from outrider.target.events import Compiled
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
@@ -164,3 +166,46 @@ def test_what_cannot_be_followed_is_refused_by_name(kind: Any, value: Any) -> No
     with pytest.raises(InvalidRequest) as refused:
         Structured(kind, value, "its.name").to_grammar()
     assert refused.value.field == "its.name"
+
+
+def test_a_sequence_whose_grammar_is_compiled_holds_up_nobody_and_then_says_the_same(
+    tiny: Path, compiler: GrammarCompiler
+) -> None:
+    at_once, later = asking(compiler, ASKED[0], False)[:2]
+    expected = run(tiny, [at_once]).tokens[key(0)]
+    bench = Bench(tiny, num_blocks=1024)
+    bench.open(0, replace(at_once, grammar=None))
+    bench.open(1, opening(later.prompt, max_new_tokens=5))
+    while not bench.answers.get(key(1)) or bench.answers[key(1)].finish is Finish.NONE:
+        bench.step()
+    assert key(0) not in bench.answers
+    assert bench.step() is None, "nothing is run before it is there"
+    assert at_once.grammar is not None
+    bench.apply(Compiled(key(0), compiler.compile(ASKED[0].to_grammar(), ())))
+    bench.run()
+    assert bench.tokens[key(0)] == expected
+
+
+def test_a_grammar_is_compiled_once_however_often_it_is_asked_for(tiny: Path) -> None:
+    compiler = GrammarCompiler(tiny, VOCAB, [EOS])
+    grammars = [Structured("choice", [f"number {i}"], "x").to_grammar() for i in range(66)]
+    first = compiler.compile(grammars[0], TOKENIZER.encode("num"))
+    assert compiler.compile(grammars[0], ()).num_allowed(TOKENIZER.encode("number 0")) == 8
+    assert first.num_allowed(TOKENIZER.encode("number 0")) == 0, "it goes on after its own text"
+    assert len(compiler._cached) == 1
+    for grammar in grammars:
+        compiler.compile(grammar, ())
+    assert len(compiler._cached) == 64
+
+
+async def test_a_grammar_that_takes_too_long_is_refused_by_name(tiny: Path) -> None:
+    class Stuck(GrammarCompiler):
+        def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
+            released.wait(60)
+            return super().compile(grammar, committed)
+
+    released = threading.Event()
+    with pytest.raises(InvalidRequest, match="could not be compiled") as refused:
+        await Stuck(tiny, VOCAB, [EOS], max_s=0.01).compile_aside("x", ())
+    released.set()
+    assert refused.value.field == "logits.grammar"
