@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import click
 import pytest
+from outrider.metadata.events import EventKind
 from outrider_controller.cli.app import cli
 
 from benchmarks.__main__ import benchmarks
@@ -135,6 +136,11 @@ def test_operations_names_every_flag_of_a_process(module: str) -> None:
     flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
     text = (_ROOT / "docs/operations.md").read_text()
     assert [flag for flag in sorted(flags - {"--help"}) if f"`{flag}`" not in text] == []
+
+
+def test_operations_names_every_kind_of_event() -> None:
+    text = (_ROOT / "docs/operations.md").read_text()
+    assert [kind for kind in EventKind if f"`{kind}`" not in text] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "demo": (f"{_PACKAGE}.demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
     "generate": (f"{_PACKAGE}.generate", "generate", "Ask a running stack for an answer."),
     "get": (f"{_PACKAGE}.get", "get", "List what is running."),
+    "events": (f"{_PACKAGE}.events", "events", "Show what has happened, and with -w what happens."),
     "apply": (f"{_PACKAGE}.tenants", "apply", "Make or change the tenants that a file lists."),
     "create": (f"{_PACKAGE}.tenants", "create", "Make an API key."),
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),

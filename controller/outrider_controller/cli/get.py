@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
 
 import click
-import yaml
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import contexts
 from outrider_controller.cli.client import list_workers, worker_rows
 from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import columns, document, emit_json, note, output_option
+from outrider_controller.cli.output import columns, emit_json, note, output_option, print_rows
 from outrider_controller.cli.tenants import get_keys, get_tenants
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
@@ -46,7 +43,8 @@ def workers(ids: tuple[str, ...], role: str | None, control: str, output: str) -
     unknown = set(ids) - {row["id"] for row in rows}
     if unknown:
         raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
-    _print([row for row in rows if not ids or row["id"] in ids], output)
+    shown = _WIDE if output == "wide" else _TABLE
+    print_rows("workers", "workers", [row for row in rows if not ids or row["id"] in ids], shown, output)
 
 
 @get.command("contexts")
@@ -69,23 +67,3 @@ def list_contexts(output: str) -> None:
 
 get.add_command(get_tenants)
 get.add_command(get_keys)
-
-
-def _print(rows: Sequence[dict[str, Any]], output: str) -> None:
-    if output == "json":
-        emit_json("workers", {"workers": rows})
-    elif output == "yaml":
-        click.echo(
-            yaml.safe_dump(document("workers", {"workers": rows}), sort_keys=False, allow_unicode=True), nl=False
-        )
-    elif output == "name":
-        for row in rows:
-            click.echo(row["id"])
-    else:
-        shown = _WIDE if output == "wide" else _TABLE
-        header = [name.upper().replace("_", "-") for name in shown]
-        click.echo(columns(header, [[_cell(row[name]) for name in shown] for row in rows]))
-
-
-def _cell(value: object) -> object:
-    return "-" if value == "" else value

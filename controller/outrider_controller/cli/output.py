@@ -7,10 +7,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import yaml
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,3 +70,30 @@ def note(line: str) -> None:
 def colours() -> bool:
     """Whether stdout may be coloured: a terminal, and nobody said NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def moment(unix_s: float) -> str | None:
+    """In UTC, to the second; None for 0."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if unix_s else None
+
+
+def print_rows(kind: str, name: str, rows: Sequence[dict[str, Any]], shown: Sequence[str], output: str) -> None:
+    """In the format asked for. Names are those of the first column."""
+    if output == "json":
+        emit_json(kind, {name: list(rows)})
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(document(kind, {name: list(rows)}), sort_keys=False, allow_unicode=True), nl=False)
+    elif output == "name":
+        for row in rows:
+            click.echo(row[shown[0]])
+    else:
+        header = [column.upper().replace("_", "-") for column in shown]
+        click.echo(columns(header, [[_cell(row[column]) for column in shown] for row in rows]))
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value in ("", None) else f"{value:g}" if isinstance(value, float) else value

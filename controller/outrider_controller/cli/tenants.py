@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-import grpc
-import yaml
-from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
-from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
+from outrider.rpc.v1 import control_pb2, tenants_pb2
 
-from outrider_controller.cli.endpoints import context_option, endpoint_option
-from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.output import columns, document, emit_json, note, output_option
+from outrider_controller.cli.control import TIMEOUT_S, ask_control, control_option
+from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
 from outrider_controller.cli.tenants_file import read_tenants
 
-_TIMEOUT_S = 15.0
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
 _SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
 _CHANGES = {
@@ -34,24 +26,6 @@ _CHANGES = {
 }
 _QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-R = TypeVar("R")
-F = TypeVar("F", bound=Callable[..., Any])
-control_option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
-
-
-def ask_control(address: str, ask: Callable[[Any, Any], Awaitable[R]], where: str = "") -> R:
-    """Calls `ask(stub, metadata)` with the operator's credential. Raises CommandError, which begins with `where`."""
-
-    async def run() -> R:
-        async with create_channel(address) as channel:
-            credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
-            try:
-                return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
-            except grpc.RpcError as error:
-                raise CommandError.of(from_rpc_error(error), where or f"control plane at {address}") from error
-
-    return asyncio.run(run())
 
 
 @click.command("apply")
@@ -68,7 +42,7 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
     request = control_pb2.PutTenantsRequest(tenants=read_tenants(filename), dry_run=dry_run)
 
     async def put(stub: Any, credential: Any) -> control_pb2.PutTenantsResponse:
-        answer: control_pb2.PutTenantsResponse = await stub.PutTenants(request, timeout=_TIMEOUT_S, metadata=credential)
+        answer: control_pb2.PutTenantsResponse = await stub.PutTenants(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
 
     answer = ask_control(control, put, str(filename))
@@ -116,7 +90,7 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
 
     async def make(stub: Any, credential: Any) -> control_pb2.CreateKeyResponse:
-        answer: control_pb2.CreateKeyResponse = await stub.CreateKey(request, timeout=_TIMEOUT_S, metadata=credential)
+        answer: control_pb2.CreateKeyResponse = await stub.CreateKey(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
 
     answer = ask_control(control, make)
@@ -141,7 +115,7 @@ def revoke_key(key_id: str, control: str) -> None:
 
     async def take(stub: Any, credential: Any) -> control_pb2.RevokeKeyResponse:
         request = control_pb2.RevokeKeyRequest(id=key_id)
-        answer: control_pb2.RevokeKeyResponse = await stub.RevokeKey(request, timeout=_TIMEOUT_S, metadata=credential)
+        answer: control_pb2.RevokeKeyResponse = await stub.RevokeKey(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
 
     click.echo(f"{ask_control(control, take).info.id} revoked")
@@ -165,7 +139,7 @@ def delete_tenant(name: str, yes: bool, control: str) -> None:
     async def remove(stub: Any, credential: Any) -> control_pb2.DeleteTenantResponse:
         request = control_pb2.DeleteTenantRequest(name=name)
         answer: control_pb2.DeleteTenantResponse = await stub.DeleteTenant(
-            request, timeout=_TIMEOUT_S, metadata=credential
+            request, timeout=TIMEOUT_S, metadata=credential
         )
         return answer
 
@@ -184,7 +158,7 @@ def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -
     async def listed(stub: Any, credential: Any) -> tuple[list[tenants_pb2.Tenant], int]:
         if names:
             calls = [
-                stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=_TIMEOUT_S, metadata=credential)
+                stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=credential)
                 for name in names
             ]
             return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
@@ -192,7 +166,7 @@ def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -
         token = ""
         while True:
             request = control_pb2.ListTenantsRequest(page_size=min(1000, limit - len(found)), page_token=token)
-            page = await stub.ListTenants(request, timeout=_TIMEOUT_S, metadata=credential)
+            page = await stub.ListTenants(request, timeout=TIMEOUT_S, metadata=credential)
             found += page.tenants
             token = page.next_page_token
             if not token or len(found) >= limit:
@@ -221,7 +195,7 @@ def get_keys(tenant: str, limit: int, control: str, output: str) -> None:
         while True:
             size = min(1000, limit - len(found))
             request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
-            page = await stub.ListKeys(request, timeout=_TIMEOUT_S, metadata=credential)
+            page = await stub.ListKeys(request, timeout=TIMEOUT_S, metadata=credential)
             found += page.keys
             token = page.next_page_token
             if not token or len(found) >= limit:
@@ -247,33 +221,7 @@ def _key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
         "id": key.id,
         "tenant": key.tenant,
         "scopes": [_SCOPE_NAMES.get(scope, str(scope)) for scope in key.scopes],
-        "created": _moment(key.created_unix_s),
-        "expires": _moment(key.not_after_unix_s),
+        "created": moment(key.created_unix_s),
+        "expires": moment(key.not_after_unix_s),
         "valid": not key.not_after_unix_s or time.time() < key.not_after_unix_s,
     }
-
-
-def _moment(unix_s: int) -> str | None:
-    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z") if unix_s else None
-
-
-def print_rows(kind: str, name: str, rows: Sequence[dict[str, Any]], shown: Sequence[str], output: str) -> None:
-    """In the format asked for. Names are those of the first column."""
-    if output == "json":
-        emit_json(kind, {name: list(rows)})
-    elif output == "yaml":
-        click.echo(yaml.safe_dump(document(kind, {name: list(rows)}), sort_keys=False, allow_unicode=True), nl=False)
-    elif output == "name":
-        for row in rows:
-            click.echo(row[shown[0]])
-    else:
-        header = [column.upper().replace("_", "-") for column in shown]
-        click.echo(columns(header, [[_cell(row[column]) for column in shown] for row in rows]))
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "-" if value in ("", None) else f"{value:g}" if isinstance(value, float) else value

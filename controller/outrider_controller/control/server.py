@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict
 from signal import Signals
 from typing import Any, TypeAlias
@@ -13,16 +13,20 @@ import grpc
 from outrider.errors import InvalidRequest
 from outrider.gateway.auth import KeyGuard
 from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import beside
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.events import EventFeed
+from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.tenants import Tenancy
 
 log = logging.getLogger(__name__)
@@ -36,9 +40,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Translates, delegates, translates back."""
 
-    def __init__(self, store: MetadataStore) -> None:
+    def __init__(self, store: MetadataStore, events: EventWriter) -> None:
         self._store = store
-        self._tenancy = Tenancy(store.tenants)
+        self._tenancy = Tenancy(store.tenants, events)
+        self._feed = EventFeed(store)
 
     async def ListWorkers(self, request: control.ListWorkersRequest, context: Context) -> control.ListWorkersResponse:
         if request.role not in worker.WorkerRole.values():
@@ -73,6 +78,13 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def RevokeKey(self, request: control.RevokeKeyRequest, context: Context) -> control.RevokeKeyResponse:
         return control.RevokeKeyResponse(info=await self._tenancy.revoke_key(request.id))
 
+    async def WatchEvents(
+        self, request: control.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[control.WatchEventsResponse]:
+        async with aclosing(self._feed.watch(request)) as responses:
+            async for response in responses:
+                yield response
+
 
 def _status(record: LeaseRecord) -> control.WorkerStatus:
     return control.WorkerStatus(
@@ -94,12 +106,14 @@ async def running_control(
     async with AsyncExitStack() as stack:
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
+        events = await stack.enter_async_context(EventWriter(store))
         server = create_server(guard=OperatorGuard(config.secret, KeyGuard(store.tenants, required=True)))
-        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store), server)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events), server)
         life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], signals=signals))
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
+        await stack.enter_async_context(beside(FleetWatch(store, events).run(), "watch fleet"))
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield life

@@ -9,10 +9,12 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
 from outrider.errors import InvalidRequest
+from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.events import EventKind
 from outrider.metadata.tenants import TenantStore
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
@@ -22,6 +24,7 @@ MAX_TENANTS_AT_ONCE = 10_000
 MAX_MODELS = 64
 MAX_PAGE = 1000
 _MAX_MODEL_CHARS = 200
+_MAX_TOLD = 20
 _MAX_PER_SECOND, _MAX_TOKENS, _MAX_CONCURRENT = 1e6, 10**12, 10**6
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _SCOPES = (tenants.KEY_SCOPE_INFER, tenants.KEY_SCOPE_METRICS, tenants.KEY_SCOPE_ADMIN)
@@ -31,8 +34,9 @@ KEY_PREFIX = "ork-"
 class Tenancy:
     """What operators do to tenants and keys."""
 
-    def __init__(self, store: TenantStore, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: TenantStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
+        self._events = events
         self._wall_clock = wall_clock
 
     async def list(self, request: control.ListTenantsRequest) -> control.ListTenantsResponse:
@@ -49,12 +53,16 @@ class Tenancy:
 
     async def put(self, request: control.PutTenantsRequest) -> control.PutTenantsResponse:
         check_tenants(request.tenants)
-        changes = await self._store.put(request.tenants, by=_caller(), dry_run=request.dry_run)
+        changes = await self._store.put(request.tenants, by=caller(), dry_run=request.dry_run)
+        if not request.dry_run:
+            self._tell([change.name for change in changes if change.change != control.CHANGE_NONE], "applied")
         return control.PutTenantsResponse(changes=changes)
 
     async def delete(self, name: str) -> int:
         check_name("name", name)
-        return await self._store.delete(name, by=_caller())
+        num_keys = await self._store.delete(name, by=caller())
+        self._tell([name], "deleted")
+        return num_keys
 
     async def keys(self, request: control.ListKeysRequest) -> control.ListKeysResponse:
         if request.tenant:
@@ -80,12 +88,24 @@ class Tenancy:
             not_after_unix_s=request.not_after_unix_s,
             digest=sha256(key.encode()).digest(),
         )
-        await self._store.add_key(info, by=_caller())
+        await self._store.add_key(info, by=caller())
+        self._tell([request.tenant], "key created", key=info.id)
         info.digest = b""
         return control.CreateKeyResponse(info=info, key=key)
 
     async def revoke_key(self, key_id: str) -> tenants.ApiKey:
-        return await self._store.revoke_key(key_id, by=_caller())
+        key = await self._store.revoke_key(key_id, by=caller())
+        self._tell([key.tenant], "key revoked", key=key_id)
+        return key
+
+    def _tell(self, names: Sequence[str], action: str, **more: str) -> None:
+        """As events; where a file changed many tenants, one that says how many."""
+        if len(names) > _MAX_TOLD:
+            self._events.emit(EventKind.TENANT_CHANGED, {"action": action, "by": caller(), "tenants": len(names)})
+            return
+        for name in names:
+            fields = {"tenant": name, "action": action, "by": caller(), **more}
+            self._events.emit(EventKind.TENANT_CHANGED, fields)
 
 
 def check_tenants(given: Iterable[tenants.Tenant]) -> None:
@@ -137,5 +157,6 @@ def _page_size(asked: int) -> int:
     return asked or MAX_PAGE
 
 
-def _caller() -> str:
+def caller() -> str:
+    """Who makes the call that is being served, for the audit."""
     return current_caller().name or "local"

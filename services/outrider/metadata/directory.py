@@ -6,7 +6,7 @@ after an outage, does not make live workers vanish before they could register ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -83,9 +83,12 @@ class _Known:
 
 @dataclass(slots=True)
 class Directory:
+    given_back: frozenset[Key] = frozenset()
+    """Leases that the last read found given back: their workers were stopped."""
     _known: dict[Key, _Known] = field(default_factory=dict)
 
-    def update(self, sightings: Iterable[Sighting], now_s: float) -> None:
+    def update(self, sightings: Collection[Sighting], now_s: float) -> None:
+        self.given_back = frozenset(seen.key for seen in sightings if seen.record is None)
         for seen in sightings:
             if seen.record is None:
                 self._known.pop(seen.key, None)

@@ -151,6 +151,11 @@ class MetadataStore:
             self._directory.expire(now_s)
         return self._directory.records(role, now_s)
 
+    @property
+    def given_back(self) -> frozenset[Key]:
+        """Leases that the last read by `workers` found given back, not run out."""
+        return self._directory.given_back
+
     async def write_lease(self, record: LeaseRecord) -> None:
         """One heartbeat: the lease and the worker's part of the prefix index live on for one term."""
         role, worker_id = record.key
@@ -297,8 +302,19 @@ class MetadataStore:
         async def work(redis: Redis) -> Any:
             return await redis.xrange(self._keys.events, min=start, count=limit)
 
+        return self._decoded(await self._link.call_in_background(work) or ())
+
+    async def last_events(self, limit: int) -> list[Event]:
+        """The last so many, oldest first. Empty while Redis is away."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.xrevrange(self._keys.events, count=limit)
+
+        return self._decoded(reversed(await self._link.call_in_background(work) or []))
+
+    def _decoded(self, entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
         events = []
-        for event_id, body in await self._link.call_in_background(work) or ():
+        for event_id, body in entries:
             try:
                 events.append(decode_event(event_id, body))
             except ValueError as error:

@@ -1,0 +1,36 @@
+"""Calls to the control plane, with the operator's credential."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from outrider.rpc.channel import create_channel
+from outrider.rpc.roles import bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2_grpc
+
+from outrider_controller.cli.endpoints import endpoint_option
+from outrider_controller.cli.exits import CommandError
+
+R = TypeVar("R")
+TIMEOUT_S = 15.0
+"""Of one call that is answered at once."""
+control_option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+
+
+def ask_control(address: str, ask: Callable[[Any, Any], Awaitable[R]], where: str = "") -> R:
+    """Calls `ask(stub, metadata)` with the operator's credential. Raises CommandError, which begins with `where`."""
+
+    async def run() -> R:
+        async with create_channel(address) as channel:
+            credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+            try:
+                return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
+            except grpc.RpcError as error:
+                raise CommandError.of(from_rpc_error(error), where or f"control plane at {address}") from error
+
+    return asyncio.run(run())

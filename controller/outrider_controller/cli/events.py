@@ -1,0 +1,75 @@
+"""outrider events"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from outrider.metadata.events import MAX_EVENTS, EventKind
+from outrider.rpc.v1 import control_pb2
+
+from outrider_controller.cli.control import ask_control, control_option
+from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.output import document, emit_json, moment, output_option
+
+
+@click.command("events")
+@click.option("-w", "--watch", is_flag=True, help="Go on with those that come, until Ctrl-C.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(0, MAX_EVENTS), default=100, show_default=True, help="The last so many."
+)
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice([kind.value for kind in EventKind]),
+    metavar="KIND",
+    help="May be repeated.",
+)
+@click.option("--worker", default="", metavar="ID", help="Only about this one.")
+@click.option("--tenant", default="", metavar="NAME", help="Only about this one.")
+@context_option
+@control_option
+@output_option("table", "json")
+def events(
+    watch: bool, limit: int, kinds: tuple[str, ...], worker: str, tenant: str, control: str, output: str
+) -> None:
+    """Show what has happened: workers that came and went, failovers, alerts, changes of tenants.
+
+    One line an event, the oldest first. As JSON with --watch: one object a line.
+    """
+    request = control_pb2.WatchEventsRequest(last=limit, follow=watch, kinds=kinds, worker_id=worker, tenant=tenant)
+    found: list[dict[str, Any]] = []
+
+    async def read(stub: Any, credential: Any) -> None:
+        async for response in stub.WatchEvents(request, metadata=credential):
+            for event in response.events:
+                if output == "json" and not watch:
+                    found.append(event_row(event))
+                else:
+                    click.echo(_line(event) if output == "table" else json.dumps(document("event", event_row(event))))
+
+    ask_control(control, read)
+    if output == "json" and not watch:
+        emit_json("events", {"events": found})
+
+
+def event_row(event: control_pb2.Event) -> dict[str, Any]:
+    return {"id": event.id, "time": moment(event.unix_ms / 1000), "kind": event.kind, "fields": dict(event.fields)}
+
+
+def _line(event: control_pb2.Event) -> str:
+    said = " ".join(f"{name}={_word(event.fields[name])}" for name in _ordered(event.fields))
+    return f"{moment(event.unix_ms / 1000)}  {event.kind:<20}  {said}"
+
+
+def _ordered(fields: Any) -> list[str]:
+    """Whom it is about comes first."""
+    first = ("worker_id", "tenant", "alert")
+    return sorted(fields, key=lambda name: (first.index(name) if name in first else len(first), name))
+
+
+def _word(value: str) -> str:
+    """On one line, without anything a terminal would obey."""
+    return value if value.isprintable() and " " not in value and value else json.dumps(value)

@@ -1,0 +1,101 @@
+"""The events stream as operators read it: the last ones that fit, and those that come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.errors import InvalidRequest, Overloaded
+from outrider.metadata import Event
+from outrider.metadata.events import MAX_EVENTS, check_event_id
+from outrider.rpc.v1 import control_pb2 as control
+
+MAX_WATCHERS = 256
+_POLL_S = 0.5
+_AT_ONCE = 1000
+# Before the first entry of any stream.
+_BEGINNING = "0-0"
+
+
+class EventLog(Protocol):
+    """The part of the metadata store that gives events. Empty lists while the store is away."""
+
+    async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]: ...
+
+    async def last_events(self, limit: int) -> list[Event]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which events somebody asks for. What is empty matches all."""
+
+    kinds: frozenset[str] = frozenset()
+    worker_id: str = ""
+    tenant: str = ""
+
+    def __call__(self, event: Event) -> bool:
+        return (
+            (not self.kinds or event.kind in self.kinds)
+            and self.worker_id in ("", event.fields.get("worker_id"))
+            and self.tenant in ("", event.fields.get("tenant"))
+        )
+
+
+class EventFeed:
+    """Answers WatchEvents."""
+
+    def __init__(self, log: EventLog, poll_s: float = _POLL_S) -> None:
+        self._log = log
+        self._poll_s = poll_s
+        self._num_watchers = 0
+
+    async def watch(self, request: control.WatchEventsRequest) -> AsyncGenerator[control.WatchEventsResponse, None]:
+        """Raises InvalidRequest, and Overloaded where too many watch."""
+        wanted, since = _checked(request), request.since
+        if self._num_watchers >= MAX_WATCHERS:
+            raise Overloaded(f"{MAX_WATCHERS} watch events already", reason="TOO_MANY_WATCHERS")
+        self._num_watchers += 1
+        try:
+            if not since:
+                found = await self._log.last_events(MAX_EVENTS)
+                since = found[-1].id if found else _BEGINNING
+                fitting = [event for event in found if wanted(event)][-request.last :] if request.last else []
+                # Even where there are none: who asks sees that he is heard.
+                for start in range(0, max(1, len(fitting)), _AT_ONCE):
+                    yield _response(fitting[start : start + _AT_ONCE])
+            async for events in self._after(since, follow=request.follow):
+                if fitting := [event for event in events if wanted(event)]:
+                    yield _response(fitting)
+        finally:
+            self._num_watchers -= 1
+
+    async def _after(self, since: str, *, follow: bool) -> AsyncIterator[list[Event]]:
+        while True:
+            events = await self._log.events(since, limit=_AT_ONCE)
+            if events:
+                since = events[-1].id
+                yield events
+            elif not follow:
+                return
+            else:
+                await asyncio.sleep(self._poll_s)
+
+
+def _checked(request: control.WatchEventsRequest) -> Filter:
+    if request.last > MAX_EVENTS:
+        raise InvalidRequest("last", f"{request.last}; at most {MAX_EVENTS} are kept")
+    if request.since:
+        try:
+            check_event_id(request.since)
+        except ValueError as error:
+            raise InvalidRequest("since", str(error).removeprefix("since: ")) from None
+    return Filter(frozenset(request.kinds), request.worker_id, request.tenant)
+
+
+def _response(events: Sequence[Event]) -> control.WatchEventsResponse:
+    messages = [
+        control.Event(id=event.id, unix_ms=event.unix_ms, kind=event.kind, fields=event.fields) for event in events
+    ]
+    return control.WatchEventsResponse(events=messages)

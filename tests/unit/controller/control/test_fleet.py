@@ -1,0 +1,55 @@
+"""What changes between two reads of the leases."""
+
+from __future__ import annotations
+
+from outrider.metadata import LeaseRecord
+from outrider.metadata.directory import Key
+from outrider.metadata.event_writer import EventWriter
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.control.fleet import FleetWatch, by_key, changes
+
+from tests.unit.metadata.test_event_writer import Stream
+
+
+def lease(worker_id: str, *, draining: bool = False) -> LeaseRecord:
+    info = worker.WorkerInfo(worker_id=worker_id, role=worker.WORKER_ROLE_TARGET, model="m")
+    return LeaseRecord(info, worker.WorkerLoad(draining=draining), "127.0.0.1:1", 1)
+
+
+def told(before: list[LeaseRecord], now: list[LeaseRecord], given_back: frozenset[Key] = frozenset()) -> list[str]:
+    found = changes(by_key(before), by_key(now), given_back)
+    return [f"{change.kind} {change.worker.info.worker_id}" for change in found]
+
+
+def test_a_worker_that_was_stopped_has_left_and_one_whose_lease_ran_out_is_lost() -> None:
+    stays, stopped, drained, killed, new = (lease(name) for name in ("stays", "stopped", "drained", "killed", "new"))
+    drained = lease("drained", draining=True)
+    said = told([stays, stopped, drained, killed], [stays, new], frozenset({stopped.key}))
+    assert said == ["worker_joined new", "worker_left stopped", "worker_left drained", "worker_lost killed"]
+
+
+class Leases:
+    """What the store would answer."""
+
+    def __init__(self, *records: LeaseRecord) -> None:
+        self.records = list(records)
+        self.available = True
+        self.given_back: frozenset[Key] = frozenset()
+
+    async def workers(self) -> list[LeaseRecord]:
+        return self.records
+
+
+async def test_who_was_there_at_the_start_is_no_news_nor_is_who_is_missing_while_the_store_is_away() -> None:
+    stream = Stream()
+    stream.open.set()
+    leases = Leases(lease("a"))
+    async with EventWriter(stream) as events:
+        watch = FleetWatch(leases, events)
+        await watch.look()
+        leases.records, leases.available = [], False
+        await watch.look()
+        leases.records, leases.available = [lease("a"), lease("b")], True
+        await watch.look()
+    joined = {"worker_id": "b", "role": "target", "address": "127.0.0.1:1", "model": "m"}
+    assert stream.taken == [("worker_joined", joined)]
