@@ -38,10 +38,10 @@ from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import ModelTokenizer, TemplateError, TooManyTokens
 from outrider.gateway.tokenizer.threads import TokenizerThreads
+from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
-from outrider.speculation.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
 

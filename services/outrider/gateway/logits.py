@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import logits_options
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import LogitsOptions
-from outrider.speculation.logits_options import MAX_BAD_WORDS
 
 MAX_BAD_WORD_CHARS = 256
 _UINT32_MAX = 2**32 - 1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
+from outrider.options.logprobs import MAX_TOP_LOGPROBS
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
-from outrider.speculation.logprobs import MAX_TOP_LOGPROBS
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

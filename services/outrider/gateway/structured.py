@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.errors import InvalidRequest, NotSupported
-from outrider.speculation.logits_options import MAX_GRAMMAR_BYTES
+from outrider.options.logits import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
 # A model that may write any space writes them until its tokens are used up.

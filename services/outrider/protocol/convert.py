@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
+from outrider.options.sampling import DraftDistribution, SamplingParams, VerificationMode
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 _MODES = {
     sequence_pb2.VERIFICATION_MODE_GREEDY: VerificationMode.GREEDY,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.errors import InvalidRequest
+from outrider.options.logits import LogitsOptions
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import LogitsOptions
 
 
 def from_proto(message: sequence_pb2.LogitsOptions, *, field: str = "logits") -> LogitsOptions:

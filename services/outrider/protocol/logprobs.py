@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
+from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, MAX_TOP_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.rpc.v1 import router_pb2, sequence_pb2
-from outrider.speculation.logprobs import MAX_PROMPT_LOGPROBS, MAX_TOP_LOGPROBS, LogprobsOptions, TokenLogprobs
 
 
 def options_from_proto(message: sequence_pb2.LogprobsOptions, prompt_len: int) -> LogprobsOptions:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
+from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.protocol.limits import (
     MAX_DRAFT_BYTES,
     MAX_SALT_BYTES,
@@ -17,7 +18,6 @@ from outrider.protocol.limits import (
     MAX_TREE_TOKENS,
 )
 from outrider.rpc.v1 import sequence_pb2
-from outrider.speculation import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 
 
 def check_opening(

@@ -4,16 +4,16 @@ Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 23
 Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
 """
 
-from outrider.speculation.candidates import Candidate, NotFinite, Verdict
-from outrider.speculation.logits import Grammar, LogitsProcessor
-from outrider.speculation.logits_options import LogitsOptions
-from outrider.speculation.params import (
+from outrider.options.logits import LogitsOptions
+from outrider.options.sampling import (
     Q_TOTAL,
     Q_WIDTH,
     DraftDistribution,
     SamplingParams,
     VerificationMode,
 )
+from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.logits import Grammar, LogitsProcessor
 from outrider.speculation.proposals import Proposal, likeliest, propose
 from outrider.speculation.sampling import target_probs
 from outrider.speculation.verification import verify

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.noise import Purpose, gumbel_key, gumbel_of, uniform
-from outrider.speculation.params import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 
 # Rows that are sampled at once: float64 over the vocabulary, several times.
 _CHUNK = 64

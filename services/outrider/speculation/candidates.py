@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest
+from outrider.options.logprobs import TokenLogprobs
+from outrider.options.sampling import DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.logits import LogitsProcessor
-from outrider.speculation.logprobs import TokenLogprobs
-from outrider.speculation.params import DraftDistribution, SamplingParams, VerificationMode
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.speculation.logits_options import LogitsOptions
+from outrider.options.logits import LogitsOptions
 
 
 class Grammar(Protocol):

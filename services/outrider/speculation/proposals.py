@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.batched import guess_batched
 from outrider.speculation.noise import Purpose, gumbel, uniform
-from outrider.speculation.params import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.sampling import Support, support
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.speculation.params import SamplingParams
+from outrider.options.sampling import SamplingParams
 
 # Enough to hold the mass that top_p asks for at nearly every position; where it is not, everything is sorted.
 _LIKELY = 512

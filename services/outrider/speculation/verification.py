@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.noise import Purpose, gumbel, uniform
-from outrider.speculation.params import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.sampling import Support, support
 
 

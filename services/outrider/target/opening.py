@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
+from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.protocol.validate import check_opening
 from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
-from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.grammar import GrammarCompiler
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.speculation.logprobs import TokenLogprobs
+from outrider.options.logprobs import TokenLogprobs
 from outrider.target.commit import Outcome
 from outrider.target.times import Times
 from outrider.worker.events import SequenceKey

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from outrider.engine import EngineSequence
+from outrider.options.logprobs import TokenLogprobs
 from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
-from outrider.speculation.logprobs import TokenLogprobs
 from outrider.target.calibration import Bin, Fit
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from outrider.errors import NotSupported, OutriderError
+from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logits_options, logprobs
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
-from outrider.speculation.logprobs import LogprobsOptions
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-from outrider.speculation.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.target.opening import Opening, Speculation
 from transformers import AutoModelForCausalLM
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser
-from outrider.speculation.logprobs import TokenLogprobs
+from outrider.options.logprobs import TokenLogprobs
 
 Json = dict[str, Any]
 # JSON has no infinity. OpenAI's number for what cannot come.

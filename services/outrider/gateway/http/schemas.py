@@ -28,8 +28,8 @@ from outrider.gateway.requests import (
     TokenPrompt,
 )
 from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
+from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
-from outrider.speculation.logits_options import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 
 # Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
 _UNSERVED: dict[str, tuple[Any, ...]] = {

@@ -10,7 +10,7 @@ from outrider.gateway.http import logprobs
 from outrider.gateway.http.bodies import usage
 from outrider.gateway.stats import Usage
 from outrider.gateway.tokenizer.text import Detokeniser
-from outrider.speculation.logprobs import TokenLogprobs
+from outrider.options.logprobs import TokenLogprobs
 
 Json = dict[str, Any]
 

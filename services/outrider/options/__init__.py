@@ -1,0 +1,1 @@
+"""What a request may ask of sampling, logits and log probabilities. Checked values, for processes without torch."""
