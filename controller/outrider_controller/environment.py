@@ -20,6 +20,9 @@ def prepare_ray() -> None:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DEDUP_LOGS": "0",
             "RAY_COLOR_PREFIX": "0",
+            # Ray waits so long for the port of its server, which takes a tenth of a second to open it. Nothing of ours
+            # runs meanwhile, not even the thread that sees the server die.
+            "RAY_gcs_server_port_wait_time_s": "10",
         }
     )
     # A cluster of somebody else's is not ours to join.
