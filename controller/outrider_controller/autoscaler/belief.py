@@ -73,7 +73,7 @@ class Beliefs:
         return len(self.pairings)
 
     def column(self, name: str) -> Column:
-        """Faded sums, by a name of Evidence (positions added up); `seen`: rounds ever, not faded."""
+        """Faded sums, by a name of Evidence; `seen`: rounds ever, not faded."""
         return self._columns[name][: len(self)]
 
     @property
@@ -112,8 +112,8 @@ class Beliefs:
             if self._surprises(row, news):
                 kept = min(kept, _KEPT_AFTER_A_SURPRISE)
             for name in _SUMS:
-                column, more = self._columns[name], getattr(news, name)
-                column[row] = kept * column[row] + (sum(more) if isinstance(more, list) else more)
+                column = self._columns[name]
+                column[row] = kept * column[row] + getattr(news, name)
             self._columns["seen"][row] += news.rounds
 
     def _surprises(self, row: int, news: Evidence) -> bool:
@@ -139,6 +139,11 @@ class Beliefs:
         variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), _MIN_VARIANCE)
         tokens = (self.column("tokens") + _USUAL_ROUNDS * _FIRST_TOKENS) / (rounds + _USUAL_ROUNDS)
         return Estimate(saving, np.sqrt(variance / (rounds + _USUAL_ROUNDS)), np.maximum(tokens, 1.0))
+
+    def of(self, pairing: Pairing) -> Sequence[float]:
+        """What is known of one pairing, in order of `STATE`."""
+        row = self._rows.get(pairing)
+        return [0.0] * len(STATE) if row is None else [float(self._columns[name][row]) for name in STATE]
 
     def state(self) -> list[tuple[Pairing, Sequence[float]]]:
         """All there is to know, for another process: the columns' values in order of `STATE`."""

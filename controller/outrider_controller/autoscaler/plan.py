@@ -10,7 +10,7 @@ import enum
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ _LOSS, _MAX_TRIALS = 0.01, 0.1
 _MIN_TRIALS = 0.005
 # Another version of a draft takes over when it is better by this and by its own uncertainty.
 _BETTER = 0.05
+# Who follows the plan hears of a saving that has moved by so much.
+_MOVED = 0.1
 # A target whose rows cost more than any guess is worth, for so long, speculates for nobody; at half of it, again.
 LOAD_S, _WAKE_SHARE = 1.0, 0.5
 
@@ -61,6 +63,8 @@ class Reason(enum.StrEnum):
 
 _REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(_REASONS)}
+_HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, Reason.LOAD, Reason.NO_DRAFT)]
+"""Not of the evidence."""
 
 
 class Setting(enum.StrEnum):
@@ -82,6 +86,10 @@ class TenantPolicy:
     max_wait_us: int | None = None
     weight: float = 1.0
     """What a saved token is worth to it: 2 for latency, 0.5 for batch work."""
+    min_acceptance: float | None = None
+    """A request whose last 200 verified tokens were accepted less often than that decodes plainly from there on."""
+    clients_insist: bool = True
+    """Whether `speculation: on` of a client counts for more than the plan."""
 
     def setting(self, now_s: float) -> Setting:
         return self.speculation if now_s < self.until_s else Setting.AUTO
@@ -113,9 +121,8 @@ class Decision:
     reason: Reason
     draft_shares: tuple[tuple[str, float], ...] = ()
     """Shares of requests that each draft version gets. What is left of 1 decodes plainly."""
-    max_draft_tokens: int | None = None
-    max_wait_us: int | None = None
-    weight: float = 1.0
+    policy: TenantPolicy = field(default_factory=TenantPolicy)
+    """What operators have said."""
     saving: float = 0.0
     """Believed saving of a round with the best draft, in plain rounds: what a new request starts from."""
     lower: float = 0.0
@@ -126,6 +133,11 @@ class Decision:
     price: float = 0.0
     until_s: float = math.inf
     """Before then the mode does not change by itself."""
+
+    @property
+    def best_draft(self) -> str:
+        """Empty where no request gets one."""
+        return max(self.draft_shares, key=lambda each: each[1])[0] if self.draft_shares else ""
 
     @property
     def trial_share(self) -> float:
@@ -161,6 +173,8 @@ class Plan:
     """The pairing of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
     """Per pairing: of its tenant's requests."""
+    told: Column = field(default_factory=lambda: np.zeros(0))
+    """The saving that who follows the plan was last told."""
     load: dict[str, float] = field(default_factory=dict)
     """Targets whose price is too high, and since when."""
     _policies: list[TenantPolicy] = field(default_factory=list)
@@ -170,6 +184,25 @@ class Plan:
     _cell_of: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _estimate: Estimate | None = None
     _seen: Column = field(default_factory=lambda: np.zeros(0))
+
+    @classmethod
+    def resumed(cls, decisions: Mapping[Cell, Decision], now_s: float) -> Plan:
+        """What another process decided, to go on from: every mode holds for its full time from now on."""
+        cells = list(decisions)
+        count = len(cells)
+        return cls(
+            now_s=now_s,
+            cells=cells,
+            index={cell: number for number, cell in enumerate(cells)},
+            mode=np.array([decision.mode for decision in decisions.values()], dtype=np.int8),
+            since_s=np.full(count, now_s),
+            seen_then=np.array([decision.rounds for decision in decisions.values()], dtype=float),
+            changes=np.zeros(count),
+            best=np.full(count, _NEVER, dtype=np.int64),
+            reason=np.array([_CODE[decision.reason] for decision in decisions.values()], dtype=np.int8),
+            told=np.full(count, np.inf),
+            _policies=[decision.policy for decision in decisions.values()],
+        )
 
     def decision(self, cell: Cell) -> Decision | None:
         """None for a cell that was not planned for."""
@@ -182,6 +215,9 @@ class Plan:
         changed = np.ones(len(self.cells), dtype=bool)
         if last.cells == self.cells[:known]:
             changed[:known] = (self.mode[:known] != last.mode) | (self.best[:known] != last.best)
+            changed[:known] |= self.told[:known] != last.told
+            hard = np.isin(self.reason[:known], _HARD) | np.isin(last.reason, _HARD)
+            changed[:known] |= hard & (self.reason[:known] != last.reason)
             pairs = zip(self._policies, last._policies, strict=False)
             changed[:known] |= np.array([a is not b and a != b for a, b in pairs], dtype=bool)
             moved = np.ones(len(self.share), dtype=bool)
@@ -201,13 +237,13 @@ class Plan:
         saving, error = float(self._estimate.saving[best]), Z_80 * float(self._estimate.error[best])
         state = self._fleet.get(self.cells[number].target)
         forced = policy.setting(self.now_s) is not Setting.AUTO
+        if not forced and policy.speculation is not Setting.AUTO:
+            policy = replace(policy, speculation=Setting.AUTO, until_s=math.inf)
         return Decision(
             mode=Mode(int(self.mode[number])),
             reason=_REASONS[int(self.reason[number])],
             draft_shares=tuple((self._drafts[r], float(s)) for r in self._rows[number] if (s := self.share[r]) > 0),
-            max_draft_tokens=policy.max_draft_tokens,
-            max_wait_us=policy.max_wait_us,
-            weight=policy.weight,
+            policy=policy,
             saving=saving,
             lower=saving - error,
             upper=saving + error,
@@ -241,6 +277,7 @@ def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: fl
         seen_then=np.where(entered, seen, was.seen_then),
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
+        told=np.where(np.abs(estimate.saving[best] - was.told) > _MOVED, estimate.saving[best], was.told),
         share=_shares(beliefs, estimate, live, best, mode),
         load=load,
         _policies=policies,
@@ -270,8 +307,10 @@ class _Before:
         self.seen_then = np.zeros(len(cells))
         self.changes = np.zeros(len(cells))
         self.best = np.full(len(cells), _NEVER, dtype=np.int64)
+        self.told = np.full(len(cells), np.inf)
         self.mode[here], self.since_s[here] = last.mode[there], last.since_s[there]
         self.seen_then[here], self.changes[here] = last.seen_then[there], last.changes[there]
+        self.told[here] = last.told[there]
         if self.aligned:
             self.best[here] = last.best
 
@@ -298,7 +337,8 @@ def _modes(
     """What the evidence says, before operators and load."""
     saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
     settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_then >= DWELL_ROUNDS)
-    fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF)
+    # Of whom nothing was ever seen, that which is usual at the target decides anew each time.
+    fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
     wants = np.where(upper < TRY_BELOW, Mode.TRY, np.where(lower > ON_ABOVE, Mode.ON, was.mode))
     mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
     reason = np.select(

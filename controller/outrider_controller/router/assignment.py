@@ -28,12 +28,14 @@ from outrider_controller.router.placement import (
     PublishedTimes,
     asked,
     common_draft_limit,
+    draft_version,
     pairing_problem,
     rank,
     same_weights,
 )
+from outrider_controller.router.policy import Policy
 from outrider_controller.router.sequences import ActiveRequest, SequenceTable
-from outrider_controller.router.speculation import PLAIN, Setting
+from outrider_controller.router.speculation import PLAIN, Allowance, Setting
 from outrider_controller.router.telemetry import RouterTelemetry
 
 log = logging.getLogger(__name__)
@@ -85,9 +87,17 @@ class WorkerPicker:
         return [revision] if revision in live else sorted(r for r in live if same_weights(r, revision))
 
     async def draft(
-        self, target: TargetLink, prefix: Prefix, avoided: set[str], together: Mapping[str, int]
+        self,
+        target: TargetLink,
+        prefix: Prefix,
+        avoided: set[str],
+        together: Mapping[str, int],
+        version: str | None = None,
     ) -> DraftWorker | None:
-        """The best draft with room that can work with this target; `together`: sequences each drafts for it."""
+        """The best draft with room that can work with this target, of this version where there is one.
+
+        `together`: sequences each drafts for it.
+        """
         drafts = {
             d.worker_id: d
             for d in self._fleet.drafts.values()
@@ -95,7 +105,10 @@ class WorkerPicker:
             and self.can_draft(d, target)
             and d.info.max_context_len > len(prefix.token_ids)
         }
-        best = await self._best(worker.WORKER_ROLE_DRAFT, drafts, prefix, together)
+        wanted = {key: d for key, d in drafts.items() if draft_version(d.info) == version}
+        best = await self._best(worker.WORKER_ROLE_DRAFT, wanted, prefix, together) if wanted else None
+        if best is None:
+            best = await self._best(worker.WORKER_ROLE_DRAFT, drafts, prefix, together)
         return drafts[best] if best is not None and drafts[best].leased else None
 
     def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
@@ -187,15 +200,22 @@ class Assigner:
     """Gives each request a target and a draft: when it begins, and whenever it has lost one."""
 
     def __init__(
-        self, fleet: Fleet, picker: WorkerPicker, table: SequenceTable, config: RouterConfig, telemetry: RouterTelemetry
+        self,
+        fleet: Fleet,
+        picker: WorkerPicker,
+        table: SequenceTable,
+        policy: Policy,
+        config: RouterConfig,
+        telemetry: RouterTelemetry,
     ) -> None:
         self._fleet = fleet
+        self._policy = policy
         self._picker = picker
         self._table = table
         self._config = config
         self._telemetry = telemetry
 
-    async def choose(self, request: Request, draft_limit: int) -> tuple[TargetLink, DraftWorker | None]:
+    async def choose(self, request: Request, allowed: Allowance) -> tuple[TargetLink, DraftWorker | None]:
         """For a new request. Raises OutriderError when no target can be had."""
         prefix, config = Prefix((*request.prompt, *request.resume), request.cache_salt), self._config.failover
         # What another router had begun goes on here.
@@ -203,8 +223,8 @@ class Assigner:
         fresh = FailoverState(config, request.resume_revision)
         target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh)
         draft = None
-        if draft_limit:
-            draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target))
+        if allowed.max_draft_tokens:
+            draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target), allowed.draft)
         return target, draft
 
     def open(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker | None) -> None:
@@ -238,7 +258,8 @@ class Assigner:
         if draft is not None and not self._picker.can_draft(draft, target):
             draft = None
         speculation = active.speculation
-        self._table.open(active, target, draft, speculation.opened(speculation.limit) if draft else PLAIN)
+        setting = PLAIN if draft is None else speculation.opened(speculation.workers_limit)
+        self._table.open(active, target, draft, setting)
 
     async def _endure_failures(self, failover: FailoverState) -> None:
         if failover.gives_up:
@@ -314,7 +335,11 @@ class Assigner:
             return
         link = active.target.link
         draft = await self._picker.draft(
-            link, _prefix(active), active.failover.avoided_drafts, self._table.drafts_of(link)
+            link,
+            _prefix(active),
+            active.failover.avoided_drafts,
+            self._table.drafts_of(link),
+            active.speculation.allowed.draft,
         )
         # The search waited: the target may be gone, the request finished.
         if draft is None or active.target is None or not active.lacks_draft:
@@ -325,8 +350,8 @@ class Assigner:
         self._table.set_draft(active, draft, self._setting(active, active.target.link, draft))
 
     def _setting(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker) -> Setting:
-        limit = common_draft_limit(active.draft_limit, target.info, draft.info)
-        return active.speculation.opened(limit, draft.record(active.request.tenant))
+        record = self._policy.record(active.request.tenant, active.request.model, draft.info)
+        return active.speculation.opened(common_draft_limit(target.info, draft.info), record)
 
 
 def _prefix(active: ActiveRequest) -> Prefix:

@@ -7,23 +7,26 @@ in one message to each gateway. Only the search for another worker waits, in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
+from outrider.supervision import Backoff, keep_running
 
+from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.router.admission import Request
 from outrider_controller.router.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.failover import FailoverState, Fault, Loss, fault_of, loss_of
 from outrider_controller.router.fleet import Connect, DraftWorker, Fleet, Listener, TargetLink
 from outrider_controller.router.placement import verification_mode
+from outrider_controller.router.policy import Policy, target_states
 from outrider_controller.router.request import BadReply, RequestState
 from outrider_controller.router.sequences import (
     ActiveRequest,
@@ -33,13 +36,16 @@ from outrider_controller.router.sequences import (
     RoundTimer,
     SequenceTable,
 )
-from outrider_controller.router.speculation import SpeculationController, draft_token_limit
+from outrider_controller.router.speculation import Allowance, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, Traces, now_us
+
+log = logging.getLogger(__name__)
 
 # Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
 # as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
 _DECISIONS_PER_STEP = 8
+_PLAN_EVERY_S = 1.0
 
 
 class Dispatcher:
@@ -59,18 +65,25 @@ class Dispatcher:
         self.picker = WorkerPicker(self.fleet, directory, config.failover.draft_backoff_s)
         self.table = SequenceTable(telemetry, first_id)
         self.traces = Traces(config.traces)
-        self._assigner = Assigner(self.fleet, self.picker, self.table, config, telemetry)
+        self.policy = Policy(config.policy)
+        self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, config, telemetry)
         self._config = config
         self._telemetry = telemetry
         # In order of arrival: whoever came first is looked at first.
         self._active: dict[ActiveRequest, None] = {}
         self._ended = asyncio.Event()
+        self._planning: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Dispatcher:
         await self.fleet.__aenter__()
+        self._planning = asyncio.create_task(_keep_planning(self), name="plan")
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._planning is not None:
+            self._planning.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._planning
         await self.fleet.__aexit__()
 
     @property
@@ -110,13 +123,9 @@ class Dispatcher:
             self.traces.end(recorder, fault, now_us())
 
     async def _begin(self, request: Request, new_response: NewResponse, recorder: Recorder) -> ActiveRequest:
-        draft_limit = draft_token_limit(
-            self._config.policy,
-            wanted=request.speculation != router.SPECULATION_MODE_OFF,
-            requested=request.max_draft_tokens,
-        )
-        target, draft = await self._assigner.choose(request, draft_limit)
-        active = _active_request(request, self._config, draft_limit, target, draft, Answer(new_response), recorder)
+        allowed = self.policy.allowance(request)
+        target, draft = await self._assigner.choose(request, allowed)
+        active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
         self._active[active] = None
         self._assigner.open(active, target, draft)
         return active
@@ -131,6 +140,7 @@ class Dispatcher:
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
         at_us, step_us, batch_sequences = now_us(), reply.step_us, reply.batch_sequences
+        link.row_price, link.best_chance, link.priced_s = reply.row_price, reply.best_chance, at_us / 1e6
         counted = []
         for commit in reply.commits:
             if active := self.table.at_target(link, commit.sequence_id):
@@ -171,9 +181,28 @@ class Dispatcher:
                     done.answer_us, num_tokens=done.answer_tokens, compute_us=done.answer_compute_us
                 )
             decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
+            was_low = speculation.window.low
             setting = speculation.committed(done, at_us, decides=decides)
+            if speculation.window.low and not was_low:
+                self._telemetry.low_acceptance(draft.worker.worker_id, active.request, speculation.window.acceptance)
             if setting is not None:
                 self.table.set_speculation(active, setting)
+
+    def replan(self) -> None:
+        self.plan_changed(
+            self.policy.replan(target_states(self.fleet, now_us() / 1e6), asyncio.get_running_loop().time())
+        )
+
+    def plan_changed(self, cells: Collection[Cell]) -> None:
+        """What was decided anew holds for requests under way as for those to come."""
+        for active in list(self._active) if cells else ():
+            request = active.request
+            if Cell(request.tenant, request.model) in cells:
+                setting = active.speculation.allow(self.policy.allowance(request))
+                if setting is not None:
+                    self.table.set_speculation(active, setting)
+                if active.lacks_draft:
+                    active.events.wake()
 
     def _target_refused(self, active: ActiveRequest, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
@@ -223,7 +252,7 @@ class Dispatcher:
 def _active_request(
     request: Request,
     config: RouterConfig,
-    draft_limit: int,
+    allowed: Allowance,
     target: TargetLink,
     draft: DraftWorker | None,
     answer: Answer,
@@ -237,18 +266,28 @@ def _active_request(
     max_new_tokens, vocab_size, at_us = request.stopping.max_new_tokens, target.info.vocab_size, now_us()
     state = RequestState(request.prompt, max_new_tokens, vocab_size, list(request.resume))
     recorder.placed(state, mode, at_us)
-    insistent = request.speculation == router.SPECULATION_MODE_ON
     return ActiveRequest(
         request=request,
         state=state,
         mode=mode,
-        draft_limit=draft_limit,
-        speculation=SpeculationController(config.policy, draft_limit, insistent=insistent),
+        speculation=SpeculationController(config.policy, allowed),
         failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
         timer=RoundTimer(at_us),
         recorder=recorder,
         answer=answer,
     )
+
+
+async def _keep_planning(dispatcher: Dispatcher) -> None:
+    async def replan_and_rest() -> None:
+        dispatcher.replan()
+        await asyncio.sleep(_PLAN_EVERY_S)
+
+    def failed(error: Exception) -> None:
+        log.error("planning failed", exc_info=error)
+
+    # The last plan holds.
+    await keep_running(replan_and_rest, Backoff(_PLAN_EVERY_S, _PLAN_EVERY_S), failed)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,15 +24,12 @@ from outrider.supervision import Backoff, keep_running, until_first_ends
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.failover import TargetKey
 from outrider_controller.router.placement import info_problem
-from outrider_controller.router.speculation_gain import DraftRecord
 
 log = logging.getLogger(__name__)
 
 # How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
 # would say so.
 BELIEVED_S = 2 * HEARTBEAT_S
-# Whose record of one draft is kept.
-_MAX_TENANTS = 1024
 
 Connect = Callable[[str], grpc.aio.Channel]
 """A channel to HOST:PORT. Connects when first used."""
@@ -56,13 +54,6 @@ class DraftWorker:
     leased: bool = True
     open_sequences: set[int] = field(default_factory=set)
     """By this router, through whichever target."""
-    records: dict[str, DraftRecord] = field(default_factory=dict)
-    """By tenant: what it has shown to the tenant's requests."""
-
-    def record(self, tenant: str) -> DraftRecord:
-        if tenant not in self.records and len(self.records) >= _MAX_TENANTS:
-            del self.records[next(iter(self.records))]
-        return self.records.setdefault(tenant, DraftRecord())
 
 
 def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
@@ -250,6 +241,9 @@ class TargetLink:
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()
         self.generation = 0
+        self.row_price = self.best_chance = 0.0
+        """Of a drafted row, and of the likeliest first token there, as of `priced_s`."""
+        self.priced_s = -math.inf
         self.up = False
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has ended, well or not."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from outrider.protocol.identity import PROTOCOL_VERSION
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 
@@ -112,6 +113,11 @@ def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str 
     return f"draft {draft.worker_id} cannot serve target {target.worker_id}: {'; '.join(differing)}"
 
 
+def draft_version(info: worker.WorkerInfo) -> str:
+    """Under which evidence of a draft is kept: not the worker's id, for workers come and go."""
+    return f"{info.model}@{info.model_revision}/{info.draft_kind}"
+
+
 def same_weights(revision: str, other: str) -> bool:
     """Whether two model revisions are of the same weights, whatever computes them."""
     return revision.partition("/")[0] == other.partition("/")[0]
@@ -152,7 +158,7 @@ def verification_mode(
     return sequence.VERIFICATION_MODE_RATIO
 
 
-def common_draft_limit(requested: int, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> int:
-    """What the request may have, lowered to what both workers can do. A worker that names 0 names no limit."""
-    limits = (requested, target.max_draft_tokens, draft.max_draft_tokens)
+def common_draft_limit(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> int:
+    """What both workers can do. A worker that names 0 names no limit."""
+    limits = (MAX_DRAFT_TOKENS, target.max_draft_tokens, draft.max_draft_tokens)
     return min(limit for limit in limits if limit)

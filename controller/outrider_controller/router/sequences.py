@@ -126,8 +126,6 @@ class ActiveRequest:
     request: Request
     state: RequestState
     mode: sequence.VerificationMode.ValueType
-    draft_limit: int
-    """Most drafted tokens per step that this request may have; 0 means no draft is ever opened."""
     speculation: SpeculationController
     failover: FailoverState
     timer: RoundTimer
@@ -140,7 +138,7 @@ class ActiveRequest:
     @property
     def lacks_draft(self) -> bool:
         """A draft could be of use and none is open."""
-        return self.draft is None and self.draft_limit > 0 and not self.state.finished
+        return self.draft is None and self.speculation.allowed.max_draft_tokens > 0 and not self.state.finished
 
     @property
     def untouched(self) -> bool:
@@ -303,4 +301,5 @@ def _speculation(setting: Setting) -> sequence.Speculation:
         max_wait_us=setting.max_wait_us,
         run_ahead_tokens=setting.run_ahead_tokens,
         num_alternatives=setting.num_alternatives,
+        weight=setting.weight,
     )

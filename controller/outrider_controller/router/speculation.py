@@ -1,7 +1,7 @@
 """How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
 
 Waiting for a draft is a bet on the steps it saves, and worth nothing when the draft takes much longer than those.
-Whether a draft is of use at all is for `speculation_gain` to say.
+Whether a draft is of use in a request is for `speculation_gain` to say, and across requests for the plan.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from outrider.protocol.rounds import Round
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.run_ahead import RunAhead
 from outrider_controller.router.speculation_gain import DraftRecord, SpeculationGain
+from outrider_controller.router.window import Window
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
 # that stopped waiting comes back to the prior and tries again.
@@ -33,16 +34,29 @@ class Setting:
     max_wait_us: int
     run_ahead_tokens: int = 0
     num_alternatives: int = 0
+    weight: float = 1.0
 
 
 PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
 
 
-def draft_token_limit(config: PolicyConfig, *, wanted: bool, requested: int | None) -> int:
-    """Most drafted tokens per step for one request; 0 means that no draft is opened at all."""
-    if not wanted:
-        return 0
-    return config.max_draft_tokens if requested is None else requested
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What client, operators and the plan let one request have."""
+
+    max_draft_tokens: int
+    """Per step; 0 means plain decoding."""
+    max_wait_us: int
+    insistent: bool = False
+    """The draft is waited for, within the limit, whether or not that pays."""
+    weight: float = 1.0
+    """What a saved token is worth."""
+    saving: float = 0.5
+    """Of a round, in plain rounds, as it is believed."""
+    min_acceptance: float | None = None
+    """Of the last 200 verified tokens: with less, the rest of the request is decoded plainly."""
+    draft: str | None = None
+    """The version to be drafted with; None: any."""
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
@@ -65,6 +79,7 @@ class _Seen:
     tokens: int = 0
     in_time: int = 0
     """Rounds in which drafts were judged."""
+    verified: int = 0
     accepted: int = 0
     us: int = 0
     step_us: int = 0
@@ -76,10 +91,9 @@ class SpeculationController:
     """What one request's draft has shown so far, and the setting that follows."""
 
     config: PolicyConfig
-    limit: int
-    """Most drafted tokens per step, already lowered to what both workers can do."""
-    insistent: bool = False
-    """The client asked for speculation: the draft is waited for, within the cap, whether or not that pays."""
+    allowed: Allowance
+    workers_limit: int = 0
+    """Most drafted tokens per step that both workers can do; 0 without a draft."""
     unanswered: int = 0
     """Rounds in which the draft was waited for, and has said nothing since."""
     step_us: float = 0.0
@@ -87,6 +101,7 @@ class SpeculationController:
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
     run_ahead: RunAhead = field(init=False)
+    window: Window = field(default_factory=Window)
     turnaround_us: int = 0
     """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
 
@@ -111,26 +126,43 @@ class SpeculationController:
     def silent(self) -> bool:
         return self.unanswered >= self.config.silent_commits
 
-    def opened(self, limit: int, record: DraftRecord | None = None) -> Setting:
+    @property
+    def limit(self) -> int:
+        """Most drafted tokens per step."""
+        return min(self.workers_limit, self.allowed.max_draft_tokens)
+
+    def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Setting:
         """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has heard of it.
 
         `record` is the draft's; without it, the draft is the one there was.
         """
-        self.limit = limit
+        self.workers_limit = workers_limit
         known = self.gain.record if record is None else record
-        if self.insistent:
-            self.gain.record = known
-        else:
-            self.gain.begin(known)
-        self._forget_draft()
         self.run_ahead.opened(known.lookahead)
         self.step_us = self.step_us or known.step_us
+        self._begin(known)
         self.sent = self._wanted()
         return self.sent
 
+    def allow(self, allowed: Allowance) -> Setting | None:
+        """What is allowed has changed. Returns a setting to send when that makes a difference now."""
+        was, before, self.allowed = self.limit, self.allowed, allowed
+        if (self.gain.resting and allowed.insistent) or (self.limit and not was):
+            self._begin(self.gain.record)
+        elif allowed.saving < before.saving:
+            self.gain.known = min(self.gain.known, allowed.saving)
+        if not self.workers_limit or self._wanted() == self.sent:
+            return None
+        self.sent = self._wanted()
+        return self.sent
+
+    def _begin(self, record: DraftRecord) -> None:
+        self.gain.begin(record, self.allowed.saving)
+        self._forget_draft()
+
     def lost(self) -> Setting:
         """The draft is gone: decode plainly."""
-        self.limit = 0
+        self.workers_limit = 0
         self.sent = PLAIN
         return self.sent
 
@@ -140,10 +172,14 @@ class SpeculationController:
         Unless it `decides`, the round is kept for the next one that does: to decide costs more than all else about a
         round.
         """
+        if self._off:
+            self._committed_us = None
+            return self._change()
         if self._committed_us is not None:
             seen = self._seen
             seen.rounds += 1
             seen.tokens += len(done.token_ids)
+            seen.verified += done.num_verified
             seen.accepted += done.num_accepted
             seen.us += now_us - self._committed_us
             seen.step_us += done.verify_us
@@ -171,8 +207,10 @@ class SpeculationController:
                 turnaround_us=self.turnaround_us,
                 rounds=rounds,
             )
-        if not self.insistent:
-            self._weigh(seen, step_us)
+        self._weigh(seen, step_us)
+        if self.window.add(seen.verified, seen.accepted):
+            # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
+            self.gain.known = min(self.gain.known, 0.0)
         kept = 0.8**rounds
         self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
         self.gain.record.step_us = self.step_us
@@ -190,6 +228,9 @@ class SpeculationController:
             step_us=step_us,
             draft_active=bool(self._turnarounds_us),
             rounds=seen.rounds,
+            verified=seen.verified,
+            accepted=seen.accepted,
+            may_rest=not self.allowed.insistent,
         )
         if was_resting and not gain.resting:
             # It has to read what was committed meanwhile.
@@ -219,16 +260,29 @@ class SpeculationController:
         if self._turnarounds_us:
             self.turnaround_us = self.gain.record.turnaround_us = min(self._turnarounds_us)
 
+    @property
+    def _off(self) -> bool:
+        """Drafts are not allowed here. Once below the tenant's floor that is so for good: the window stays as it is."""
+        least = self.allowed.min_acceptance
+        if least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least:
+            return True
+        return self.limit == 0
+
+    @property
+    def _plain(self) -> bool:
+        return self.gain.resting or self._off
+
     def _wanted(self) -> Setting:
-        if self.limit == 0 or self.gain.resting:
+        if self._plain:
             return PLAIN
-        return Setting(self.limit, self._wait_us(), self.run_ahead.run_ahead_tokens, self.run_ahead.num_alternatives)
+        ahead = self.run_ahead
+        return Setting(self.limit, self._wait_us(), ahead.run_ahead_tokens, ahead.num_alternatives, self.allowed.weight)
 
     def _wait_us(self) -> int:
-        if self.limit == 0 or self.gain.resting or self.silent:
+        if self._plain or self.silent:
             return 0
-        cap_us = self.config.max_wait_us
-        if self.insistent:
+        cap_us = self.allowed.max_wait_us
+        if self.allowed.insistent:
             return cap_us
         return worthwhile_wait_us(
             cap_us=cap_us,
@@ -239,7 +293,7 @@ class SpeculationController:
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit, sent = 0 if self.gain.resting else self.limit, self.sent
+        limit, sent = 0 if self._plain else self.limit, self.sent
         if limit == sent.max_draft_tokens:
             wait_us, sent_us = self._wait_us(), sent.max_wait_us
             same = _alike(wait_us, sent_us) and (limit == 0 or self._rides_alike(sent))

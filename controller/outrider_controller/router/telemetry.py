@@ -25,6 +25,12 @@ class RouterTelemetry:
         self._late = Counter(
             "outrider_late_replies", "Replies about sequences no longer open there.", ["role"], registry=registry
         )
+        self._low_acceptance = Counter(
+            "outrider_low_acceptance",
+            "Requests of whose last 200 verified draft tokens fewer than half were accepted.",
+            ["tenant"],
+            registry=registry,
+        )
         self._running = Gauge("outrider_router_requests_running", "Requests this router carries.", registry=registry)
         self.events = EventWriter(events)
 
@@ -75,6 +81,12 @@ class RouterTelemetry:
         log.warning("a draft lost a request: %s", why, extra=_of(request, worker_id))
         self._metrics.fallback(loss.value)
         self._event(EventKind.DRAFT_LOST, worker_id, request, loss.value)
+
+    def low_acceptance(self, draft_id: str, request: Request, acceptance: float | None) -> None:
+        """Of the last 200 drafted tokens that a request's target verified, it accepted fewer than half."""
+        log.warning("the target accepts few drafted tokens: %.2f of 200", acceptance, extra=_of(request, draft_id))
+        self._low_acceptance.labels(request.tenant).inc()
+        self._event(EventKind.WINDOW_BELOW_FLOOR, draft_id, request, f"{acceptance:.2f} of the last 200")
 
     def _event(self, kind: EventKind, worker_id: str, request: Request, reason: str) -> None:
         fields = {"worker_id": worker_id, "tenant": request.tenant, "model": request.model, "reason": reason}

@@ -12,7 +12,7 @@ from outrider_controller.router.failover import FailoverState
 from outrider_controller.router.placement import verification_mode
 from outrider_controller.router.request import RequestState
 from outrider_controller.router.sequences import ActiveRequest, Answer, RoundTimer
-from outrider_controller.router.speculation import SpeculationController
+from outrider_controller.router.speculation import Allowance, SpeculationController
 from outrider_controller.router.tracing import Recorder, Traces
 
 
@@ -44,8 +44,7 @@ def under_way(request: Request, recorder: Recorder | None = None, opened_us: int
         request=request,
         state=state,
         mode=mode,
-        draft_limit=5,
-        speculation=SpeculationController(PolicyConfig(), 5),
+        speculation=SpeculationController(PolicyConfig(), Allowance(5, 50_000)),
         failover=FailoverState(FailoverConfig(), "revision"),
         timer=RoundTimer(opened_us),
         recorder=recorder,

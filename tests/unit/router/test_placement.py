@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from outrider.metadata import LeaseRecord
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.fleet import believed_load
@@ -120,5 +121,7 @@ def test_the_mode_follows_temperature_seed_and_kind_of_draft():
 
 
 def test_a_request_drafts_no_more_than_both_workers_can() -> None:
-    target, draft = worker.WorkerInfo(max_draft_tokens=4), worker.WorkerInfo(max_draft_tokens=0)
-    assert (common_draft_limit(5, target, draft), common_draft_limit(3, target, draft)) == (4, 3)
+    for most, other, common in ((4, 0, 4), (4, 3, 3), (0, 2, 2)):
+        target, draft = worker.WorkerInfo(max_draft_tokens=most), worker.WorkerInfo(max_draft_tokens=other)
+        assert common_draft_limit(target, draft) == common
+    assert common_draft_limit(worker.WorkerInfo(), worker.WorkerInfo()) == MAX_DRAFT_TOKENS

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation import (
     PLAIN,
+    Allowance,
     Setting,
     SpeculationController,
-    draft_token_limit,
     worthwhile_wait_us,
 )
 from outrider_controller.router.speculation_gain import DraftRecord
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
+ALLOWED = Allowance(5, CONFIG.max_wait_us)
+INSISTENT = replace(ALLOWED, insistent=True)
 
 
 def opened() -> SpeculationController:
-    controller = SpeculationController(CONFIG, 5)
+    controller = SpeculationController(CONFIG, ALLOWED)
     assert controller.opened(5).max_draft_tokens == 5
     return controller
-
-
-def test_the_clients_bound_stands_and_off_means_none():
-    assert draft_token_limit(CONFIG, wanted=True, requested=None) == 5
-    assert draft_token_limit(CONFIG, wanted=True, requested=7) == 7
-    assert draft_token_limit(CONFIG, wanted=True, requested=0) == 0
-    assert draft_token_limit(CONFIG, wanted=False, requested=7) == 0
 
 
 def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them():
@@ -99,7 +96,7 @@ def test_a_guess_said_unasked_answers_nothing():
 
 def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     record = DraftRecord()
-    first, second = SpeculationController(CONFIG, 5), SpeculationController(CONFIG, 5)
+    first, second = SpeculationController(CONFIG, ALLOWED), SpeculationController(CONFIG, ALLOWED)
     first.opened(5, record)
     committed(first, 10, 0)
     committed(first, 11, 20_000)
@@ -113,7 +110,7 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
 
 def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
     record = DraftRecord()
-    first, second = SpeculationController(CONFIG, 5), SpeculationController(CONFIG, 5)
+    first, second = SpeculationController(CONFIG, ALLOWED), SpeculationController(CONFIG, ALLOWED)
     assert first.opened(5, record).max_wait_us == 0
     committed(first, 10, 0)
     committed(first, 11, 20_000)
@@ -180,7 +177,7 @@ def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is
 
 
 def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay():
-    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller = SpeculationController(CONFIG, INSISTENT)
     controller.opened(5)
     assert set(played(controller, 60, drafted=5, accepted=0)) == {50_000}
 
@@ -227,7 +224,7 @@ def rounds(
 
 
 def test_a_draft_prepares_for_other_outcomes_where_rounds_are_faster_with_that():
-    pays, costs = SpeculationController(CONFIG, 5, insistent=True), SpeculationController(CONFIG, 5, insistent=True)
+    pays, costs = SpeculationController(CONFIG, INSISTENT), SpeculationController(CONFIG, INSISTENT)
     for controller in (pays, costs):
         assert controller.opened(5).num_alternatives == CONFIG.num_alternatives
     gained, lost = (
@@ -239,7 +236,7 @@ def test_a_draft_prepares_for_other_outcomes_where_rounds_are_faster_with_that()
 
 
 def test_preparing_is_worth_the_tokens_that_it_brings_too():
-    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller = SpeculationController(CONFIG, INSISTENT)
     controller.opened(5)
     asked = rounds(controller, 300, turnaround_us=10_000, hit_us=-3_000, more=1)
     assert asked[100:].count(0) < 40
@@ -247,7 +244,7 @@ def test_preparing_is_worth_the_tokens_that_it_brings_too():
 
 def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> SpeculationController:
     """After so many rounds, of which one in `turns` is thought over."""
-    controller = SpeculationController(CONFIG, 5)
+    controller = SpeculationController(CONFIG, ALLOWED)
     controller.opened(5, DraftRecord(measured=True))
     for number in range(count):
         done = a_round(
@@ -276,17 +273,17 @@ def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns):
-    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.record.doubtful
+    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.resting
     controller = in_turns(turns, accepted=0, round_us=45_000, count=40)
     assert controller.gain.resting and controller.sent == PLAIN
 
 
 def test_the_next_request_goes_on_the_faster_way():
     record = DraftRecord()
-    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller = SpeculationController(CONFIG, INSISTENT)
     controller.opened(5, record)
     rounds(controller, 100, turnaround_us=10_000, hit_us=5_000)
-    assert SpeculationController(CONFIG, 5).opened(5, record).num_alternatives == CONFIG.num_alternatives
+    assert SpeculationController(CONFIG, ALLOWED).opened(5, record).num_alternatives == CONFIG.num_alternatives
 
 
 def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
@@ -296,14 +293,14 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
         (24_000, 40_000, 5),
         (90_000, 91_000, 1),
     ):
-        controller = SpeculationController(CONFIG, 5, insistent=True)
+        controller = SpeculationController(CONFIG, INSISTENT)
         assert controller.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
         rounds(controller, 12, turnaround_us=turnaround_us, compute_us=compute_us)
         assert controller.sent.run_ahead_tokens == tokens
 
 
 def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it():
-    controller = SpeculationController(CONFIG, 5, insistent=True)
+    controller = SpeculationController(CONFIG, INSISTENT)
     controller.opened(5)
     controller.draft_active(700_000, num_tokens=3, compute_us=600_000)
     rounds(controller, 40, turnaround_us=6_000, compute_us=4_000)

@@ -1,15 +1,20 @@
-"""Whether a draft pays: played with a clock of its own, request after request."""
+"""Whether a draft pays: requests one after the other, with the plan each second, on a clock of their own."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
+from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.plan import Mode, TargetState
+from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.router.speculation_gain import FIRST_REST_TOKENS, DraftRecord, SpeculationGain
 
 PLAIN_US = 30_000
+PAIRING = Pairing("t", "m", "d")
+FLEET = {"m": TargetState(frozenset({"d"}))}
 Round = Callable[[random.Random], tuple[int, int]]
 """Tokens and microseconds of one round with a draft."""
 
@@ -26,27 +31,60 @@ class Played:
         return self.tokens * PLAIN_US / self.us
 
 
-def play(drafted: Round, *, requests: int = 12, length: int = 64, record: DraftRecord | None = None) -> Played:
+@dataclass
+class Tenant:
+    """What outlives its requests."""
+
+    record: DraftRecord = field(default_factory=DraftRecord)
+    planner: Planner = field(default_factory=Planner)
+    us: int = 0
+    requests: int = 0
+    _planned_s: float = -1.0
+
+    @property
+    def mode(self) -> Mode:
+        decision = self.planner.plan.decision(Cell("t", "m"))
+        return Mode.ON if decision is None else decision.mode
+
+    def passed(self, us: int) -> None:
+        self.us += us
+        if self.us / 1e6 - self._planned_s >= 1:
+            self._planned_s = self.us / 1e6
+            self.planner.learn({PAIRING: self.record.take()})
+            self.planner.step({}, FLEET, self._planned_s)
+
+    def begin(self) -> SpeculationGain | None:
+        """None for a request that the plan gives no draft."""
+        self.requests += 1
+        decision, gain = self.planner.plan.decision(Cell("t", "m")), SpeculationGain()
+        if decision is not None and decision.draft_for(f"request {self.requests}") is None:
+            return None
+        gain.begin(self.record, 0.5 if decision is None else max(decision.saving, 0.0))
+        return gain
+
+
+def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant | None = None) -> Played:
     """Requests one after the other. A draft speaks from its second round on after it was opened or tried again."""
-    rng, played, record = random.Random(7), Played(), record or DraftRecord()
+    rng, played, tenant = random.Random(7), Played(), tenant or Tenant()
     for _ in range(requests):
-        gain = SpeculationGain()
-        gain.begin(record)
+        gain = tenant.begin()
         tokens, rounds_awake = 0, 0
         while tokens < length:
-            draft_active = not gain.resting and rounds_awake > 0
+            draft_active = gain is not None and not gain.resting and rounds_awake > 0
             count, us = drafted(rng) if draft_active else (1, PLAIN_US)
-            rounds_awake = 0 if gain.resting else rounds_awake + 1
-            gain.round(
-                num_tokens=count,
-                num_in_time=int(draft_active),
-                round_us=us,
-                step_us=PLAIN_US,
-                draft_active=draft_active,
-            )
+            rounds_awake = 0 if gain is None or gain.resting else rounds_awake + 1
+            if gain is not None:
+                gain.round(
+                    num_tokens=count,
+                    num_in_time=int(draft_active),
+                    round_us=us,
+                    step_us=PLAIN_US,
+                    draft_active=draft_active,
+                )
             tokens += count
             played.us += us
             played.drafted_rounds += draft_active
+            tenant.passed(us)
         played.tokens += tokens
     return played
 
@@ -63,10 +101,11 @@ def accepting(chance: float, us: int, most: int = 5) -> Round:
 
 def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing():
     wrong = accepting(0.0, 45_000)
-    record = DraftRecord()
-    assert play(wrong, record=record).ratio > 0.95
-    assert play(wrong, record=record).ratio > 0.985
-    assert record.rest_tokens > 4 * FIRST_REST_TOKENS
+    tenant = Tenant()
+    assert play(wrong, tenant=tenant).ratio > 0.95
+    play(wrong, requests=60, tenant=tenant)
+    assert tenant.mode is Mode.TRY
+    assert play(wrong, requests=200, tenant=tenant).ratio > 0.99
 
 
 def test_a_draft_that_pays_is_hardly_ever_at_rest():
@@ -86,11 +125,11 @@ def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(request
         return good(rng)[0], rng.choice([45_000, 75_000, 150_000])
 
     good = accepting(0.6, 42_000)
-    record = DraftRecord()
-    before = play(good, requests=40, record=record).ratio
-    assert play(busy, requests=requests, record=record).ratio > 0.95
-    play(good, record=record)
-    assert play(good, requests=40, record=record).ratio > 0.97 * before
+    tenant = Tenant()
+    before = play(good, requests=40, tenant=tenant).ratio
+    assert play(busy, requests=requests, tenant=tenant).ratio > 0.95
+    play(good, tenant=tenant)
+    assert play(good, requests=40, tenant=tenant).ratio > 0.97 * before
 
 
 def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
@@ -111,29 +150,29 @@ def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
 
 
 def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft():
-    record = DraftRecord()
-    play(accepting(0.7, 42_000), record=record)
+    tenant = Tenant()
+    play(accepting(0.7, 42_000), tenant=tenant)
     for _ in range(20):
-        assert play(accepting(0.1, 45_000), requests=1, length=128, record=record).ratio > 0.8
-        assert not begun(record).resting
-        assert play(accepting(0.7, 42_000), requests=1, length=128, record=record).ratio > 1.3
+        assert play(accepting(0.1, 45_000), requests=1, length=128, tenant=tenant).ratio > 0.8
+        assert tenant.mode is Mode.ON
+        assert play(accepting(0.7, 42_000), requests=1, length=128, tenant=tenant).ratio > 1.3
 
 
 def test_a_draft_that_becomes_good_is_found_out():
-    record = DraftRecord()
-    play(accepting(0.0, 45_000), requests=30, record=record)
-    recovered = play(accepting(0.7, 42_000), requests=30, record=record)
-    assert recovered.ratio > 1.5
-    assert not record.doubtful
+    tenant = Tenant()
+    play(accepting(0.0, 45_000), requests=100, tenant=tenant)
+    assert tenant.mode is Mode.TRY
+    play(accepting(0.7, 42_000), requests=200, tenant=tenant)
+    assert tenant.mode is Mode.ON
+    assert play(accepting(0.7, 42_000), requests=30, tenant=tenant).ratio > 1.5
 
 
 def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_is_believed():
-    gain = SpeculationGain()
-    gain.begin(DraftRecord())
+    gain = begun(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
     while not gain.resting:
         gain.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, draft_active=True)
-    assert gain.record.left == 0 and not gain.record.doubtful
+    assert gain.record.evidence.rounds < 10
     while gain.resting:
         gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
     assert gain.record.plain_share == pytest.approx(0.75)
@@ -143,18 +182,17 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
 
 
 def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
-    record = DraftRecord()
-    play(accepting(0.7, 42_000), record=record)
-    gain = SpeculationGain()
-    gain.begin(record)
+    tenant = Tenant()
+    play(accepting(0.7, 42_000), tenant=tenant)
+    gain = tenant.begin()
+    assert gain is not None
     for _ in range(4):
         gain.round(num_tokens=1, num_in_time=1, round_us=42_000, step_us=PLAIN_US, draft_active=True)
     assert not gain.resting
 
 
 def test_a_draft_that_is_never_in_time_rests_too():
-    gain = SpeculationGain()
-    gain.begin(DraftRecord(measured=True))
+    gain = begun(DraftRecord(measured=True))
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
     while not gain.resting:
@@ -164,8 +202,7 @@ def test_a_draft_that_is_never_in_time_rests_too():
 
 
 def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
-    gain = SpeculationGain()
-    gain.begin(DraftRecord(saving=0.8, measured=True))
+    gain = begun(DraftRecord(measured=True), 0.8)
     rounds = 0
     while not gain.resting:
         in_time = rounds % 20 == 3
@@ -176,10 +213,16 @@ def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
     assert rounds < 40
 
 
-def begun(record: DraftRecord) -> SpeculationGain:
+def begun(record: DraftRecord, known: float = 0.5) -> SpeculationGain:
     gain = SpeculationGain()
-    gain.begin(record)
+    gain.begin(record, known)
     return gain
+
+
+def failed(gain: SpeculationGain) -> None:
+    """Until it rests, a draft is wrong."""
+    while not gain.resting:
+        gain.round(num_tokens=1, num_in_time=1, round_us=45_000, step_us=PLAIN_US, draft_active=True)
 
 
 def plainly(gain: SpeculationGain, rounds: int) -> None:
@@ -187,23 +230,23 @@ def plainly(gain: SpeculationGain, rounds: int) -> None:
         gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
 
 
-def test_one_new_request_tries_again_while_the_others_go_on_resting():
-    record = DraftRecord()
-    record.failed()
-    resting = begun(record)
-    assert resting.resting
-    plainly(resting, FIRST_REST_TOKENS)
-    # Not in the middle of a short request: the draft would have to read all of it again.
-    assert resting.resting
-    trying, third = begun(record), begun(record)
-    assert (trying.resting, third.resting) == (False, True)
-    record.paid()
-    assert not begun(record).resting
+def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_that_it_fails() -> None:
+    gain = begun(DraftRecord(measured=True))
+    for rest in (FIRST_REST_TOKENS, 2 * FIRST_REST_TOKENS, 4 * FIRST_REST_TOKENS, 4 * FIRST_REST_TOKENS):
+        failed(gain)
+        plainly(gain, rest - 1)
+        assert gain.resting
+        plainly(gain, 1)
+        assert not gain.resting
 
 
-def test_a_long_request_tries_again_by_itself():
-    record = DraftRecord()
-    record.failed()
-    gain = begun(record)
-    plainly(gain, 300)
+def test_a_request_that_insists_gives_evidence_and_never_rests() -> None:
+    gain = begun(DraftRecord(measured=True))
+    for _ in range(100):
+        wrong = {"num_tokens": 1, "num_in_time": 1, "round_us": 45_000, "step_us": PLAIN_US, "verified": 4}
+        gain.round(**wrong, draft_active=True, may_rest=False)
     assert not gain.resting
+    taken = gain.record.take()
+    assert (taken.rounds, taken.verified, taken.accepted) == (100, 400, 0)
+    assert taken.saved == pytest.approx(-50)
+    assert gain.record.evidence.rounds == 0

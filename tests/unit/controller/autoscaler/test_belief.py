@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider_controller.autoscaler.belief import HALF_LIFE_ROUNDS, Beliefs
-from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceLog, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 
 ACME = Pairing("acme", "target", "draft@1")
 
@@ -58,17 +58,9 @@ def test_more_pairings_than_there_was_room_for() -> None:
     assert beliefs.rows_of(Cell("nobody", "target")) == []
 
 
-def test_a_log_is_taken_once_and_evidence_adds_up() -> None:
-    log = EvidenceLog()
-    log.of(ACME).add_rounds(rounds=4, tokens=8, saved=2.0, late=1)
-    log.of(ACME).add_verdict(3, 2)
-    log.of(Pairing("idle", "target", "draft@1"))
-    taken = log.take()
-    assert list(taken) == [ACME]
-    assert log.take() == {}
-    both = Evidence()
-    both.merge(taken[ACME])
-    both.merge(taken[ACME])
-    assert (both.rounds, both.tokens, both.saved, both.saved_squared, both.late) == (8, 16, 4.0, 2.0, 2)
-    assert both.verified[:4] == [2, 2, 2, 0]
-    assert both.accepted[:4] == [2, 2, 0, 0]
+def test_evidence_adds_up() -> None:
+    one, both = Evidence(), Evidence()
+    one.add_rounds(rounds=4, tokens=8, saved=2.0, late=1, verified=3, accepted=2)
+    both.merge(one)
+    both.merge(one)
+    assert both == Evidence(rounds=8, tokens=16, saved=4.0, saved_squared=2.0, late=2, verified=6, accepted=4)

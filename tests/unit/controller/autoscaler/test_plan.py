@@ -120,7 +120,7 @@ def test_operators_overrule_the_evidence_until_their_word_expires(
     planned = plan(beliefs, tenants, FLEET, Plan(), 0.0)
     decision = decided(planned)
     assert (decision.mode, decision.reason) == (mode, reason)
-    assert (decision.max_draft_tokens, decision.weight) == (3, 2.0)
+    assert (decision.policy.max_draft_tokens, decision.policy.weight) == (3, 2.0)
     assert (sum(share for _, share in decision.draft_shares) > 0.99) == (mode is Mode.ON)
     beliefs.learn({Pairing(*CELL, "a@1"): noted(200, saving)})
     later = decided(plan(beliefs, tenants, FLEET, planned, 10.0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from outrider_controller.autoscaler.belief import Beliefs
-from outrider_controller.autoscaler.evidence import Cell, EvidenceLog, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Mode, Plan, TargetState, plan
 
 PAIRING = Pairing("acme", "target", "draft@1")
@@ -34,7 +34,7 @@ class Ran:
 
 def run(saving: Callable[[float], float], seconds: int, *, streams: int = 8, seed: int = 1) -> tuple[Ran, list[Mode]]:
     """`saving`: of a round at a second. Each stream makes 30 rounds a second; requests last two seconds."""
-    chance, beliefs, log, planned, ran, modes = random.Random(seed), Beliefs(), EvidenceLog(), Plan(), Ran(), []
+    chance, beliefs, planned, ran, modes = random.Random(seed), Beliefs(), Plan(), Ran(), []
     beliefs.expect([PAIRING])
     for second in range(seconds):
         before = planned
@@ -44,16 +44,16 @@ def run(saving: Callable[[float], float], seconds: int, *, streams: int = 8, see
         last = before.decision(Cell("acme", "target"))
         ran.changes += last is not None and last.mode is not decision.mode
         modes.append(decision.mode)
-        saved = saving(second)
+        saved, seen = saving(second), Evidence()
         speed = TOKENS / (TOKENS - saved)
         for stream in range(streams):
             drafts = decision.draft_for(f"{stream} {second // 2}") is not None
             ran.goodput += (speed if drafts else 1.0) / streams
             for _ in range(10 if drafts else 0):
-                log.of(PAIRING).add_rounds(rounds=3, tokens=6, saved=chance.gauss(3 * saved, 1.2 * 3**0.5))
+                seen.add_rounds(rounds=3, tokens=6, saved=chance.gauss(3 * saved, 1.2 * 3**0.5))
         ran.always_on += speed
         ran.seconds += 1
-        beliefs.learn(log.take())
+        beliefs.learn({PAIRING: seen})
     return ran, modes
 
 
@@ -86,14 +86,12 @@ def test_a_tenant_is_never_far_from_the_better_of_always_and_never(saving: float
 
 
 def test_who_was_away_comes_back_in_its_mode() -> None:
-    beliefs, log, planned = Beliefs(), EvidenceLog(), Plan()
+    beliefs, planned = Beliefs(), Plan()
     for second in range(30):
-        log.of(PAIRING).add_rounds(rounds=100, tokens=120, saved=-60.0)
-        beliefs.learn(log.take())
+        beliefs.learn({PAIRING: Evidence(100, 120, -60.0, 160.0)})
         planned = plan(beliefs, {}, FLEET, planned, float(second))
     for second in range(30, 3600, 60):
-        log.of(Pairing("other", "target", "draft@1")).add_rounds(rounds=1000, tokens=3000, saved=900.0)
-        beliefs.learn(log.take())
+        beliefs.learn({Pairing("other", "target", "draft@1"): Evidence(1000, 3000, 900.0, 1810.0)})
         planned = plan(beliefs, {}, FLEET, planned, float(second))
     decision = planned.decision(Cell("acme", "target"))
     assert decision is not None

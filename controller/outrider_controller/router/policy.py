@@ -1,0 +1,133 @@
+"""What each request may have: the least of what its client, operators and the plan allow.
+
+The plan comes from the control plane. A router that has had none for a while runs the same plan on its own evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState
+from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
+from outrider_controller.router.admission import Request
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.fleet import Fleet
+from outrider_controller.router.placement import draft_version, pairing_problem
+from outrider_controller.router.speculation import Allowance
+from outrider_controller.router.speculation_gain import DraftRecord
+
+ALONE_AFTER_S = 5.0
+"""After so long without the control plane a router plans by itself."""
+# Pairings of which a router remembers what earlier requests saw.
+_MAX_RECORDS = 8192
+# How long a target's last word on its price is believed.
+_PRICE_S = 2.0
+_UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
+
+
+def target_states(fleet: Fleet, now_s: float) -> dict[str, TargetState]:
+    """What a plan has to know of the fleet, by model."""
+    drafts = [d for d in fleet.drafts.values() if d.leased and fleet.takes_work(d)]
+    states = {}
+    for target in fleet.targets.values():
+        model = target.info.model
+        if not target.up or model in states:
+            continue
+        heard = [t for t in fleet.live_targets(model) if now_s - t.priced_s < _PRICE_S and t.best_chance]
+        states[model] = TargetState(
+            frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),
+            price=min((t.row_price for t in heard), default=0.0),
+            best_chance=max((t.best_chance for t in heard), default=1.0),
+        )
+    return states
+
+
+@dataclass(slots=True)
+class Policy:
+    """One per router."""
+
+    config: PolicyConfig
+    led: bool = False
+    """Whether the control plane's decisions are followed."""
+    decisions: dict[Cell, Decision] = field(default_factory=dict)
+    _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
+    _planner: Planner = field(default_factory=Planner)
+    _beliefs: dict[Cell, Belief] = field(default_factory=dict)
+    """Told with decisions, for the time in which this router will be alone."""
+    _left_s: float | None = None
+    """When the control plane was lost that has led until then."""
+
+    def record(self, tenant: str, target: str, draft: worker.WorkerInfo) -> DraftRecord:
+        """What requests of this tenant share of this version of a draft."""
+        pairing = Pairing(tenant, target, draft_version(draft))
+        if pairing not in self._records and len(self._records) >= _MAX_RECORDS:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(pairing, DraftRecord())
+
+    def decision(self, tenant: str, target: str) -> Decision:
+        decisions = self.decisions
+        return decisions.get(Cell(tenant, target)) or decisions.get(Cell(ANYBODY, target)) or _UNPLANNED
+
+    def allowance(self, request: Request) -> Allowance:
+        decision, config = self.decision(request.tenant, request.model), self.config
+        policy = decision.policy
+        forced = policy.speculation
+        insistent = forced is Setting.ON or (
+            request.speculation == router.SPECULATION_MODE_ON and forced is Setting.AUTO and policy.clients_insist
+        )
+        wanted = config.max_draft_tokens if request.max_draft_tokens is None else request.max_draft_tokens
+        allowed = Allowance(
+            max_draft_tokens=wanted if policy.max_draft_tokens is None else min(wanted, policy.max_draft_tokens),
+            max_wait_us=config.max_wait_us
+            if policy.max_wait_us is None
+            else min(config.max_wait_us, policy.max_wait_us),
+            insistent=insistent,
+            weight=policy.weight,
+            saving=max(decision.saving, 0.0),
+            min_acceptance=policy.min_acceptance,
+            draft=decision.draft_for(request.request_id),
+        )
+        drafts = forced is not Setting.OFF and (insistent or allowed.draft is not None or _undecided(decision))
+        if request.speculation == router.SPECULATION_MODE_OFF or not drafts:
+            return replace(allowed, max_draft_tokens=0)
+        return allowed
+
+    # -- evidence and plan
+
+    def evidence(self) -> dict[Pairing, Evidence]:
+        """What requests have shown since the last call."""
+        return {pairing: record.take() for pairing, record in self._records.items() if record.evidence.rounds}
+
+    def told(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
+        """What the control plane has decided, and what it believes, on which this router would go on alone."""
+        self.led = True
+        self.decisions.update(decisions)
+        self._beliefs.update(beliefs)
+
+    def lost(self, now_s: float) -> None:
+        """The control plane is away."""
+        if self.led:
+            self.led, self._left_s = False, now_s
+
+    def replan(self, states: Mapping[str, TargetState], now_s: float) -> Collection[Cell]:
+        """The cells whose decisions are other than before; none while the control plane decides, or just did."""
+        if self.led or (self._left_s is not None and now_s - self._left_s < ALONE_AFTER_S):
+            return ()
+        if self._left_s is not None:
+            self._left_s = None
+            self._planner.resume(self.decisions, self._beliefs.values(), now_s)
+        self._planner.learn(self.evidence())
+        tenants = {cell.tenant: decision.policy for cell, decision in self.decisions.items()}
+        changed = self._planner.step(tenants, states, now_s)
+        self.decisions.update(changed)
+        return changed
+
+
+def _undecided(decision: Decision) -> bool:
+    """Nobody has decided yet, or found no draft then, and one may be there by now: what is believed counts."""
+    return decision.saving > 0 and (decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT)

@@ -1,0 +1,114 @@
+"""What a request may have: the least of what its client, operators and the plan allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.router.admission import Request
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.placement import draft_version
+from outrider_controller.router.policy import ALONE_AFTER_S, Policy
+
+from tests.unit.router.requests import a_request
+
+DRAFT = worker.WorkerInfo(model="d", model_revision="1", draft_kind="model")
+VERSION = draft_version(DRAFT)
+FLEET = {"m": TargetState(frozenset({VERSION}))}
+ALL = ((VERSION, 1.0),)
+AUTO, ON, OFF = router.SPECULATION_MODE_AUTO, router.SPECULATION_MODE_ON, router.SPECULATION_MODE_OFF
+
+
+def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
+    """Drafted tokens, and whether it insists."""
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    allowance = policy.allowance(request)
+    return allowance.max_draft_tokens, allowance.insistent
+
+
+@pytest.mark.parametrize(
+    ("client", "decision", "tokens", "insists"),
+    [
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False),
+        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False),
+        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON)), 0, True),
+        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 0, False),
+        (ON, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5, True),
+        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(clients_insist=False)), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0, False),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2, True),
+        # A draft may have come since: what is believed of it counts.
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(Setting.OFF), saving=0.3), 0, False),
+    ],
+)
+def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, insists: bool
+) -> None:
+    assert allowed(a_request(speculation=client), decision) == (tokens, insists)
+
+
+@pytest.mark.parametrize(
+    ("asked", "operator", "tokens"), [(None, None, 5), (7, None, 7), (7, 3, 3), (0, 3, 0), (2, 3, 2)]
+)
+def test_the_bounds_of_client_and_operator_both_hold(asked: int | None, operator: int | None, tokens: int) -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
+    assert allowed(a_request(max_draft_tokens=asked), decision)[0] == tokens
+
+
+def seen(policy: Policy, tenant: str, saving: float, rounds: int = 60) -> None:
+    policy.record(tenant, "m", DRAFT).evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
+
+
+def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_with_what_is_usual() -> None:
+    policy = Policy(PolicyConfig())
+    request = a_request()
+    assert policy.allowance(request).max_draft_tokens == 5
+    for second in range(20):
+        seen(policy, "t", -0.6)
+        policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m").mode is Mode.TRY
+    assert policy.decision("new", "m").mode is Mode.TRY
+    drawn = sum(policy.allowance(a_request(request_id=f"{n}")).max_draft_tokens > 0 for n in range(1000))
+    assert 0 < drawn < 100
+
+
+def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
+    """A policy whose control plane has just been lost, at second 0."""
+    policy = Policy(PolicyConfig(), led=True)
+    beliefs = {cell: (Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions}
+    policy.told(decisions, beliefs)
+    policy.lost(0.0)
+    return policy
+
+
+def test_the_last_plan_holds_for_five_seconds_and_is_gone_on_from_then() -> None:
+    costs = Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.02),), saving=-0.5, rounds=5000)
+    policy = led({Cell("t", "m"): costs}, -0.5)
+    seen(policy, "t", 0.9)
+    for second in range(5):
+        assert not policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m") is costs
+    policy.replan(FLEET, ALONE_AFTER_S)
+    # One second of better news is not enough to leave it.
+    assert policy.decision("t", "m").mode is Mode.TRY
+    for second in range(6, 40):
+        seen(policy, "t", 0.9)
+        policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m").mode is Mode.ON
+
+
+def test_an_operators_word_expires_without_the_control_plane_too() -> None:
+    word = TenantPolicy(Setting.OFF, until_s=20.0)
+    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=word, saving=0.5)}, 0.5)
+    for second in range(20):
+        policy.replan(FLEET, float(second))
+        assert policy.allowance(a_request()).max_draft_tokens == 0
+    policy.replan(FLEET, 20.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 5
