@@ -173,20 +173,23 @@ def _errors(asked: str) -> Iterator[None]:
 
 def worker_rows(workers: Sequence[control_pb2.WorkerStatus]) -> list[dict[str, Any]]:
     """Workers as flat rows, by role and id."""
-    return [_worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
+    return [worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
 
 
-def _worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
+def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
     info, load = status.info, status.load
     return {
         "id": info.worker_id,
         "role": worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_").lower(),
+        "status": _status(status),
+        "reason": status.cordon.reason,
         "model": info.model,
         "draft_kind": info.draft_kind,
         "address": status.address,
         "pid": status.pid,
         "running": load.num_running,
         "waiting": load.num_waiting,
+        "sequences": load.num_sequences,
         "free_blocks": load.num_free_blocks,
         "num_blocks": info.num_blocks,
         "draining": load.draining,
@@ -199,3 +202,15 @@ def _worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "version": info.version,
     }
+
+
+def _status(status: control_pb2.WorkerStatus) -> str:
+    """In one word: whether it is sent what is new, and if not, why."""
+    cordon = status.cordon
+    if status.load.draining:
+        return "stopping"
+    if cordon.drained_unix_ms:
+        return "drained"
+    if cordon.hand_over_unix_ms:
+        return "draining"
+    return "cordoned" if status.HasField("cordon") else "ready"

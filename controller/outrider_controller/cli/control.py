@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 from outrider.rpc.channel import create_channel
@@ -17,12 +17,15 @@ from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.exits import CommandError
 
 R = TypeVar("R")
+Control: TypeAlias = "control_pb2_grpc.ControlServiceAsyncStub"
+Credential = tuple[tuple[str, str], ...]
+"""Metadata of a call."""
 TIMEOUT_S = 15.0
 """Of one call that is answered at once."""
 control_option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
 
 
-def ask_control(address: str, ask: Callable[[Any, Any], Awaitable[R]], where: str = "") -> R:
+def ask_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]], where: str = "") -> R:
     """Calls `ask(stub, metadata)` with the operator's credential. Raises CommandError, which begins with `where`."""
 
     async def run() -> R:

@@ -9,7 +9,7 @@ import click
 from outrider.metadata.events import MAX_EVENTS, EventKind
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.control import ask_control, control_option
+from outrider_controller.cli.control import Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.output import document, emit_json, moment, output_option
 
@@ -42,7 +42,7 @@ def events(
     request = control_pb2.WatchEventsRequest(last=limit, follow=watch, kinds=kinds, worker_id=worker, tenant=tenant)
     found: list[dict[str, Any]] = []
 
-    async def read(stub: Any, credential: Any) -> None:
+    async def read(stub: Control, credential: Credential) -> None:
         async for response in stub.WatchEvents(request, metadata=credential):
             for event in response.events:
                 if output == "json" and not watch:

@@ -15,9 +15,9 @@ from outrider_controller.cli.output import columns, emit_json, note, output_opti
 from outrider_controller.cli.tenants import get_keys, get_tenants
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
-_TABLE = ("id", "role", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
+_TABLE = ("id", "role", "status", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
 _CONTEXT = ("name", "pid", "model", "grpc", "http", "control")
-_WIDE = (*_TABLE, "pid", "num_blocks", "max_sequences", "max_context_len", "device", "dtype", "version")
+_WIDE = (*_TABLE, "reason", "pid", "num_blocks", "max_sequences", "max_context_len", "device", "dtype", "version")
 
 
 @click.group("get")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, ask_control, control_option
+from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
+from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants_file import read_tenants
 
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
@@ -25,7 +25,6 @@ _CHANGES = {
     control_pb2.CHANGE_NONE: "unchanged",
 }
 _QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @click.command("apply")
@@ -41,7 +40,7 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
     """
     request = control_pb2.PutTenantsRequest(tenants=read_tenants(filename), dry_run=dry_run)
 
-    async def put(stub: Any, credential: Any) -> control_pb2.PutTenantsResponse:
+    async def put(stub: Control, credential: Credential) -> control_pb2.PutTenantsResponse:
         answer: control_pb2.PutTenantsResponse = await stub.PutTenants(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
 
@@ -63,8 +62,8 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """A span from now (30d, 12h) or a moment (ISO 8601) as Unix time; 0 for none."""
     if not value:
         return 0
-    if match := re.fullmatch(r"(\d{1,6})([smhd])", value):
-        return int(time.time()) + int(match[1]) * _UNITS[match[2]]
+    if (span_s := seconds(value)) is not None:
+        return int(time.time()) + span_s
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
@@ -89,7 +88,7 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
     scope_values = [_SCOPES[scope] for scope in scopes]
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
 
-    async def make(stub: Any, credential: Any) -> control_pb2.CreateKeyResponse:
+    async def make(stub: Control, credential: Credential) -> control_pb2.CreateKeyResponse:
         answer: control_pb2.CreateKeyResponse = await stub.CreateKey(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
 
@@ -113,7 +112,7 @@ def revoke() -> None:
 def revoke_key(key_id: str, control: str) -> None:
     """Take a key back, by its id. Gateways that have just seen it take it for 5 s more."""
 
-    async def take(stub: Any, credential: Any) -> control_pb2.RevokeKeyResponse:
+    async def take(stub: Control, credential: Credential) -> control_pb2.RevokeKeyResponse:
         request = control_pb2.RevokeKeyRequest(id=key_id)
         answer: control_pb2.RevokeKeyResponse = await stub.RevokeKey(request, timeout=TIMEOUT_S, metadata=credential)
         return answer
@@ -136,7 +135,7 @@ def delete_tenant(name: str, yes: bool, control: str) -> None:
     if not yes:
         click.confirm(f"Delete {name} and revoke its keys?", abort=True, err=True)
 
-    async def remove(stub: Any, credential: Any) -> control_pb2.DeleteTenantResponse:
+    async def remove(stub: Control, credential: Credential) -> control_pb2.DeleteTenantResponse:
         request = control_pb2.DeleteTenantRequest(name=name)
         answer: control_pb2.DeleteTenantResponse = await stub.DeleteTenant(
             request, timeout=TIMEOUT_S, metadata=credential
@@ -155,7 +154,7 @@ def delete_tenant(name: str, yes: bool, control: str) -> None:
 def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -> None:
     """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
 
-    async def listed(stub: Any, credential: Any) -> tuple[list[tenants_pb2.Tenant], int]:
+    async def listed(stub: Control, credential: Credential) -> tuple[list[tenants_pb2.Tenant], int]:
         if names:
             calls = [
                 stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=credential)
@@ -189,7 +188,7 @@ def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -
 def get_keys(tenant: str, limit: int, control: str, output: str) -> None:
     """List API keys by tenant: their ids, what they open, and until when. Never the keys."""
 
-    async def listed(stub: Any, credential: Any) -> list[tenants_pb2.ApiKey]:
+    async def listed(stub: Control, credential: Credential) -> list[tenants_pb2.ApiKey]:
         found: list[tenants_pb2.ApiKey] = []
         token = ""
         while True:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -14,9 +15,13 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.keys import role_name
 from outrider.metadata.lease import HEARTBEAT_S
+from outrider.rpc.v1 import control_pb2
 from outrider.supervision import Backoff, keep_running
 
 log = logging.getLogger(__name__)
+
+SETTLE_MS = 3000
+"""After a cordon: by then every router knows of it, and what they sent before has arrived and been reported."""
 
 
 class Leases(Protocol):
@@ -31,6 +36,12 @@ class Leases(Protocol):
     async def workers(self) -> list[LeaseRecord]: ...
 
 
+class Cordons(Protocol):
+    """The part of the metadata store that keeps cordons. Raises Unavailable while it is away."""
+
+    async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One thing that happened to a worker."""
@@ -38,11 +49,12 @@ class Change:
     kind: EventKind
     worker: LeaseRecord
     reason: str = ""
+    by: str = ""
 
     def tell(self, events: EventWriter) -> None:
         info = self.worker.info
         fields = {"worker_id": info.worker_id, "role": role_name(info.role), "address": self.worker.address}
-        more = {"model": info.model, "reason": self.reason}
+        more = {"model": info.model, "reason": self.reason, "by": self.by}
         events.emit(self.kind, {**fields, **{name: value for name, value in more.items() if value}})
 
 
@@ -63,13 +75,32 @@ def by_key(records: Sequence[LeaseRecord]) -> dict[Key, LeaseRecord]:
     return {record.key: record for record in records}
 
 
+def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
+    """Whether nothing runs any more on a worker that an operator drains, and that has not been said yet."""
+    cordon = record.cordon
+    if cordon is None or not cordon.hand_over_unix_ms or cordon.drained_unix_ms:
+        return False
+    load = record.load
+    idle = not (load.num_running or load.num_waiting or load.num_sequences)
+    return idle and now_unix_ms - cordon.since_unix_ms - record.age_ms >= SETTLE_MS
+
+
 class FleetWatch:
     """Reads the leases every second. What was there at the first read is no news."""
 
-    def __init__(self, leases: Leases, events: EventWriter, pause_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        cordons: Cordons,
+        events: EventWriter,
+        pause_s: float = HEARTBEAT_S,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._leases = leases
+        self._cordons = cordons
         self._events = events
         self._pause_s = pause_s
+        self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
 
     async def run(self) -> NoReturn:
@@ -84,6 +115,11 @@ class FleetWatch:
             for change in changes(self._known, now, self._leases.given_back):
                 change.tell(self._events)
         self._known = now
+        now_ms = round(self._wall_clock() * 1000)
+        for record in now.values():
+            if record.cordon is not None and is_drained(record, now_ms):
+                await self._cordons.mark_drained(record.cordon, now_ms)
+                Change(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
 
     async def _look_and_rest(self) -> None:
         await self.look()

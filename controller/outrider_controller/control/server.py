@@ -10,9 +10,8 @@ from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
-from outrider.errors import InvalidRequest
 from outrider.gateway.auth import KeyGuard
-from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -28,6 +27,7 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.tenants import Tenancy
+from outrider_controller.control.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +42,32 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     def __init__(self, store: MetadataStore, events: EventWriter) -> None:
         self._store = store
+        self._workers = Workers(store, events)
         self._tenancy = Tenancy(store.tenants, events)
         self._feed = EventFeed(store)
 
     async def ListWorkers(self, request: control.ListWorkersRequest, context: Context) -> control.ListWorkersResponse:
-        if request.role not in worker.WorkerRole.values():
-            raise InvalidRequest("role", f"{request.role} is not a role")
-        records = await self._store.workers(request.role or None)
-        return control.ListWorkersResponse(
-            workers=[_status(record) for record in records],
-            # Asked after the read: it is the read that finds the store away.
-            metadata_available=self._store.available,
-        )
+        workers = await self._workers.list(request.role)
+        # Asked after the read: it is the read that finds the store away.
+        return control.ListWorkersResponse(workers=workers, metadata_available=self._store.available)
+
+    async def GetWorker(self, request: control.GetWorkerRequest, context: Context) -> control.GetWorkerResponse:
+        status = await self._workers.get(request.worker_id)
+        return control.GetWorkerResponse(worker=status, metadata_available=self._store.available)
+
+    async def CordonWorker(
+        self, request: control.CordonWorkerRequest, context: Context
+    ) -> control.CordonWorkerResponse:
+        return control.CordonWorkerResponse(worker=await self._workers.cordon(request.worker_id, request.reason))
+
+    async def UncordonWorker(
+        self, request: control.UncordonWorkerRequest, context: Context
+    ) -> control.UncordonWorkerResponse:
+        return control.UncordonWorkerResponse(was_cordoned=await self._workers.uncordon(request.worker_id))
+
+    async def DrainWorker(self, request: control.DrainWorkerRequest, context: Context) -> control.DrainWorkerResponse:
+        status = await self._workers.cordon(request.worker_id, request.reason, request.grace_s)
+        return control.DrainWorkerResponse(worker=status)
 
     async def ListTenants(self, request: control.ListTenantsRequest, context: Context) -> control.ListTenantsResponse:
         return await self._tenancy.list(request)
@@ -86,12 +100,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
                 yield response
 
 
-def _status(record: LeaseRecord) -> control.WorkerStatus:
-    return control.WorkerStatus(
-        info=record.info, load=record.load, address=record.address, age_ms=record.age_ms, pid=record.pid
-    )
-
-
 @asynccontextmanager
 async def running_control(
     config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
@@ -114,6 +122,6 @@ async def running_control(
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
-        await stack.enter_async_context(beside(FleetWatch(store, events).run(), "watch fleet"))
+        await stack.enter_async_context(beside(FleetWatch(store, store.cordons, events).run(), "watch fleet"))
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield life

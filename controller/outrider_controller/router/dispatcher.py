@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
@@ -23,6 +24,7 @@ from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.router.admission import Request
 from outrider_controller.router.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.draining import hand_over
 from outrider_controller.router.failover import FailoverState, Fault, Loss, fault_of, loss_of
 from outrider_controller.router.fleet import Connect, DraftWorker, Fleet, Listener, TargetLink
 from outrider_controller.router.placement import verification_mode
@@ -242,6 +244,8 @@ class Dispatcher:
         active.events.wake()
 
     def _fleet_changed(self) -> None:
+        if self.fleet.cordons:
+            hand_over(self.fleet, self.table, self._lose_target, time.time())
         if not self.picker.draft_has_room():
             return
         for active in self._active:

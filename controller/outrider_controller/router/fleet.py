@@ -16,8 +16,8 @@ from outrider.metadata import LeaseRecord
 from outrider.metadata.lease import HEARTBEAT_S
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import control_pb2, target_pb2_grpc
 from outrider.rpc.v1 import target_pb2 as target
-from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running, until_first_ends
 
@@ -84,6 +84,8 @@ class Fleet:
         self._on_change = on_change
         self._connect = connect
         self._loads: dict[str, worker.WorkerLoad] = {}
+        self.cordons: dict[str, control_pb2.Cordon] = {}
+        """By worker: those that operators have taken out of use."""
         self._seen: dict[str, worker.WorkerInfo] = {}
         self._changed = asyncio.Event()
         self._refreshed = asyncio.Event()
@@ -141,7 +143,7 @@ class Fleet:
         return "" if any(link.up for link in list(self.targets.values())) else "no target is connected"
 
     def takes_work(self, one: TargetLink | DraftWorker) -> bool:
-        return not self.load(one).draining
+        return one.worker_id not in self.cordons and not self.load(one).draining
 
     def load(self, one: TargetLink | DraftWorker) -> worker.WorkerLoad:
         """Without a lease, which the store may have lost, only what can be told of a target that was reached once."""
@@ -154,6 +156,9 @@ class Fleet:
         """Connects to newly leased targets, and lets go of those whose lease and stream are both gone."""
         records = await self._leases.workers()
         self._loads = {r.info.worker_id: believed_load(r) for r in records}
+        # A target without a lease, to which there still is a stream, stays as it was.
+        kept = {i: cordon for i, cordon in self.cordons.items() if i not in self._loads and i in self.targets}
+        self.cordons = {**kept, **{r.info.worker_id: r.cordon for r in records if r.cordon is not None}}
         await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
         self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
         # An empty list from a store that did not answer is no news.

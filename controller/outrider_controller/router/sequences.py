@@ -271,6 +271,11 @@ class SequenceTable:
         dropped.worker.open_sequences.discard(dropped.sequence_id)
         return dropped
 
+    def release_draft(self, active: ActiveRequest) -> None:
+        """The target closes the draft's sequence and goes on without."""
+        if self.drop_draft(active) is not None and active.target is not None:
+            active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+
 
 def open_message(
     active: ActiveRequest,

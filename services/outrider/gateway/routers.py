@@ -61,7 +61,7 @@ class LeasedRouters:
     async def _read(self) -> None:
         try:
             leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER)
-            self._known = [lease.address for lease in leases if not lease.load.draining]
+            self._known = [lease.address for lease in leases if lease.takes_work]
         finally:
             self._read_s, self._reading = time.monotonic(), None
 

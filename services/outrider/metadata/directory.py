@@ -33,6 +33,8 @@ class LeaseRecord:
     pid: int
     age_ms: int = 0
     """Since that heartbeat, by the store's clock."""
+    cordon: control_pb2.Cordon | None = None
+    """None: no operator has taken it out of use."""
 
     def __post_init__(self) -> None:
         check_id(self.info.worker_id)
@@ -42,18 +44,24 @@ class LeaseRecord:
     def key(self) -> Key:
         return self.info.role, self.info.worker_id
 
+    @property
+    def takes_work(self) -> bool:
+        """Whether it may be sent what is new."""
+        return self.cordon is None and not self.load.draining
+
     def encode(self) -> bytes:
         status = control_pb2.WorkerStatus(info=self.info, load=self.load, address=self.address, pid=self.pid)
         return status.SerializeToString()
 
 
-def decode_lease(key: Key, value: bytes) -> LeaseRecord:
+def decode_lease(key: Key, value: bytes, cordon: bytes = b"") -> LeaseRecord:
     """Raises ValueError when the record is damaged or belongs to another key."""
     try:
         status = control_pb2.WorkerStatus.FromString(value)
+        cordoned = control_pb2.Cordon.FromString(cordon) if cordon else None
     except DecodeError as error:
         raise ValueError(f"lease: {error}") from None
-    record = LeaseRecord(status.info, status.load, status.address, status.pid)
+    record = LeaseRecord(status.info, status.load, status.address, status.pid, cordon=cordoned)
     if record.key != key:
         raise ValueError(f"lease: the record of {record.key} lies under {key}")
     return record

@@ -80,6 +80,10 @@ class Keys:
         """A serialized WorkerStatus, which expires; empty once given back."""
         return f"{self.namespace}:lease:{role_name(role)}:{worker_id}"
 
+    def cordon(self, worker_id: str) -> str:
+        """A serialized Cordon. It outlives the worker's lease by a day."""
+        return f"{self.namespace}:cordon:{worker_id}"
+
     def prefix(self, role: worker_pb2.WorkerRole.ValueType, worker_id: str) -> str:
         """Set of block hashes. It expires with the lease."""
         return f"{self.namespace}:prefix:{role_name(role)}:{worker_id}"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from outrider.metadata.cordons import CORDON_KEPT_S, CordonStore
 from outrider.metadata.counters import StoreCounters
 from outrider.metadata.directory import (
     LEASE_TTL_S,
@@ -40,14 +41,15 @@ logger = logging.getLogger(__name__)
 
 _TTL_MS = round(LEASE_TTL_S * 1000)
 
-# Id, record and remaining milliseconds of each, in one answer: a store may be far away, and each round trip counts. A
-# worker whose lease is over is forgotten in the same step, because it may register again between two.
-_READ_LEASES = """
-local found = {}
+# Id, record, remaining milliseconds and cordon of each, in one answer: a store may be far away, and each round trip
+# counts. A worker whose lease is over is forgotten in the same step, because it may register again between two.
+_READ_LEASES = f"""
+local found = {{}}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local record = redis.call('GET', KEYS[2] .. id)
   if record then
-    found[#found + 1] = {id, record, redis.call('PTTL', KEYS[2] .. id)}
+    local cordon = redis.call('GETEX', KEYS[3] .. id, 'EX', {CORDON_KEPT_S}) or ''
+    found[#found + 1] = {{id, record, redis.call('PTTL', KEYS[2] .. id), cordon}}
   else
     redis.call('SREM', KEYS[1], id)
   end
@@ -92,6 +94,7 @@ class MetadataStore:
         self.counters = counters
         self.tenants = TenantStore(link, keys)
         self.quotas = QuotaStore(link, keys)
+        self.cordons = CordonStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = Directory()
@@ -192,13 +195,14 @@ class MetadataStore:
     async def _read_leases(self, redis: Redis, roles: Sequence[worker_pb2.WorkerRole.ValueType]) -> list[Sighting]:
         pipe = redis.pipeline(transaction=False)
         for role in roles:
-            pipe.eval(_READ_LEASES, 2, self._keys.workers(role), self._keys.lease(role, ""))
+            keys = self._keys.workers(role), self._keys.lease(role, ""), self._keys.cordon("")
+            pipe.eval(_READ_LEASES, len(keys), *keys)
         answers = await pipe.execute()
         sightings = [self._sighting(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
         return [seen for seen in sightings if seen is not None]
 
     def _sighting(
-        self, role: worker_pb2.WorkerRole.ValueType, raw_id: bytes, value: bytes, ttl_ms: int
+        self, role: worker_pb2.WorkerRole.ValueType, raw_id: bytes, value: bytes, ttl_ms: int, cordon: bytes
     ) -> Sighting | None:
         try:
             worker_id = raw_id.decode()
@@ -206,7 +210,7 @@ class MetadataStore:
             key = role, worker_id
             if not value:
                 return Sighting(key, None)
-            return Sighting(key, decode_lease(key, value), min(ttl_ms, _TTL_MS) / 1000)
+            return Sighting(key, decode_lease(key, value, cordon), min(ttl_ms, _TTL_MS) / 1000)
         except ValueError as error:
             self._malformed(error)
             return None

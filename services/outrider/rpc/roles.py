@@ -76,7 +76,7 @@ CALLS: dict[str, Access] = {
     **_service("TraceService", {"GetTrace": _roles(Role.CONTROL, Role.OPERATOR)}),
     **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL), "Verify": _roles(Role.ROUTER)}),
     **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.ROUTER, Role.TARGET))),
-    **_service("ControlService", dict.fromkeys(("ListWorkers", "WatchEvents"), _OBSERVE)),
+    **_service("ControlService", dict.fromkeys(("ListWorkers", "GetWorker", "WatchEvents"), _OBSERVE)),
     **_service(
         "ControlService",
         dict.fromkeys(
@@ -88,6 +88,9 @@ CALLS: dict[str, Access] = {
                 "ListKeys",
                 "CreateKey",
                 "RevokeKey",
+                "CordonWorker",
+                "UncordonWorker",
+                "DrainWorker",
             ),
             _OPERATE,
         ),

@@ -106,6 +106,7 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
             draining=self._draining,
             prefill_token_ns=load.prefill_token_ns,
             row_ns=load.row_ns,
+            num_sequences=load.num_sequences,
         )
 
     def start_drain(self) -> None:

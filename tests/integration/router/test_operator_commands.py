@@ -110,3 +110,27 @@ def test_a_worker_that_comes_and_one_that_is_stopped_are_events(cluster: Cluster
     assert len(line) == 1 and f"worker_left           worker_id={worker_id} address=127.0.0.1:" in line[0]
     assert outrider("events", "--limit", "0") == ""
     assert "--kind" in outrider("events", "--kind", "nonsense", code=2)
+
+
+def test_a_worker_is_cordoned_drained_and_taken_back(cluster: Cluster, outrider: Callable[..., Any]) -> None:
+    async def start(fleet: Fleet) -> str:
+        return (await fleet.target()).info.worker_id
+
+    worker_id = cluster.within(start)
+
+    def listed() -> tuple[str, str]:
+        (row,) = outrider("get", "workers", worker_id, "-o", "json")["workers"]
+        return row["status"], row["reason"]
+
+    assert listed() == ("ready", "")
+    assert outrider("cordon", worker_id, "--reason", "new fan") == f"{worker_id} is cordoned; no sequences there\n"
+    assert listed() == ("cordoned", "new fan")
+    assert "draining" in outrider("drain", worker_id, "--no-wait", "-o", "json")["worker"]["status"]
+    assert "is drained" in outrider("drain", worker_id, "--timeout", "1m", "--reason", "new fan")
+    assert listed() == ("drained", "new fan")
+    assert "takes work again" in outrider("uncordon", worker_id)
+    assert "was not cordoned" in outrider("uncordon", worker_id)
+    assert listed() == ("ready", "")
+    assert "no worker 'nobody'" in outrider("cordon", "nobody", code=3)
+    assert "--grace" in outrider("drain", worker_id, "--grace", "soon", code=2)
+    assert "not drained yet" in outrider("drain", worker_id, "--timeout", "0s", code=6)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outrider.metadata import LeaseRecord
 from outrider.metadata.directory import Key
 from outrider.metadata.event_writer import EventWriter
+from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.fleet import FleetWatch, by_key, changes
 
@@ -39,13 +42,16 @@ class Leases:
     async def workers(self) -> list[LeaseRecord]:
         return self.records
 
+    async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None:
+        cordon.drained_unix_ms = drained_unix_ms
+
 
 async def test_who_was_there_at_the_start_is_no_news_nor_is_who_is_missing_while_the_store_is_away() -> None:
     stream = Stream()
     stream.open.set()
     leases = Leases(lease("a"))
     async with EventWriter(stream) as events:
-        watch = FleetWatch(leases, events)
+        watch = FleetWatch(leases, leases, events)
         await watch.look()
         leases.records, leases.available = [], False
         await watch.look()
@@ -53,3 +59,21 @@ async def test_who_was_there_at_the_start_is_no_news_nor_is_who_is_missing_while
         await watch.look()
     joined = {"worker_id": "b", "role": "target", "address": "127.0.0.1:1", "model": "m"}
     assert stream.taken == [("worker_joined", joined)]
+
+
+async def test_a_drain_is_done_once_nothing_runs_for_a_while_and_that_is_said_once() -> None:
+    stream = Stream()
+    stream.open.set()
+    at_s = [1000.0]
+    cordon = control_pb2.Cordon(worker_id="a", reason="disk", since_unix_ms=1_000_000, hand_over_unix_ms=1_030_000)
+    only_cordoned = control_pb2.Cordon(worker_id="b", since_unix_ms=1_000_000)
+    busy = replace(lease("a"), cordon=cordon, load=worker.WorkerLoad(num_sequences=1))
+    idle = replace(busy, load=worker.WorkerLoad())
+    leases = Leases(busy, replace(lease("b"), cordon=only_cordoned))
+    async with EventWriter(stream) as events:
+        watch = FleetWatch(leases, leases, events, wall_clock=lambda: at_s[0])
+        for at_s[0], leases.records[0] in ((1010.0, busy), (1002.0, idle), (1011.0, idle), (1012.0, idle)):
+            await watch.look()
+    drained = {"worker_id": "a", "role": "target", "address": "127.0.0.1:1", "model": "m", "reason": "disk"}
+    assert stream.taken == [("worker_drained", drained)]
+    assert cordon.drained_unix_ms == 1_011_000

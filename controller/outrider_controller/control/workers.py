@@ -1,0 +1,99 @@
+"""What operators do to workers: look at one, cordon it, drain it, take that back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from outrider.errors import InvalidRequest, NotFound
+from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.metadata.directory import MAX_ID_CHARS
+from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.events import EventKind
+from outrider.metadata.keys import role_name
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.control.fleet import Change
+from outrider_controller.control.tenants import caller
+
+MAX_REASON_CHARS = 200
+MAX_GRACE_S = 86_400
+_CORDONED = (worker.WORKER_ROLE_DRAFT, worker.WORKER_ROLE_TARGET, worker.WORKER_ROLE_ROUTER)
+
+
+class Workers:
+    """By their ids, as leases name them."""
+
+    def __init__(self, store: MetadataStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._events = events
+        self._wall_clock = wall_clock
+
+    async def list(self, role: worker.WorkerRole.ValueType) -> list[control.WorkerStatus]:
+        if role not in worker.WorkerRole.values():
+            raise InvalidRequest("role", f"{role} is not a role")
+        return [status_of(record) for record in await self._store.workers(role or None)]
+
+    async def get(self, worker_id: str) -> control.WorkerStatus:
+        return status_of(await self._find(worker_id))
+
+    async def cordon(self, worker_id: str, reason: str, grace_s: int | None = None) -> control.WorkerStatus:
+        """`grace_s`: it is drained as well, and its sequences may take so long before others go on with them."""
+        _check_reason(reason)
+        if grace_s is not None and grace_s > MAX_GRACE_S:
+            raise InvalidRequest("grace_s", f"{grace_s}; at most {MAX_GRACE_S}")
+        record = await self._find(worker_id)
+        if record.info.role not in _CORDONED:
+            role = role_name(record.info.role)
+            message = f"{worker_id} is a {role}: only drafts, targets and routers are given work that could be withheld"
+            raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
+        now_ms = round(self._wall_clock() * 1000)
+        cordon = control.Cordon(
+            worker_id=worker_id,
+            reason=reason,
+            by=caller(),
+            since_unix_ms=now_ms,
+            hand_over_unix_ms=0 if grace_s is None else now_ms + 1000 * grace_s,
+        )
+        await self._store.cordons.put(cordon, "cordon worker" if grace_s is None else "drain worker")
+        Change(EventKind.WORKER_CORDONED, record, reason, caller()).tell(self._events)
+        return await self.get(worker_id)
+
+    async def uncordon(self, worker_id: str) -> bool:
+        """Whether it was cordoned. Raises NotFound where there is neither such a worker nor a cordon of one."""
+        _check_id(worker_id)
+        if await self._store.cordons.remove(worker_id, caller()):
+            fields = {"worker_id": worker_id, "by": caller()}
+            self._events.emit(EventKind.WORKER_UNCORDONED, fields)
+            return True
+        await self._find(worker_id)
+        return False
+
+    async def _find(self, worker_id: str) -> LeaseRecord:
+        _check_id(worker_id)
+        for record in await self._store.workers():
+            if record.info.worker_id == worker_id:
+                return record
+        raise NotFound(f"no worker {worker_id!r} holds a lease", reason="UNKNOWN_WORKER", field="worker_id")
+
+
+def status_of(record: LeaseRecord) -> control.WorkerStatus:
+    return control.WorkerStatus(
+        info=record.info,
+        load=record.load,
+        address=record.address,
+        age_ms=record.age_ms,
+        pid=record.pid,
+        cordon=record.cordon,
+    )
+
+
+def _check_id(worker_id: str) -> None:
+    if not (0 < len(worker_id) <= MAX_ID_CHARS and worker_id.isascii() and worker_id.isprintable()):
+        raise InvalidRequest("worker_id", f"{worker_id[:40]!r} is not 1 to {MAX_ID_CHARS} printable ASCII characters")
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARS or not (reason.isprintable() or not reason):
+        raise InvalidRequest("reason", f"has to be one line of at most {MAX_REASON_CHARS} characters")

@@ -1,0 +1,153 @@
+"""Workers that an operator cordons or drains: what runs there, and what is sent there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from outrider.metadata import LeaseRecord
+from outrider.rpc.channel import create_channel
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc
+from outrider.rpc.v1 import router_pb2 as router
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+
+from tests.fakes import FakeDraft, FakeTarget, continuation
+from tests.integration.router.conftest import Fleet
+
+Eventually = Callable[..., Awaitable[None]]
+PROMPT = [5, 6, 7]
+
+
+@asynccontextmanager
+async def operator(fleet: Fleet) -> AsyncIterator[control_pb2_grpc.ControlServiceAsyncStub]:
+    async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
+        yield control_pb2_grpc.ControlServiceStub(channel)
+
+
+async def known_to_the_router(fleet: Fleet, worker_id: str, eventually: Eventually) -> None:
+    router = fleet.router
+    assert router is not None
+    await eventually(lambda: worker_id in router.dispatcher.fleet.cordons)
+
+
+def check_text(tokens: list[int]) -> None:
+    assert tokens == continuation(PROMPT, len(tokens), 1000)
+
+
+async def test_a_cordoned_target_finishes_what_it_has_and_gets_nothing_new(
+    fleet: Fleet, eventually: Eventually
+) -> None:
+    first = await fleet.target(FakeTarget(step_s=0.005))
+    await fleet.start()
+    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 300)))
+    await eventually(lambda: first.live)
+    second = await fleet.target(FakeTarget(step_s=0.005))
+    async with operator(fleet) as control:
+        cordoned = await control.CordonWorker(
+            control_pb2.CordonWorkerRequest(worker_id=first.info.worker_id, reason="a fan is loud")
+        )
+        assert (cordoned.worker.cordon.reason, cordoned.worker.cordon.by) == ("a fan is loud", "local")
+        await known_to_the_router(fleet, first.info.worker_id, eventually)
+        await eventually(lambda: len(fleet.router.dispatcher.fleet.live_targets("simulated")) == 1)  # type: ignore[union-attr]
+        for _ in range(5):
+            check_text((await fleet.ask(fleet.request(PROMPT, 5))).token_ids)
+        answer = await running
+        check_text(answer.token_ids)
+        assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (300, 0)
+        assert (len(first.opens), len(second.opens)) == (1, 5)
+        undone = await control.UncordonWorker(control_pb2.UncordonWorkerRequest(worker_id=first.info.worker_id))
+        assert undone.was_cordoned
+        again = await control.UncordonWorker(control_pb2.UncordonWorkerRequest(worker_id=first.info.worker_id))
+        assert not again.was_cordoned
+    await eventually(lambda: not fleet.router.dispatcher.fleet.cordons)  # type: ignore[union-attr]
+    audited = [entry.fields["action"] for entry in await fleet.store.tenants.audit()]
+    assert audited == ["uncordon worker", "uncordon worker", "cordon worker"]
+
+
+async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_with_them(
+    fleet: Fleet, eventually: Eventually
+) -> None:
+    first = await fleet.target(FakeTarget(step_s=0.005))
+    await fleet.start()
+    running = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 1000)))
+    await eventually(lambda: first.live)
+    async with operator(fleet) as control:
+        await control.DrainWorker(control_pb2.DrainWorkerRequest(worker_id=first.info.worker_id, grace_s=0))
+        await known_to_the_router(fleet, first.info.worker_id, eventually)
+        # There is no other: it stays, and its client sees nothing of it.
+        await asyncio.sleep(0.3)
+        assert first.live
+        second = await fleet.target(FakeTarget(step_s=0.005))
+        await eventually(lambda: second.live and not first.live)
+        answer = await running
+        check_text(answer.token_ids)
+        assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (1000, 1)
+        drained = control_pb2.GetWorkerRequest(worker_id=first.info.worker_id)
+        async with asyncio.timeout(30):
+            while not (await control.GetWorker(drained)).worker.cordon.drained_unix_ms:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    told = [event.kind for event in await fleet.store.events() if event.fields.get("role") == "target"]
+    assert [kind for kind in told if kind != "worker_joined"] == ["worker_cordoned", "worker_drained"]
+
+
+async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_decoding(
+    fleet: Fleet, eventually: Eventually
+) -> None:
+    await fleet.target(FakeTarget(step_s=0.005))
+    first = await fleet.draft(FakeDraft())
+    await fleet.start()
+    request = fleet.request(PROMPT, 2000, speculation=router.SPECULATION_MODE_ON)
+    running = asyncio.create_task(fleet.ask(request, timeout=60))
+    await eventually(lambda: first.live)
+    async with operator(fleet) as control:
+        await control.DrainWorker(control_pb2.DrainWorkerRequest(worker_id=first.info.worker_id, grace_s=3600))
+        await eventually(lambda: not first.live)
+        second = await fleet.draft(FakeDraft())
+        await eventually(lambda: second.live)
+        answer = await running
+    check_text(answer.token_ids)
+    assert len(answer.token_ids) == 2000 and len(first.opens) == 1
+    assert answer.metrics.num_draft_failovers == 1
+
+
+async def test_a_cordon_outlives_its_control_plane_and_a_lease_that_lapses(fleet: Fleet) -> None:
+    target = await fleet.target()
+    async with operator(fleet) as control:
+        await control.CordonWorker(control_pb2.CordonWorkerRequest(worker_id=target.info.worker_id))
+    async with operator(fleet) as control:
+        found = (await control.GetWorker(control_pb2.GetWorkerRequest(worker_id=target.info.worker_id))).worker
+        assert found.HasField("cordon")
+
+    async def read() -> LeaseRecord:
+        return next(record for record in await fleet.store.workers() if record.info == target.info)
+
+    assert not (await read()).takes_work
+    async with fleet.store.register(target.info, target.address, lambda: target.load):
+        assert not (await read()).takes_work
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "reason", "field"),
+    [("nobody", "", "worker_id"), ("", "", "worker_id"), ("\x07", "", "worker_id"), ("?", "x" * 201, "reason")],
+)
+async def test_what_cannot_be_cordoned_is_refused_by_field(
+    fleet: Fleet, worker_id: str, reason: str, field: str
+) -> None:
+    async with operator(fleet) as control:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await control.CordonWorker(control_pb2.CordonWorkerRequest(worker_id=worker_id, reason=reason))
+        assert from_rpc_error(refused.value).field == field
+
+
+async def test_a_control_plane_is_not_cordoned(fleet: Fleet) -> None:
+    async with operator(fleet) as control:
+        (itself,) = (await control.ListWorkers(control_pb2.ListWorkersRequest())).workers
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await control.CordonWorker(control_pb2.CordonWorkerRequest(worker_id=itself.info.worker_id))
+    error = from_rpc_error(refused.value)
+    assert (error.reason, error.field) == ("NOT_CORDONABLE", "worker_id")
