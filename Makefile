@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-all test-aarch64 loadtest lint proto clean
+.PHONY: demo test test-all test-aarch64 loadtest docs lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -43,6 +43,10 @@ test-aarch64: proto
 # Load on a stack that it starts for the time: make loadtest ARGS="--profile threshold"
 loadtest: proto
 	$(BIN)/python -m loadtest --up $(ARGS)
+
+# The manual, in build/manual: every link and every entry in it leads somewhere, or it is not made.
+docs: proto
+	$(BIN)/python -m sphinx -q -n -W --keep-going docs build/manual
 
 lint: proto
 	$(BIN)/ruff check .

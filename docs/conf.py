@@ -1,0 +1,21 @@
+"""How Sphinx makes the manual out of the pages in this directory: make docs."""
+
+import sys
+from pathlib import Path
+
+_DOCS = Path(__file__).parent
+sys.path.insert(0, str(_DOCS))
+from proto_reference import write_reference  # noqa: E402
+
+write_reference(_DOCS.parent / "proto", _DOCS / "grpc")
+
+project = "Outrider"
+author = "The Outrider authors"
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "Outrider"
+html_show_copyright = False
+myst_heading_anchors = 4
+exclude_patterns = ["_build"]
+# The text of code blocks is a diagram, output or a mixture of shells: Pygments need not read it.
+highlight_language = "none"
