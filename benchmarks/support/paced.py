@@ -149,6 +149,8 @@ class PacedTarget(FakeTarget):
                 rejected_token_ids=draft[accepted:],
                 finish_reason=sequence.FINISH_REASON_LENGTH if finished else sequence.FINISH_REASON_UNSPECIFIED,
                 draft_stats=self._draft_stats(len(draft)) if row.drafted else None,
+                share_us=reply.step_us // reply.batch_sequences,
+                wasted_us=len(draft) - accepted,
             )
             self._marks.committed(row.number, accepted + 1, now_s)
             if finished:
@@ -165,6 +167,8 @@ class PacedTarget(FakeTarget):
             answer_us=took_us + 1,
             answer_compute_us=took_us,
             answer_tokens=num_tokens,
+            share_us=took_us,
+            useful_us=took_us // 2,
         )
 
 

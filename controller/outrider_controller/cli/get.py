@@ -13,6 +13,7 @@ from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option, print_rows
 from outrider_controller.cli.tenants import get_keys, get_tenants
+from outrider_controller.cli.usage import get_usage
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "status", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
@@ -67,3 +68,4 @@ def list_contexts(output: str) -> None:
 
 get.add_command(get_tenants)
 get.add_command(get_keys)
+get.add_command(get_usage)

@@ -16,7 +16,7 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import control_pb2_grpc
+from outrider.rpc.v1 import control_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.metrics import MetadataCollector
@@ -27,6 +27,7 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.tenants import Tenancy
+from outrider_controller.control.usage import bill
 from outrider_controller.control.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         async with aclosing(self._feed.watch(request)) as responses:
             async for response in responses:
                 yield response
+
+    async def GetUsage(self, request: usage_pb2.GetUsageRequest, context: Context) -> usage_pb2.GetUsageResponse:
+        return await bill(self._store.ledger, request)
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ from outrider_controller.router.sequences import (
 from outrider_controller.router.speculation import Allowance, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, Traces, now_us
+from outrider_controller.router.usage import UsageSums
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Dispatcher:
         self.table = SequenceTable(telemetry, first_id)
         self.traces = Traces(config.traces)
         self.policy = Policy(config.policy)
+        self.usage = UsageSums()
         self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, config, telemetry)
         self._config = config
         self._telemetry = telemetry
@@ -160,6 +162,11 @@ class Dispatcher:
                     active.events.wake()
                     self.table.drop_target(active, None)
                     self.table.drop_draft(active)
+            elif (tenant := self.table.tenant_of(commit.sequence_id)) is not None:
+                self.usage.round(tenant, Round.from_commit(commit, step_us))
+        for used in reply.usage:
+            if (tenant := self.table.tenant_of(used.sequence_id)) is not None:
+                self.usage.ended(tenant, used)
         if counted:
             # What the clients hear of this step is on its way first.
             asyncio.get_running_loop().call_soon(self._steer, counted, at_us)
@@ -175,6 +182,8 @@ class Dispatcher:
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for active, draft, done in counted:
+            prompt_len = active.state.prompt_len
+            self.usage.round(active.request.tenant, done, prompt_len if done.base_len == prompt_len else 0)
             if draft is None or active.draft is not draft:
                 continue
             speculation = active.speculation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,6 +27,9 @@ from outrider_controller.router.request import BadReply, RequestState
 from outrider_controller.router.speculation import Setting, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, now_us
+
+# Target sequences whose tenant is remembered after they were closed.
+_MAX_CLOSED = 16_384
 
 NewResponse = Callable[[], router.RouteResponse]
 """Gives the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
@@ -176,6 +179,8 @@ class SequenceTable:
         self._telemetry = telemetry
         self.by_target: dict[int, ActiveRequest] = {}
         self.by_draft: dict[int, ActiveRequest] = {}
+        self._tenants: OrderedDict[int, str] = OrderedDict()
+        """Of target sequences closed last: their targets may have a last word on what they took."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
         self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
 
@@ -186,6 +191,11 @@ class SequenceTable:
             self._telemetry.late_reply("target")
             return None
         return active
+
+    def tenant_of(self, sequence_id: int) -> str | None:
+        """Whose sequence is open under this id, or was a short while ago."""
+        active = self.by_target.get(sequence_id)
+        return active.request.tenant if active is not None else self._tenants.get(sequence_id)
 
     def at_draft_of(self, link: TargetLink, sequence_id: int) -> ActiveRequest | None:
         """The request that this target opened at a draft under this id."""
@@ -257,6 +267,9 @@ class SequenceTable:
         if dropped is None:
             return None
         del self.by_target[dropped.sequence_id]
+        self._tenants[dropped.sequence_id] = active.request.tenant
+        if len(self._tenants) > _MAX_CLOSED:
+            self._tenants.popitem(last=False)
         dropped.link.open_sequences.discard(dropped.sequence_id)
         if reason is not None and dropped.link.up:
             dropped.link.outbox.close(sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason))

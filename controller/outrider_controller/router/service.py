@@ -40,6 +40,7 @@ from outrider_controller.router.sequences import NewResponse
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import SERVICE as TRACE_SERVICE
 from outrider_controller.router.tracing import TraceServicer
+from outrider_controller.router.usage import LedgerWriter
 
 log = logging.getLogger(__name__)
 
@@ -308,6 +309,7 @@ async def running_router(
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(RouterTelemetry(ops.registry, store))
         dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry))
+        await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id))
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)

@@ -31,6 +31,7 @@ class DraftMetrics:
 def _counters(stats: DraftStats) -> tuple[CounterRow, ...]:
     """What was proposed, by source, and what went differently from plan."""
     return (
+        ("draft_busy_seconds", "Time in rounds, those ahead included.", stats.busy_s),
         ("draft_proposals", "Proposals sent, those without tokens included.", stats.num_proposals),
         ("draft_declined", "Proposals without tokens.", stats.num_declined),
         ("draft_prepared", "Trees of what may come instead of a proposal.", stats.num_prepared),

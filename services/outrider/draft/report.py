@@ -25,6 +25,8 @@ class Proposed:
     """Monotonic: when the commit came in that it answers; of a guess made unasked, when its making began."""
     compute_s: float = 0.0
     """Of the time since then, in the drafter, alone or in a batch."""
+    share_s: float = 0.0
+    """Its part of all rounds since it was last spoken of."""
     run_ahead: bool = False
     """Made unasked, while what it continues is being judged."""
     prepared: tuple[Drafted, ...] = ()
@@ -36,6 +38,8 @@ class Report(WorkerReport):
     """One round, or the faults found before one."""
 
     proposals: list[Proposed] = field(default_factory=list)
+    removed: list[tuple[SequenceKey, float]] = field(default_factory=list)
+    """Sequences that have ended, with their part of the rounds since they were last spoken of."""
     round_s: float = 0.0
     """How long the round took."""
 
@@ -45,6 +49,8 @@ class DraftStats:
     """Counts since the start. Written by the step thread alone; each is read at once."""
 
     num_rounds: int = 0
+    busy_s: float = 0.0
+    """In rounds, those ahead included."""
     num_proposals: int = 0
     num_declined: int = 0
     """Proposals without tokens."""

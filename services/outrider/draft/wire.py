@@ -124,6 +124,9 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
     for failed in report.failures:
         error = to_sequence_error(failed.key.sequence_id, failed.error)
         responses.setdefault(failed.key.stream, draft_pb2.DraftResponse()).errors.append(error)
+    for key, share_s in report.removed:
+        usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, share_us=_us(share_s))
+        responses.setdefault(key.stream, draft_pb2.DraftResponse()).usage.append(usage)
     return responses
 
 
@@ -148,6 +151,7 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         run_ahead=proposed.run_ahead,
         prepared=bool(proposed.prepared),
         matched=0 if tree else drafted.matched,
+        share_us=_us(proposed.share_s),
     )
 
 

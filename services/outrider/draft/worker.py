@@ -34,6 +34,8 @@ class _Open:
     sequence: DraftSequence | None
     compute_s: float = 0.0
     """Rounds it was part of since it was last answered."""
+    share_s: float = 0.0
+    """Its part of all rounds since it was last spoken of."""
 
 
 class DraftWorker:
@@ -125,6 +127,7 @@ class DraftWorker:
         # Not while some of them catch up with their prompts: how much of those was run is the drafter's.
         if not any(outcome is None or isinstance(outcome, Exception) for outcome in outcomes):
             self._cost.took(rows=len(sequences), seconds=spent_s)
+        self._divide(keys, spent_s)
         for key, sequence, outcome in zip(keys, sequences, outcomes, strict=True):
             self._open[key].compute_s += spent_s
             if isinstance(outcome, Exception):
@@ -144,6 +147,7 @@ class DraftWorker:
             self.stats.num_round_failures += 1
             self._preparing.clear()
             return
+        self._divide(keys, self._clock() - began_s)
         for key, sequence, paths in zip(keys, sequences, outcomes, strict=True):
             since_s = self._preparing[key] or began_s
             if paths is None:
@@ -173,12 +177,19 @@ class DraftWorker:
             self.stats.num_round_failures += 1
             self._ahead.clear()
             return
+        self._divide(keys, self._clock() - since_s)
         for key, sequence, drafted in zip(keys, sequences, added, strict=True):
             if not drafted.token_ids:
                 self._ahead.discard(key)
                 continue
             base_len = sequence.committed_len + len(sequence.guess.token_ids) - len(drafted.token_ids)
             self._report_proposal(key, sequence, base_len, drafted, since_s, self._clock() - since_s, run_ahead=True)
+
+    def _divide(self, keys: Sequence[SequenceKey], seconds: float) -> None:
+        """A round's time among its sequences: each has a row in all of its forwards."""
+        self.stats.busy_s += seconds
+        for key in keys:
+            self._open[key].share_s += seconds / len(keys)
 
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
@@ -224,11 +235,13 @@ class DraftWorker:
         prepared: tuple[Drafted, ...] = (),
     ) -> None:
         opening = sequence.opening
+        share_s, self._open[key].share_s = self._open[key].share_s, 0.0
         self._report.proposals.append(
             Proposed(
                 *(key, sequence.epoch, base_len, drafted, opening.params, opening.mode),
                 since_s=since_s,
                 compute_s=compute_s,
+                share_s=share_s,
                 run_ahead=run_ahead,
                 prepared=prepared,
             )
@@ -316,4 +329,6 @@ class DraftWorker:
         found = self._open.pop(key, None)
         if found is not None and found.sequence is not None:
             self._drafter.close(found.sequence)
+            if found.share_s:
+                self._report.removed.append((key, found.share_s))
         return found

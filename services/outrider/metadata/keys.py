@@ -72,6 +72,15 @@ class Keys:
         """Hash: gateway → number of the tenant's requests that run there, and until which second that holds."""
         return f"{self.namespace}:running:{tenant}"
 
+    @property
+    def ledgers(self) -> str:
+        """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
+        return f"{self.namespace}:ledgers"
+
+    def ledger(self, hour: int, router_id: str) -> str:
+        """Hash: TENANT/FIELD → all that this router counted in that hour. Expires 90 days after it was written."""
+        return f"{self.namespace}:ledger:{hour}:{router_id}"
+
     def workers(self, role: worker_pb2.WorkerRole.ValueType) -> str:
         """Set of the ids that have, or recently had, a lease."""
         return f"{self.namespace}:workers:{role_name(role)}"

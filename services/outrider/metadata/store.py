@@ -26,6 +26,7 @@ from outrider.metadata.directory import (
 from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.lease import Lease
+from outrider.metadata.ledger import LedgerStore
 from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
 from outrider.metadata.quota import QuotaStore
 from outrider.metadata.tenants import TenantStore
@@ -95,6 +96,7 @@ class MetadataStore:
         self.tenants = TenantStore(link, keys)
         self.quotas = QuotaStore(link, keys)
         self.cordons = CordonStore(link, keys)
+        self.ledger = LedgerStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = Directory()

@@ -91,6 +91,7 @@ CALLS: dict[str, Access] = {
                 "CordonWorker",
                 "UncordonWorker",
                 "DrainWorker",
+                "GetUsage",
             ),
             _OPERATE,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -33,6 +34,8 @@ _MAX_FAILED_PROBES = 2
 _MAX_UNANSWERED_S = 120.0
 # Nothing open there for so long, and it is closed.
 _MAX_IDLE_S = 30.0
+# Remembered, of which a last word on what they took is waited for.
+_MAX_CLOSED = 4096
 
 
 class DraftLink:
@@ -55,6 +58,8 @@ class DraftLink:
         self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
         self.keys: dict[int, SequenceKey] = {}
         """What is open there, by the id that it has there."""
+        self.last_closed: OrderedDict[int, SequenceKey] = OrderedDict()
+        """What was open there and may still be spoken of."""
         self._connect = connect
         self._received = False
         self._asked_s: float | None = None
@@ -67,6 +72,13 @@ class DraftLink:
         """The worker owes an answer now, if it is only that it has nothing to say."""
         if self._asked_s is None:
             self._asked_s = asyncio.get_running_loop().time()
+
+    def closed(self, sequence_id: int) -> SequenceKey:
+        """What was open there under this id no longer is. Raises KeyError for what was not."""
+        key = self.last_closed[sequence_id] = self.keys.pop(sequence_id)
+        if len(self.last_closed) > _MAX_CLOSED:
+            self.last_closed.popitem(last=False)
+        return key
 
     async def stop(self) -> None:
         self._task.cancel()

@@ -25,6 +25,8 @@ class Arrival(NamedTuple):
     serial: int
     received_s: float
     bin: Bin = Bin()
+    draft_s: float = 0.0
+    """What it took the draft."""
 
 
 class Beside(NamedTuple):
@@ -63,10 +65,12 @@ class OfferedDraft:
     """Which part of a combined drafter it is from."""
     matched: int = 0
     """Tokens of the match that it continues; 0 for a proposal of another kind."""
+    share_s: float = 0.0
+    """What it took the draft."""
 
     @property
     def arrival(self) -> Arrival:
-        return Arrival(self.serial, self.received_s, Bin(self.source))
+        return Arrival(self.serial, self.received_s, Bin(self.source), self.share_s / max(1, len(self.token_ids)))
 
     def arrivals(self, start: int) -> list[Arrival]:
         """Of a chain: of each token from number `start` on."""

@@ -45,6 +45,8 @@ class TargetMetrics:
 def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
     """What went differently from plan."""
     return (
+        ("busy_seconds", "Time in steps.", stats.busy_s),
+        ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),

@@ -51,6 +51,8 @@ class _Pairing:
     answer_us: int = 0
     answer_compute_us: int = 0
     answer_tokens: int = 0
+    share_us: int = 0
+    """What it has spent, and the router has not been told."""
 
     def offered(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
         answer_us = self.log.add(draft, draft.base_len, num_positions, now_us)
@@ -61,13 +63,13 @@ class _Pairing:
 
     def take_stats(self, committed: Committed) -> sequence_pb2.DraftStats | None:
         """What is to be told of it with this commit, if anything."""
-        if not (self.log.waits or self.draft_active):
+        if not (self.log.waits or self.draft_active or committed.draft_useful_s):
             return None
         base_len, outcome = committed.base_len, committed.outcome
         verified = self.log.take_verified(
             *(base_len, outcome.num_drafted, committed.draft_serial, base_len + len(outcome.token_ids))
         )
-        if not (verified or self.draft_active):
+        if not (verified or self.draft_active or committed.draft_useful_s):
             return None
         draft_us, compute_us, wire_us = drafted_us(verified)
         stats = sequence_pb2.DraftStats(
@@ -78,8 +80,11 @@ class _Pairing:
             answer_us=self.answer_us,
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,
+            share_us=clamp_us(self.share_us),
+            useful_us=clamp_us(round(committed.draft_useful_s * 1e6)),
         )
         self.draft_active, self.answer_us, self.answer_compute_us, self.answer_tokens = False, 0, 0, 0
+        self.share_us = 0
         return stats
 
 
@@ -176,6 +181,7 @@ class Pairs:
         if found is None:
             return None
         pairing = found.pairing
+        stats = pairing.take_stats(committed) if pairing is not None else None
         if outcome.finish is not Finish.NONE:
             self._close(key, sequence_pb2.CLOSE_REASON_FINISHED)
         else:
@@ -187,7 +193,7 @@ class Pairs:
                     )
                 )
                 self._asked(pairing, committed.base_len + len(outcome.token_ids))
-        return pairing.take_stats(committed) if pairing is not None else None
+        return stats
 
     def _set(self, key: SequenceKey, speculation: sequence_pb2.Speculation) -> None:
         found = self._open.get(key)
@@ -313,7 +319,8 @@ class Pairs:
         pairing, found.pairing = found.pairing, None
         if pairing is None:
             return
-        del pairing.link.keys[pairing.sequence_id]
+        key = pairing.link.closed(pairing.sequence_id)
+        self._tell_usage(key, pairing.share_us)
         pairing.link.outbox.close(sequence_pb2.CloseSequence(sequence_id=pairing.sequence_id, reason=reason))
 
     # -- what drafts say
@@ -324,7 +331,9 @@ class Pairs:
         for draft in reply.drafts:
             # A late one, about what has ended, finds nothing.
             if (key := link.keys.get(draft.sequence_id)) is None or (pairing := self._open[key].pairing) is None:
+                self._used_late(link, draft)
                 continue
+            pairing.share_us += draft.share_us
             pairing.log.number(draft)
             try:
                 num_positions = pairing.validator.check(draft)
@@ -340,6 +349,17 @@ class Pairs:
         for message in reply.errors:
             if (key := link.keys.get(message.sequence_id)) is not None:
                 self._lose(key, from_sequence_error(message))
+        for usage in reply.usage:
+            self._used_late(link, usage)
+
+    def _used_late(self, link: DraftLink, message: sequence_pb2.Draft | sequence_pb2.SequenceUsage) -> None:
+        if (key := link.last_closed.get(message.sequence_id)) is not None:
+            self._tell_usage(key, message.share_us)
+
+    def _tell_usage(self, key: SequenceKey, draft_share_us: int) -> None:
+        if draft_share_us:
+            usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, draft_share_us=clamp_us(draft_share_us))
+            self._answer(key.stream, target_pb2.VerifyResponse(usage=[usage]))
 
     def _link_ended(self, link: DraftLink, error: Unavailable) -> None:
         self._forget(link)

@@ -31,6 +31,10 @@ class Committed:
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token of the outcome, where they are asked for."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
+    num_siblings: int = 0
+    """Tokens verified beside drafted ones."""
+    draft_useful_s: float = 0.0
+    """What the accepted tokens took their draft."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class Report(WorkerReport):
 
     commits: list[Committed] = field(default_factory=list)
     refused_drafts: list[Failed] = field(default_factory=list)
+    removed: list[tuple[SequenceKey, Times]] = field(default_factory=list)
+    """Sequences that have ended, with what they took since their last commit."""
     step_us: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
@@ -53,6 +59,10 @@ class TargetStats:
     """Counts since the start. Written by the step thread alone; each is read at once."""
 
     num_steps: int = 0
+    busy_s: float = 0.0
+    """In steps."""
+    wasted_s: float = 0.0
+    """Of that, rows of drafted tokens that were not accepted."""
     num_preemptions: int = 0
     num_step_failures: int = 0
     num_unknown: int = 0

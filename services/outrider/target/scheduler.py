@@ -89,6 +89,11 @@ class PlannedRow:
         self.siblings = []
 
     @property
+    def decodes(self) -> bool:
+        """Whether it runs one committed token, and so nothing of a prompt."""
+        return self.decides and self.num_tokens == 1
+
+    @property
     def num_run(self) -> int:
         return self.num_tokens + self.num_drafted + len(self.siblings)
 

@@ -1,4 +1,4 @@
-"""Where one sequence's time goes between two of its commits. Seconds on the worker's own clock."""
+"""Where one sequence's time goes between two of its commits, and what it takes of the worker's. Seconds."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ class Times:
     """Steps that ran a part of its prompt and decided nothing."""
     draft_queue_s: float = 0.0
     """Arrival of the last draft judged to the start of the step."""
+    share_s: float = 0.0
+    """Of its steps: its part of their time."""
+    wasted_s: float = 0.0
+    """Of that, rows of drafted tokens that were not accepted."""
+    num_wasted_rows: int = 0

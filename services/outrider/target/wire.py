@@ -95,6 +95,7 @@ def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
         prepared=message.prepared,
         source=message.source,
         matched=message.matched,
+        share_s=message.share_us * 1e-6,
     )
 
 
@@ -113,6 +114,9 @@ def response_of(
         to(committed.key).commits.append(_commit(committed, draft_stats.get(committed.key)))
     for failed in report.failures:
         to(failed.key).errors.append(to_sequence_error(failed.key.sequence_id, failed.error))
+    for key, times in report.removed:
+        if share_us := _us(times.share_s):
+            to(key).usage.add(sequence_id=key.sequence_id, share_us=share_us)
     return responses
 
 
@@ -148,6 +152,9 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         draft_stats=draft_stats,
         logprobs=logprobs.to_proto(committed.logprobs),
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
+        share_us=_us(times.share_s),
+        wasted_us=_us(times.wasted_s),
+        num_siblings=committed.num_siblings,
     )
 
 

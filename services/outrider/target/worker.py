@@ -22,10 +22,11 @@ from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
+from outrider.target.times import Times
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
-from outrider.worker.step_cost import StepCost
+from outrider.worker.step_cost import StepCost, StepShares
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +184,8 @@ class TargetWorker:
 
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
         committed_before = self.stats.num_committed_tokens
+        # A commit takes them along, and says them once the step is over.
+        times = [row.sequence.times for row in rows]
         for row, result in zip(rows, results, strict=True):
             row.sequence.start_step(started_s, row.num_in_step)
             try:
@@ -203,12 +206,22 @@ class TargetWorker:
         self._report.batch_tokens = sum(row.num_run for row in rows)
         self.stats.num_steps += 1
         self._calibration.stepped()
-        prompt_tokens = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.decides)
-        num_rows, num_committed = (
-            self._report.batch_tokens - prompt_tokens,
-            self.stats.num_committed_tokens - committed_before,
-        )
-        self._cost.took(rows=num_rows, seconds=ended_s - started_s, tokens=num_committed, prompt_tokens=prompt_tokens)
+        prompt_tokens = sum(row.num_tokens for row in rows if not row.decodes)
+        took = {"rows": self._report.batch_tokens - prompt_tokens, "prompt_tokens": prompt_tokens}
+        self._divide(rows, times, self._cost.shares(sequences=len(rows), seconds=ended_s - started_s, **took))
+        num_committed = self.stats.num_committed_tokens - committed_before
+        self._cost.took(seconds=ended_s - started_s, tokens=num_committed, **took)
+
+    def _divide(self, rows: Sequence[PlannedRow], times: Sequence[Times], shares: StepShares) -> None:
+        """A step's time among its sequences."""
+        for row, each in zip(rows, times, strict=True):
+            prompt_tokens = 0 if row.decodes else row.num_tokens
+            share_s = shares.of(prompt_tokens=prompt_tokens, rows=row.num_run - prompt_tokens)
+            wasted_s, each.num_wasted_rows = each.num_wasted_rows * shares.row_s, 0
+            each.share_s += share_s
+            each.wasted_s += wasted_s
+            self.stats.busy_s += share_s
+            self.stats.wasted_s += wasted_s
 
     def _settle(self, row: PlannedRow, result: Verified) -> None:
         sequence = row.sequence
@@ -232,6 +245,8 @@ class TargetWorker:
         num_accepted = outcome.num_accepted - (number is not None)
         self._calibration.observe(sequence.bins[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
         self.stats.num_siblings += len(row.siblings)
+        sequence.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
+        draft_useful_s = sum(arrival.draft_s for arrival in sequence.drafts.arrivals[: outcome.num_accepted])
         if number is not None:
             self._engine.accept_branch(kv_of(sequence), number)
             # A stop token before it may have ended the text.
@@ -251,6 +266,8 @@ class TargetWorker:
             num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt_logprobs,
+            num_siblings=len(row.siblings),
+            draft_useful_s=draft_useful_s,
         )
         self._report.commits.append(committed)
         self._count(committed)
@@ -305,6 +322,9 @@ class TargetWorker:
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.pop(key, None)
-        if sequence is not None and sequence.kv is not None:
+        if sequence is None:
+            return
+        self._report.removed.append((key, sequence.times))
+        if sequence.kv is not None:
             self._engine.close(sequence.kv)
             sequence.kv = None

@@ -263,3 +263,23 @@ def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypat
     assert not report.failures and not counting.has_work
     assert counting.stats.num_round_failures == 1
     assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]
+
+
+def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_tells_the_rest() -> None:
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 0.001
+        return now_s[0]
+
+    worker = DraftWorker(NgramDrafter(384, 512, NgramConfig()), 4, clock)
+    reports = [turn(worker, opened(ONE), opened(TWO)), turn(worker), turn(worker, committed(ONE, 6, 22))]
+    worker._open[TWO].share_s += 0.5
+    worker.stats.busy_s += 0.5
+    reports.append(turn(worker, Closed(ONE), Closed(TWO)))
+    proposed = sum(proposal.share_s for report in reports for proposal in report.proposals)
+    rest = [each for report in reports for each in report.removed]
+    assert (TWO, pytest.approx(0.5, abs=0.1)) in rest
+    assert proposed + sum(share_s for _, share_s in rest) == pytest.approx(worker.stats.busy_s)
+    [first, second] = reports[0].proposals
+    assert first.share_s == second.share_s > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -67,8 +67,8 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
     def closes(self) -> list[tuple[int, int]]:
         return [(close.sequence_id, close.reason) for request in self.requests for close in request.closes]
 
-    async def say(self, *drafts: sequence.Draft, errors: Any = ()) -> None:
-        await self.context.write(draft_pb2.DraftResponse(drafts=drafts, errors=errors))
+    async def say(self, *drafts: sequence.Draft, errors: Any = (), usage: Any = ()) -> None:
+        await self.context.write(draft_pb2.DraftResponse(drafts=drafts, errors=errors, usage=usage))
         await asyncio.sleep(0.1)
 
 
@@ -531,3 +531,19 @@ async def test_stopping_ends_the_streams(world: World) -> None:
     await world.pairs.stop()
     await asyncio.sleep(0.1)
     assert world.draft.ended
+
+
+@virtual
+async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_late_by_itself(world: World) -> None:
+    await world.paired()
+    await world.draft.say(guess(4, 9, 9, share_us=300), sequence.Draft(sequence_id=90, base_len=4, share_us=50))
+    stats = await world.follow(replace(committed(4, [9, 5], drafted=2, serial=1), draft_useful_s=0.00015))
+    assert (stats.share_us, stats.useful_us) == (350, 150)
+    await world.draft.say(guess(6, 9, share_us=40))
+    await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
+    await world.draft.say(guess(7, 9, share_us=20), usage=[sequence.SequenceUsage(sequence_id=90, share_us=5)])
+    # Of what was never open there, nothing is known.
+    await world.draft.say(usage=[sequence.SequenceUsage(sequence_id=91, share_us=5)])
+    told = [(stream, list(answer.usage)) for stream, answer in world.answers if answer.usage]
+    late = [sequence.SequenceUsage(sequence_id=KEY.sequence_id, draft_share_us=us) for us in (40, 20, 5)]
+    assert told == [(KEY.stream, [one]) for one in late]

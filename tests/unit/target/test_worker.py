@@ -476,3 +476,50 @@ def test_a_fault_in_the_step_ends_the_guilty_sequence_and_no_other(tiny: Path, n
     assert not bench.answers[key(9)].commits
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items() if k.sequence_id != 9} == texts
     assert bench.engine.num_free_blocks == bench.limits.num_blocks
+
+
+class TimedEngine:
+    """Another engine, each of whose forwards takes as long as its tokens do."""
+
+    def __init__(self, engine: Engine, spend: Callable[[float], None]) -> None:
+        self._engine, self._spend = engine, spend
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        self._spend(0.01 + 0.001 * sum(len(row.tokens) + len(row.siblings) for row in rows))
+        return self._engine.forward(rows)
+
+
+def test_what_sequences_took_of_the_steps_is_all_the_steps_time(tiny: Path) -> None:
+    what = [opening(prompt) for prompt in PROMPTS]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny, max_batch_tokens=24)
+
+    def spend(seconds: float) -> None:
+        bench.now_s += seconds
+
+    bench.worker._engine = TimedEngine(bench.engine, spend)  # type: ignore[assignment]
+    began_s = bench.now_s
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    liar = Liar(texts, "random")
+    for turn in range(2000):
+        if turn == 5:
+            # In the middle of its prompt, or after some tokens.
+            bench.close(0)
+            bench.close(3)
+        for k, tokens in bench.tokens.items():
+            for draft in liar(k.sequence_id, tokens):
+                bench.apply(Offered(k, draft))
+        bench.step()
+        if not bench.worker.load.num_sequences:
+            break
+    committed = [commit for answer in bench.answers.values() for commit in answer.commits]
+    told = [commit.times for commit in committed] + [times for r in bench.reports for _, times in r.removed]
+    stats = bench.worker.stats
+    assert sum(times.share_s for times in told) == pytest.approx(bench.now_s - began_s) == pytest.approx(stats.busy_s)
+    assert sum(times.wasted_s for times in told) == pytest.approx(stats.wasted_s)
+    assert all(0 <= times.wasted_s <= times.share_s for times in told)
+    assert all((c.times.wasted_s > 0) == (c.outcome.num_drafted > c.outcome.num_accepted) for c in committed[20:])

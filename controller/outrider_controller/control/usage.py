@@ -1,0 +1,53 @@
+"""The bill as operators ask for it: what routers wrote to the ledger, added up by tenant and time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from outrider.errors import InvalidRequest
+from outrider.metadata.ledger import HOUR_S, KEPT_HOURS, LedgerStore, TenantUsage
+from outrider.protocol.limits import MAX_LABEL_CHARS
+from outrider.rpc.v1 import usage_pb2 as usage
+
+MAX_ROWS = 10_000
+_DAY_HOURS = 24
+
+
+async def bill(
+    ledger: LedgerStore, request: usage.GetUsageRequest, wall_clock: Callable[[], float] = time.time
+) -> usage.GetUsageResponse:
+    """Raises InvalidRequest, Unavailable."""
+    if len(request.tenant) > MAX_LABEL_CHARS:
+        raise InvalidRequest("tenant", f"must have at most {MAX_LABEL_CHARS} characters")
+    if request.by not in usage.UsageInterval.values():
+        raise InvalidRequest("by", f"{request.by} is not an interval")
+    until_s = request.until_unix_s or int(wall_clock()) + 1
+    since_s = request.since_unix_s or max(0, until_s - _DAY_HOURS * HOUR_S)
+    if since_s >= until_s:
+        raise InvalidRequest("since_unix_s", "must be before until_unix_s")
+    first, last = since_s // HOUR_S, (until_s - 1) // HOUR_S
+    if last - first > KEPT_HOURS:
+        raise InvalidRequest("since_unix_s", f"more than {KEPT_HOURS // _DAY_HOURS} days: no usage is kept for longer")
+    sums: dict[tuple[int, str], TenantUsage] = {}
+    for entry in await ledger.read(first, last, request.tenant):
+        sums.setdefault((_start(entry.hour, first, request.by), entry.tenant), TenantUsage()).add(entry.usage)
+    if len(sums) > MAX_ROWS:
+        raise InvalidRequest("since_unix_s", f"{len(sums)} rows, more than {MAX_ROWS}: ask for less time or one tenant")
+    rows = [
+        usage.UsageRow(start_unix_s=hour * HOUR_S, tenant=tenant, usage=_message(each))
+        for (hour, tenant), each in sorted(sums.items())
+    ]
+    return usage.GetUsageResponse(rows=rows)
+
+
+def _start(hour: int, first: int, by: usage.UsageInterval.ValueType) -> int:
+    """The first hour of the interval that this one lies in."""
+    if by == usage.USAGE_INTERVAL_HOUR:
+        return hour
+    return hour - hour % _DAY_HOURS if by == usage.USAGE_INTERVAL_DAY else first
+
+
+def _message(each: TenantUsage) -> usage.TenantUsage:
+    return usage.TenantUsage(**{name: max(0, value) for name, value in asdict(each).items()})

@@ -1,0 +1,137 @@
+"""What tenants use: sums over the rounds of their requests, and the task that writes them to the ledger.
+
+Workers say what each sequence took of their time; a router knows whose it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from outrider.metadata.ledger import HOUR_S, TenantUsage
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import sequence_pb2 as sequence
+
+log = logging.getLogger(__name__)
+
+OTHERS = "_other"
+"""No tenant can have this name."""
+MAX_TENANTS = 10_000
+"""That are counted apart in an hour; the rest together."""
+_MAX_WAITING_HOURS = 24
+_WRITE_EVERY_S = 10.0
+
+
+class Ledger(Protocol):
+    """The part of the metadata store that takes sums."""
+
+    async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool: ...
+
+
+class UsageSums:
+    """Sums by tenant. Never waits."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, TenantUsage] = {}
+        self.changed: set[str] = set()
+
+    def round(self, tenant: str, done: Round, prompt_len: int = 0) -> None:
+        """One commit. `prompt_len`: of the request whose first one it is, else 0."""
+        usage = self._of(tenant)
+        if prompt_len:
+            usage.requests += 1
+            usage.prompt_tokens += prompt_len
+            usage.cached_tokens += done.num_cached_tokens
+        usage.output_tokens += len(done.token_ids)
+        if done.num_drafted:
+            usage.drafted_tokens += done.num_drafted + done.num_siblings
+            usage.verified_tokens += done.num_verified + done.num_siblings
+            usage.accepted_tokens += done.num_accepted
+            usage.target_wasted_us += done.wasted_us
+        usage.target_useful_us += done.share_us - done.wasted_us
+        if done.draft_active:
+            usage.draft_useful_us += done.draft_useful_us
+            usage.draft_wasted_us += done.draft_share_us - done.draft_useful_us
+
+    def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
+        """What workers spent on a sequence after its last commit."""
+        usage = self._of(tenant)
+        usage.target_useful_us += used.share_us
+        usage.draft_wasted_us += used.draft_share_us
+
+    def take_all(self) -> dict[str, TenantUsage]:
+        """The sums, which begin anew."""
+        sums, self.sums, self.changed = self.sums, {}, set()
+        return sums
+
+    def _of(self, tenant: str) -> TenantUsage:
+        usage = self.sums.get(tenant)
+        if usage is None:
+            tenant = tenant if len(self.sums) < MAX_TENANTS else OTHERS
+            usage = self.sums.setdefault(tenant, TenantUsage())
+        self.changed.add(tenant)
+        return usage
+
+
+class LedgerWriter:
+    """Writes one router's sums every 10 s, in an `async with`. While Redis is away, they wait here, by hours."""
+
+    def __init__(
+        self, usage: UsageSums, ledger: Ledger, router_id: str, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._usage = usage
+        self._ledger = ledger
+        self._router_id = router_id
+        self._wall_clock = wall_clock
+        self._hour = self._now_hour
+        self._waiting: dict[int, dict[str, TenantUsage]] = {}
+        """Of hours that are over, what Redis has not taken."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LedgerWriter:
+        self._task = asyncio.create_task(self._run(), name="ledger writer")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what has changed since the last time."""
+        if (hour := self._now_hour) != self._hour:
+            self._begin(hour)
+        for past in list(self._waiting):
+            if await self._ledger.write(past, self._router_id, self._waiting[past]):
+                del self._waiting[past]
+        changed, self._usage.changed = self._usage.changed, set()
+        sums = {tenant: self._usage.sums[tenant] for tenant in changed}
+        if sums and not await self._ledger.write(self._hour, self._router_id, sums):
+            self._usage.changed |= changed
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(min(_WRITE_EVERY_S, HOUR_S - self._wall_clock() % HOUR_S))
+            try:
+                await self.flush()
+            except Exception:
+                # Sums go on, and are written by the next turn.
+                log.exception("usage was not written")
+
+    def _begin(self, hour: int) -> None:
+        if sums := self._usage.take_all():
+            self._waiting[self._hour] = sums
+        self._hour = hour
+        if len(self._waiting) > _MAX_WAITING_HOURS:
+            lost = self._waiting.pop(min(self._waiting))
+            log.error("usage of %d tenants in an hour is lost: the metadata store was away for too long", len(lost))
+
+    @property
+    def _now_hour(self) -> int:
+        return int(self._wall_clock() // HOUR_S)

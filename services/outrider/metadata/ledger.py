@@ -1,0 +1,142 @@
+"""What tenants have used, in Redis: one hash for an hour and the router that counted, kept for 90 days.
+
+A router writes absolute sums, so a write whose answer was lost is simply done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import Unavailable
+from outrider.metadata.keys import Keys
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+HOUR_S = 3600
+KEPT_HOURS = 90 * 24
+# Of one call. Each has a second.
+_MAX_TENANTS, _MAX_LEDGERS = 1000, 100
+
+
+@dataclass(slots=True)
+class TenantUsage:
+    """Sums. Field names are those of outrider.rpc.v1.TenantUsage."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    drafted_tokens: int = 0
+    verified_tokens: int = 0
+    accepted_tokens: int = 0
+    target_useful_us: int = 0
+    target_wasted_us: int = 0
+    draft_useful_us: int = 0
+    draft_wasted_us: int = 0
+    """Below 0 for a moment where tokens are accepted that were paid for before."""
+
+    def add(self, other: TenantUsage) -> None:
+        for name in FIELDS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+FIELDS = tuple(each.name for each in fields(TenantUsage))
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What one router counted of one tenant in one hour."""
+
+    hour: int
+    """Since 1970."""
+    tenant: str
+    usage: TenantUsage
+
+
+class LedgerStore:
+    """Owned by one event loop."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool:
+        """By tenant, all that `writer` counted in that hour. False where Redis is away: it may be half done."""
+        names = list(sums)
+        for start in range(0, len(names), _MAX_TENANTS):
+            part = {
+                f"{name}/{field}": getattr(sums[name], field)
+                for name in names[start : start + _MAX_TENANTS]
+                for field in FIELDS
+            }
+            if not await self._write(hour, writer, part):
+                return False
+        return True
+
+    async def _write(self, hour: int, writer: str, part: dict[str, int]) -> bool:
+        async def work(redis: Redis) -> bool:
+            pipe = redis.pipeline(transaction=True)
+            key = self._keys.ledger(hour, writer)
+            pipe.hset(key, mapping=part)  # type: ignore[arg-type]  # Its stubs say str.
+            pipe.expire(key, KEPT_HOURS * HOUR_S)
+            pipe.zadd(self._keys.ledgers, {f"{hour}:{writer}": hour})
+            pipe.zremrangebyscore(self._keys.ledgers, 0, hour - KEPT_HOURS)
+            await pipe.execute()
+            return True
+
+        return await self._link.call_in_background(work) is not None
+
+    async def read(self, first_hour: int, last_hour: int, tenant: str = "") -> list[LedgerEntry]:
+        """Of all routers; of all tenants unless one is named. Raises Unavailable."""
+
+        async def names_of(redis: Redis) -> Any:
+            return await redis.zrangebyscore(self._keys.ledgers, first_hour, last_hour)
+
+        names = [name.decode().partition(":") for name in _answered(await self._link.call_in_background(names_of))]
+        found: list[LedgerEntry] = []
+        for start in range(0, len(names), _MAX_LEDGERS):
+            found += await self._entries([(int(h), w) for h, _, w in names[start : start + _MAX_LEDGERS]], tenant)
+        return found
+
+    async def _entries(self, ledgers: Sequence[tuple[int, str]], tenant: str) -> list[LedgerEntry]:
+        wanted = [f"{tenant}/{field}" for field in FIELDS]
+
+        async def work(redis: Redis) -> Any:
+            pipe = redis.pipeline(transaction=False)
+            for hour, writer in ledgers:
+                key = self._keys.ledger(hour, writer)
+                if tenant:
+                    pipe.hmget(key, wanted)
+                else:
+                    pipe.hgetall(key)
+            return await pipe.execute()
+
+        answers = _answered(await self._link.call_in_background(work))
+        if tenant:
+            answers = [{k.encode(): v for k, v in zip(wanted, a, strict=True) if v is not None} for a in answers]
+        return [
+            LedgerEntry(hour, name, usage)
+            for (hour, _), answer in zip(ledgers, answers, strict=True)
+            for name, usage in _by_tenant(answer.items()).items()
+        ]
+
+
+def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
+    sums: dict[str, TenantUsage] = {}
+    for key, value in values:
+        tenant, _, field = key.decode().rpartition("/")
+        # A later version may count what this one does not know.
+        if field in FIELDS:
+            setattr(sums.setdefault(tenant, TenantUsage()), field, int(value))
+    return sums
+
+
+def _answered(answer: Any) -> Any:
+    if answer is None:
+        raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
+    return answer
