@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 from outrider.errors import Code
 from outrider.protocol.identity import PROTOCOL_VERSION
-from outrider.rpc.channel import create_channel
+from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -30,7 +30,6 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
 from outrider.target.commit import Finish, Outcome
 from outrider.target.draft_leases import DraftLeases, no_leases
-from outrider.target.draft_link import Connect
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits

@@ -75,7 +75,11 @@ def _config(options: argparse.Namespace) -> ControllerConfig:
         for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
     ]
     control = ControlConfig(
-        options.control_listen, options.control_advertise, options.control_ops_listen, shared["secret"], **process
+        listen=options.control_listen,
+        advertise=options.control_advertise,
+        ops_listen=options.control_ops_listen,
+        **{name: shared[name] for name in ("tls_dir", "insecure", "secret")},
+        **process,
     )
     return ControllerConfig(
         metadata_url=options.metadata,

@@ -22,6 +22,15 @@ def check_advertised(field: str, advertise: str, listen: str) -> None:
         raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT for others")
 
 
+def is_loopback(address: str) -> bool:
+    """Whether no other machine can reach HOST:PORT."""
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def takes_all_interfaces(address: str) -> bool:
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
     try:

@@ -26,7 +26,7 @@ _COMMANDS = {
     "uncordon": (f"{_PACKAGE}.cordon", "uncordon", "Send work to a worker again."),
     "drain": (f"{_PACKAGE}.cordon", "drain", "Empty a worker, so that it can be stopped."),
     "apply": (f"{_PACKAGE}.tenants", "apply", "Make or change the tenants that a file lists."),
-    "create": (f"{_PACKAGE}.tenants", "create", "Make an API key."),
+    "create": (f"{_PACKAGE}.tenants", "create", "Make an API key, or certificates."),
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
+from outrider_controller.cli.certificates import create_certificates
 from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
@@ -55,7 +56,10 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
 
 @click.group("create")
 def create() -> None:
-    """Make API keys."""
+    """Make API keys, or certificates."""
+
+
+create.add_command(create_certificates)
 
 
 def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:

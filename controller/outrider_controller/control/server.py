@@ -14,6 +14,8 @@ from outrider.gateway.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.credentials import cluster_port
+from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, usage_pb2
@@ -104,6 +106,10 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return await bill(self._store.ledger, request)
 
 
+def _cluster(config: ControlConfig) -> RoleGuard:
+    return RoleGuard(config.secret, certificates=config.tls is not None)
+
+
 @asynccontextmanager
 async def running_control(
     config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
@@ -119,9 +125,12 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store))
-        server = create_server(guard=OperatorGuard(config.secret, KeyGuard(store.tenants, required=True)))
+        server = create_server(guard=OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True)))
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events), server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[SERVICE], signals=signals))
+        credentials = cluster_port(config.tls)
+        life = await stack.enter_async_context(
+            serving(server, config.listen, services=[SERVICE], signals=signals, credentials=credentials)
+        )
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()

@@ -17,7 +17,8 @@ from outrider.protocol.limits import (
     MAX_STREAM_BYTES,
     MAX_WAIT_US,
 )
-from outrider.rpc.roles import ClusterSecret
+from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
+from outrider.rpc.roles import ClusterSecret, Role
 from outrider.telemetry.logging import LOG_FORMATS
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
@@ -163,6 +164,10 @@ class RouterConfig:
     """HOST:PORT under which gateways reach it; empty takes the bound address."""
     ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
+    tls_dir: str = ""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` of a router; empty serves in plain text."""
+    insecure: bool = False
+    """Serve in plain text also where other machines can reach it."""
     secret: ClusterSecret | None = None
     """With one only gateways of the same cluster may send requests. None: everybody who reaches the port."""
     drain_timeout_s: float = 30.0
@@ -182,7 +187,13 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_advertised("router.advertise", self.advertise, self.listen)
+        check_plain("router.listen", self.listen, self.tls_dir, self.insecure)
+        cluster_tls(Role.ROUTER, self.tls_dir)
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> RouterConfig:
@@ -208,6 +219,8 @@ def shared_options(options: argparse.Namespace) -> dict[str, Any]:
     """Fields of RouterConfig that follow from the arguments of `add_shared_arguments`. Raises ValueError or OSError."""
     secret, key = options.cluster_secret_file, options.cache_salt_key_file
     return {
+        "tls_dir": options.tls_dir,
+        "insecure": options.insecure,
         "secret": ClusterSecret.read(secret) if secret else None,
         "cache_salt_key": _read_salt_key(key) if key else b"",
         "drain_timeout_s": options.drain_timeout,
@@ -267,5 +280,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")
+    add("--tls-dir", default="", metavar="DIR", help="has tls.crt, tls.key and ca.crt; plain text if empty")
+    add("--insecure", action="store_true", help="plain text also where other machines can reach it")
     add("--cluster-secret-file", default="", metavar="FILE", help="of which this cluster's processes prove to know")
     add("--log-format", default="human", choices=LOG_FORMATS, help="of the lines on stderr")

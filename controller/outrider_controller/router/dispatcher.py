@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
-from outrider.rpc.channel import create_channel
+from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 from outrider.supervision import Backoff, keep_running
@@ -26,7 +26,7 @@ from outrider_controller.router.assignment import Assigner, Directory, WorkerPic
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.draining import hand_over
 from outrider_controller.router.failover import FailoverState, Fault, Loss, fault_of, loss_of
-from outrider_controller.router.fleet import Connect, DraftWorker, Fleet, Listener, TargetLink
+from outrider_controller.router.fleet import DraftWorker, Fleet, Listener, TargetLink
 from outrider_controller.router.placement import verification_mode
 from outrider_controller.router.policy import Policy, target_states
 from outrider_controller.router.request import BadReply, RequestState

@@ -15,7 +15,7 @@ from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.metadata.lease import HEARTBEAT_S
 from outrider.protocol.outbox import Outbox
-from outrider.rpc.channel import create_channel
+from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import control_pb2, target_pb2_grpc
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -30,9 +30,6 @@ log = logging.getLogger(__name__)
 # How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
 # would say so.
 BELIEVED_S = 2 * HEARTBEAT_S
-
-Connect = Callable[[str], grpc.aio.Channel]
-"""A channel to HOST:PORT. Connects when first used."""
 
 
 class Leases(Protocol):

@@ -22,8 +22,10 @@ from outrider.metadata import MetadataStore
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
 from outrider.rpc.answers import let_end
+from outrider.rpc.channel import connect_to
+from outrider.rpc.credentials import cluster_port
 from outrider.rpc.interceptor import frames
-from outrider.rpc.roles import RoleGuard
+from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
@@ -308,19 +310,23 @@ async def running_router(
     )
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(RouterTelemetry(ops.registry, store))
-        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry))
+        connect = connect_to(Role.TARGET, config.tls)
+        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect))
         await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id))
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
-        server = create_server(guard=RoleGuard(config.secret))
+        server = create_server(guard=RoleGuard(config.secret, certificates=config.tls is not None))
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         dispatcher.traces.router_id = info.worker_id
         _send_spans(stack, dispatcher)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(dispatcher.traces), server)
         services = [SERVICE, TRACE_SERVICE]
+        credentials = cluster_port(config.tls)
         life = await stack.enter_async_context(
-            serving(server, config.listen, services=services, signals=signals, draining=draining)
+            serving(
+                server, config.listen, services=services, signals=signals, draining=draining, credentials=credentials
+            )
         )
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         ops.ready["server"] = lambda: life.problem

@@ -118,12 +118,38 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{/* Of a port for other pods: with certificates, or in plain text by name. */}}
+{{- define "outrider.tlsArgs" -}}
+{{- if index .root.Values.tlsSecrets .role -}}
+- --tls-dir
+- /run/secrets/tls
+{{- else -}}
+- --insecure
+{{- end -}}
+{{- end -}}
+
+{{/* Secrets with certificates by the directory below /run/secrets at which they lie: of this role, and the public one. */}}
+{{- define "outrider.tlsSecrets" -}}
+{{- $secrets := .root.Values.tlsSecrets -}}
+{{- $cluster := list $secrets.gateway $secrets.controller $secrets.target $secrets.draft -}}
+{{- if and (without $cluster "") (has "" $cluster) -}}
+{{- fail "tlsSecrets: gateway, controller, target and draft are needed together" -}}
+{{- end -}}
+{{- $found := dict -}}
+{{- with index $secrets .role }}{{ $_ := set $found "tls" . }}{{ end -}}
+{{- if and (eq .role "gateway") $secrets.public }}{{ $_ := set $found "public-tls" $secrets.public }}{{ end -}}
+{{- toJson $found -}}
+{{- end -}}
+
 {{- define "outrider.mounts" -}}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /var/cache/outrider}
 - {name: shm, mountPath: /dev/shm}
 {{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
 - {name: cluster, mountPath: /run/secrets/cluster, readOnly: true}
+{{- end }}
+{{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
+- {name: {{ $folder }}, mountPath: /run/secrets/{{ $folder }}, readOnly: true}
 {{- end }}
 {{- if .root.Values.models.existingClaim }}
 - {name: models, mountPath: /models, readOnly: true}
@@ -144,6 +170,10 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
 - name: cluster
   secret: {secretName: {{ .root.Values.clusterSecret | quote }}, defaultMode: 0440}
+{{- end }}
+{{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
+- name: {{ $folder }}
+  secret: {secretName: {{ $secret | quote }}, defaultMode: 0440}
 {{- end }}
 {{- if .root.Values.models.existingClaim }}
 - name: models

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
 from outrider.engine import EngineConfig
+from outrider.rpc.roles import Role
 from outrider.worker.config import WorkerConfig, from_options, make_parser, parse
 
 
@@ -21,6 +23,8 @@ class DraftConfig(WorkerConfig):
     max_sequences: int = 256
     max_draft_tokens: int = 8
     """Most tokens of one proposal, whatever a router asks for."""
+
+    role: ClassVar[Role] = Role.DRAFT
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)

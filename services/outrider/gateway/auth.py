@@ -19,7 +19,7 @@ from typing import TypeVar
 from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.metadata.tenants import DEFAULT_TENANT, FoundKey, TenantStore, is_expired
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
-from outrider.rpc.roles import Access, Caller
+from outrider.rpc.roles import NO_ROLES, Access, Caller, Role
 from outrider.rpc.v1 import tenants_pb2
 
 _FRESH_S = 5.0
@@ -56,7 +56,7 @@ class KeyGuard:
     _wrong: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     """When the store said of a digest that no key has it."""
 
-    async def admit(self, access: Access, token: str) -> Caller:
+    async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
         """Raises Unauthenticated without a valid key, PermissionDenied for one that does not open this, Unavailable
         where the store is away and nothing is known.
         """

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from outrider.address import check_advertised
-from outrider.rpc.roles import ClusterSecret
+from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls, public_tls
+from outrider.rpc.roles import ClusterSecret, Role
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 
@@ -76,6 +77,12 @@ class GatewayConfig:
     """Model name → directory with its tokenizer, where the name alone does not tell."""
     limits: Limits = field(default_factory=Limits)
     failover: Failover = field(default_factory=Failover)
+    tls_dir: str = ""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` of a gateway, for the way to routers; empty: plain text."""
+    public_tls_dir: str = ""
+    """Directory with `tls.crt` and `tls.key` of the two public ports; empty: plain text."""
+    insecure: bool = False
+    """Serve the public ports in plain text also where other machines can reach them."""
     secret: ClusterSecret | None = None
     """By which routers know a gateway of their cluster."""
     require_api_keys: bool = False
@@ -93,13 +100,28 @@ class GatewayConfig:
             raise ConfigError("--require-api-keys: needs --metadata, where the keys are")
         for address in (self.listen_grpc, self.listen_http, *self.routers):
             split_address(address)
-        if self.metadata_url:
-            try:
-                check_advertised("advertise", self.advertise, self.listen_grpc)
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+        try:
+            self._check_network()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         if self.drain_timeout_s < 0:
             raise ConfigError("drain_timeout_s: has to be at least 0")
+
+    def _check_network(self) -> None:
+        if self.metadata_url:
+            check_advertised("advertise", self.advertise, self.listen_grpc)
+        for name in ("listen_grpc", "listen_http"):
+            check_plain(name, getattr(self, name), self.public_tls_dir, self.insecure, "public_tls_dir")
+        cluster_tls(Role.GATEWAY, self.tls_dir)
+        public_tls(self.public_tls_dir)
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
+
+    @property
+    def public_tls(self) -> TlsFiles | None:
+        return TlsFiles(Path(self.public_tls_dir)) if self.public_tls_dir else None
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -124,6 +146,9 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
             model_paths=dict(_model_path(given) for given in options.model_path),
             limits=Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)}),
             failover=Failover(window_s=options.failover_window_s),
+            tls_dir=options.tls_dir,
+            public_tls_dir=options.public_tls_dir,
+            insecure=options.insecure,
             secret=ClusterSecret.read(options.cluster_secret_file) if options.cluster_secret_file else None,
             require_api_keys=options.require_api_keys,
             drain_timeout_s=options.drain_timeout_s,
@@ -178,6 +203,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="longest wait for a token while routers fail (default %(default)s)",
     )
+    add(
+        "--tls-dir", default="", metavar="DIR", help="has tls.crt, tls.key and ca.crt, for routers; plain text if empty"
+    )
+    add("--public-tls-dir", default="", metavar="DIR", help="has tls.crt and tls.key for clients; plain text if empty")
+    add("--insecure", action="store_true", help="public ports in plain text also where other machines can reach them")
     add("--cluster-secret-file", default="", metavar="FILE", help="by which routers know a gateway of their cluster")
     add("--require-api-keys", action="store_true", help="refuse requests without a key before one is made, too")
     add("--drain-timeout-s", type=float, default=60.0, metavar="S", help="default %(default)s")

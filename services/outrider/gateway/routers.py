@@ -15,12 +15,11 @@ from outrider.gateway.router_stream import Credential, RouterStream
 from outrider.metadata.directory import LEASE_TTL_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
-from outrider.rpc.channel import create_channel
+from outrider.rpc.certificates import Version
+from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
 
 Clock = Callable[[], float]
-Connect = Callable[[str], grpc.aio.Channel]
-"""A channel to HOST:PORT. Connects when first used."""
 _RETIRE_GRACE_S = 600.0
 
 
@@ -103,12 +102,16 @@ class Router:
     stream: RouterStream
     credential: Credential = ()
     """Metadata of each call."""
+    certificate: Version = ()
+    """Of this process, when it connected."""
 
     @classmethod
-    def at(cls, address: str, connect: Connect = create_channel, credential: Credential = ()) -> Router:
+    def at(
+        cls, address: str, connect: Connect = create_channel, credential: Credential = (), certificate: Version = ()
+    ) -> Router:
         channel = connect(address)
         stub = router_pb2_grpc.RouterServiceStub(channel)
-        return cls(address, channel, stub, RouterStream(stub, credential), credential)
+        return cls(address, channel, stub, RouterStream(stub, credential), credential, certificate)
 
     async def close(self, grace_s: float | None = None) -> None:
         """Waits that long for the stream to end; a draining router ends it once it has answered everything."""
@@ -127,8 +130,11 @@ class RouterPool:
         clock: Clock = time.monotonic,
         connect: Connect = create_channel,
         credential: Credential = (),
+        certificate: Callable[[], Version] = lambda: (),
     ) -> None:
+        """`certificate`: which one `connect` shows now. With another one each router is connected to anew."""
         self._source = source
+        self._certificate = certificate
         self._credential = credential
         self._clock = clock
         self._connect = connect
@@ -149,7 +155,7 @@ class RouterPool:
     async def pick(self) -> Router:
         """The router for the next call. Raises Unavailable when none is known."""
         addresses = await self._source.addresses()
-        self._retire(set(self._routers) - set(addresses))
+        self._retire(set(self._routers) - set(addresses) | self._outdated())
         address = self._rotation.choose(addresses, self._clock())
         if address is None:
             raise Unavailable("no router is known", reason="NO_ROUTER", retry_after_s=1.0)
@@ -165,8 +171,12 @@ class RouterPool:
     def answered(self, router: Router) -> None:
         self._rotation.recovered(router.address)
 
+    def _outdated(self) -> set[str]:
+        certificate = self._certificate()
+        return {address for address, router in self._routers.items() if router.certificate != certificate}
+
     def _retire(self, gone: set[str]) -> None:
-        """Closes connections to routers that left, once their calls are done: a draining router is off the list too."""
+        """Closes these connections once their calls are done: a draining router is off the list too."""
         for address in gone:
             task = asyncio.create_task(self._routers.pop(address).close(_RETIRE_GRACE_S))
             self._closing.add(task)
@@ -174,5 +184,5 @@ class RouterPool:
 
     def _router(self, address: str) -> Router:
         if address not in self._routers:
-            self._routers[address] = Router.at(address, self._connect, self._credential)
+            self._routers[address] = Router.at(address, self._connect, self._credential, self._certificate())
         return self._routers[address]

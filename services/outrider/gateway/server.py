@@ -30,6 +30,8 @@ from outrider.gateway.router_stream import Credential
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.channel import connect_to
+from outrider.rpc.credentials import public_port
 from outrider.rpc.options import public_options
 from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -63,7 +65,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         if config.metadata_url is not None:
             opened = store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
             MetadataCollector(ops.registry, lambda: opened.available, lambda: asdict(opened.counters))
-        routers = await stack.enter_async_context(RouterPool(_source(config, store), credential=_credential(config)))
+        routers = await stack.enter_async_context(_routers(config, store))
         tracing = open_tracing("outrider-gateway")
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
@@ -87,10 +89,16 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         servicer = GenerationServicer(core, limits.send_timeout_s)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
         life = await stack.enter_async_context(
-            serving(grpc_server, config.listen_grpc, services=[SERVICE], signals=signals)
+            serving(
+                grpc_server,
+                config.listen_grpc,
+                services=[SERVICE],
+                signals=signals,
+                credentials=public_port(config.public_tls),
+            )
         )
         http_address = await stack.enter_async_context(
-            _http(create_app(core, limits, guard), config.listen_http, Bounds(limits, max_connections), grace_s=1.0)
+            _http(create_app(core, limits, guard), config, Bounds(limits, max_connections), grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
@@ -122,6 +130,16 @@ async def _drain(admission: Admission, life: ServerLife, timeout_s: float) -> No
 
 def _credential(config: GatewayConfig) -> Credential:
     return () if config.secret is None else bearer(config.secret.token(Role.GATEWAY))
+
+
+def _routers(config: GatewayConfig, store: MetadataStore | None) -> RouterPool:
+    tls = config.tls
+    return RouterPool(
+        _source(config, store),
+        connect=connect_to(Role.ROUTER, tls),
+        credential=_credential(config),
+        certificate=(lambda: tls.version) if tls is not None else (lambda: ()),
+    )
 
 
 def _source(config: GatewayConfig, store: MetadataStore | None) -> RouterSource:
@@ -201,11 +219,11 @@ class _HttpServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def _http(app: ASGIApp, address: str, bounds: Bounds, *, grace_s: float) -> AsyncIterator[str]:
+async def _http(app: ASGIApp, config: GatewayConfig, bounds: Bounds, *, grace_s: float) -> AsyncIterator[str]:
     """Serves `app` and yields the bound HOST:PORT. Raises OSError when the address cannot be bound."""
-    host, port = split_address(address)
+    host, port = split_address(config.listen_http)
     listener = _listen(host, port)
-    config = uvicorn.Config(
+    settings = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
@@ -219,7 +237,9 @@ async def _http(app: ASGIApp, address: str, bounds: Bounds, *, grace_s: float) -
         backlog=1,
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )
-    server = _HttpServer(config)
+    settings.load()
+    settings.ssl = config.public_tls.public_context() if config.public_tls is not None else None
+    server = _HttpServer(settings)
     serving_task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"{host}:{listener.getsockname()[1]}"

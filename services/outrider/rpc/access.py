@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import OutriderError, PermissionDenied
+from outrider.errors import PermissionDenied
+from outrider.rpc.credentials import roles_of
 from outrider.rpc.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Behaviour: TypeAlias = Callable[[Any, Context], Any]
+Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -25,40 +33,61 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        try:
-            CALLER.set(await self._caller(handler_call_details))
-        except OutriderError as error:
-            return _refusing(handler, error)
-        return handler
+        method = handler_call_details.method
 
-    async def _caller(self, details: grpc.HandlerCallDetails) -> Caller:
-        access = access_to(details.method)
+        async def admit(context: Context) -> None:
+            CALLER.set(await self._caller(method, context))
+
+        return _admitting(handler, admit)
+
+    async def _caller(self, method: str, context: Context) -> Caller:
+        access = access_to(method)
         if access is None:
             raise PermissionDenied("nobody may make this call", reason="UNDECLARED_CALL")
         if access.open:
             return ANYBODY
-        return await self._guard.admit(access, token_of(details.invocation_metadata))
+        token = token_of(context.invocation_metadata())
+        return await self._guard.admit(access, token, roles_of(context.auth_context()))
 
 
-def token_of(metadata: Sequence[tuple[str, str | bytes]] | None) -> str:
+def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """The bearer token in a call's metadata, empty without one."""
     return next((bearer_token(value) for key, value in metadata or () if key == AUTHORIZATION), "")
 
 
-def _refusing(handler: Any, error: OutriderError) -> Any:
-    """A handler of the same kind that only fails."""
-
-    async def refuse(request: Any, context: Any) -> None:
-        raise error
-
+def _admitting(handler: Any, admit: Admit) -> Any:
+    """A handler of the same kind that lets in whom `admit` does. Not before: whose certificate it is, only a call's
+    context knows."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
+    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     return make(
-        cast(Any, refuse),
+        _admitted(behaviour, admit),
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )
+
+
+def _admitted(behaviour: Behaviour, admit: Admit) -> Behaviour:
+    if inspect.isasyncgenfunction(behaviour):
+        # Written out instead of yielded on: gRPC leaves a generator unclosed when the client goes away between two
+        # messages, and what the handler holds would stay held until the garbage collector comes by.
+        @functools.wraps(behaviour)
+        async def admitted_stream(request: Any, context: Context) -> None:
+            await admit(context)
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
+
+        return admitted_stream
+
+    @functools.wraps(behaviour)
+    async def admitted(request: Any, context: Context) -> Any:
+        await admit(context)
+        return await behaviour(request, context)
+
+    return admitted

@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 from outrider.errors import DeadlineExceeded
+from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.credentials import channel_credentials
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, channel_options
+from outrider.rpc.roles import Role
+
+Connect = Callable[[str], grpc.aio.Channel]
+"""A channel to HOST:PORT. Connects when first used."""
 
 
 def create_channel(address: str, *, max_message_bytes: int = INTERNAL_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to HOST:PORT with our limits and keepalive. Connects when first used; close it."""
+    """A channel to HOST:PORT with our limits and keepalive, in plain text. Connects when first used; close it."""
     return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+
+
+def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
+    """Makes channels to processes of this role; with `tls`, such as connect to none that does not prove it.
+    Raises OSError when the files cannot be read."""
+    if tls is None:
+        return create_channel
+    credentials, version = channel_credentials(tls), tls.version
+    # gRPC verifies that the server has this name, whatever its address.
+    options = [*channel_options(INTERNAL_MESSAGE_BYTES), ("grpc.default_authority", role.dns_name)]
+
+    def connect(address: str) -> grpc.aio.Channel:
+        nonlocal credentials, version
+        # While files are being replaced, or are gone, the last ones serve.
+        with suppress(OSError):
+            if (now := tls.version) != version:
+                credentials, version = channel_credentials(tls), now
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    return connect
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any], *, margin_s: float = 0.05) -> float | None:

@@ -8,12 +8,10 @@ client sent.
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -30,7 +28,7 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps asynchronous handlers of all four kinds; others pass unchanged."""
+    """Wraps handlers that are coroutines, of all four kinds. `access`, below, makes one of each."""
 
     async def intercept_service(
         self,
@@ -50,8 +48,6 @@ def _guard_handler(handler: Any, method: str) -> Handler:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    if not (inspect.isasyncgenfunction(behaviour) or inspect.iscoroutinefunction(behaviour)):
-        return cast(Handler, handler)
     guard_deserializer = _raising if handler.request_streaming else _returning
     return make(
         _guard(behaviour, method),
@@ -86,21 +82,6 @@ def _returning(deserialize: Deserializer) -> Deserializer:
 
 
 def _guard(behaviour: Behaviour, method: str) -> Behaviour:
-    if inspect.isasyncgenfunction(behaviour):
-        # Written out instead of yielded on: gRPC leaves a generator unclosed when the client goes away between two
-        # messages, and what the handler holds would stay held until the garbage collector comes by.
-        @functools.wraps(behaviour)
-        async def guarded_stream(request: Any, context: Context) -> None:
-            try:
-                _check_read(request)
-                async with aclosing(behaviour(request, context)) as responses:
-                    async for response in responses:
-                        await context.write(response)
-            except Exception as error:
-                await _answer(context, error, method)
-
-        return guarded_stream
-
     @functools.wraps(behaviour)
     async def guarded(request: Any, context: Context) -> Any:
         try:

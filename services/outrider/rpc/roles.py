@@ -1,8 +1,8 @@
 """Who may call what: the one table of every RPC and every HTTP route, and how a process proves what it is.
 
 A server with an RPC that is not in the table does not start; `access` holds callers to it. Processes of one cluster
-prove their role by a token that follows from the cluster's secret; clients and operators have API keys, which the
-server's guard checks.
+prove their role by a certificate, or by a token that follows from the cluster's secret; clients and operators have API
+keys, which the server's guard checks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,14 @@ class Role(enum.Enum):
     GATEWAY = "gateway"
     ROUTER = "router"
     TARGET = "target"
+    DRAFT = "draft"
     CONTROL = "control"
     OPERATOR = "operator"
+
+    @property
+    def dns_name(self) -> str:
+        """As certificates name it."""
+        return f"{self.value}.outrider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Access:
 
 
 EVERYBODY = Access()
+NO_ROLES: frozenset[Role] = frozenset()
 
 
 def _roles(*roles: Role) -> Access:
@@ -75,7 +82,7 @@ CALLS: dict[str, Access] = {
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
     **_service("TraceService", {"GetTrace": _roles(Role.CONTROL, Role.OPERATOR)}),
     **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL), "Verify": _roles(Role.ROUTER)}),
-    **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.ROUTER, Role.TARGET))),
+    **_service("DraftService", {"GetInfo": _roles(Role.TARGET, Role.CONTROL), "Draft": _roles(Role.TARGET)}),
     **_service("ControlService", dict.fromkeys(("ListWorkers", "GetWorker", "WatchEvents"), _OBSERVE)),
     **_service(
         "ControlService",
@@ -202,22 +209,40 @@ def current_caller() -> Caller:
 class Guard(Protocol):
     """Finds out who makes a call."""
 
-    async def admit(self, access: Access, token: str) -> Caller:
-        """Raises Unauthenticated, PermissionDenied, or Unavailable where that cannot be found out now."""
+    async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
+        """`roles`: those that the caller's certificate names. Raises Unauthenticated, PermissionDenied, or Unavailable
+        where that cannot be found out now.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleGuard:
-    """For servers inside the cluster. Without a secret everybody who reaches the port may call."""
+    """For servers inside the cluster. Without a secret and certificates everybody who reaches the port may call."""
 
     secret: ClusterSecret | None = None
+    certificates: bool = False
+    """Whether the port takes nobody without one."""
 
-    async def admit(self, access: Access, token: str) -> Caller:
-        if self.secret is None:
+    async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
+        if not self.asks:
             return ANYBODY
-        role = self.secret.role_of(token)
-        if role is None:
-            raise Unauthenticated("the call has no token of this cluster", reason="NO_ROLE")
-        if role not in access.roles:
-            raise PermissionDenied(f"a {role.value} may not make this call", reason="WRONG_ROLE")
-        return Caller(role.value)
+        roles |= self.roles_of(token)
+        if not roles:
+            raise Unauthenticated(f"the call has no {self._proof} of this cluster", reason="NO_ROLE")
+        names = " and ".join(sorted(role.value for role in roles))
+        if roles.isdisjoint(access.roles):
+            raise PermissionDenied(f"a {names} may not make this call", reason="WRONG_ROLE")
+        return Caller(names)
+
+    @property
+    def asks(self) -> bool:
+        return self.secret is not None or self.certificates
+
+    def roles_of(self, token: str) -> frozenset[Role]:
+        """What a token proves."""
+        role = self.secret.role_of(token) if self.secret is not None else None
+        return NO_ROLES if role is None else frozenset({role})
+
+    @property
+    def _proof(self) -> str:
+        return "certificate that names a role" if self.certificates else "token"

@@ -93,8 +93,10 @@ async def serving(
     signals: Sequence[signal.Signals] = (),
     draining: asyncio.Event | None = None,
     grace_s: float = 1.0,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[ServerLife]:
-    """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end.
+    """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end. Without credentials
+    in plain text.
 
     Signals given start the drain; a second one ends the process at once. `draining` is set when it starts: for
     servicers, which are made before. Calls still running when the block is left get `grace_s` to end. Raises OSError
@@ -102,7 +104,7 @@ async def serving(
     """
     check_declared(services)
     health = await add_health(server, services)
-    life = ServerLife(bind(server, address), health, draining or asyncio.Event())
+    life = ServerLife(bind(server, address, credentials), health, draining or asyncio.Event())
     await server.start()
     loop = asyncio.get_running_loop()
     for number in signals:
@@ -116,13 +118,16 @@ async def serving(
         await server.stop(grace_s)
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """Binds to HOST:PORT and says where. Raises OSError when that is not possible."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 65536):
         raise OSError(f"{address!r} is not HOST:PORT")
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from None
     if bound == 0:

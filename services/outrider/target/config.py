@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from outrider.engine import EngineConfig
+from outrider.rpc.roles import Role
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 from outrider.worker.config import WorkerConfig, from_options, make_parser, parse
 
@@ -24,6 +26,8 @@ class TargetConfig(WorkerConfig):
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     supervisor_ops_listen: str = ANY_LOOPBACK_PORT
     """With tensor_parallel above 1: HOST:PORT of the ops port of the process that starts them; empty means none."""
+
+    role: ClassVar[Role] = Role.TARGET
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)

@@ -14,13 +14,11 @@ import grpc
 from outrider.errors import Unavailable
 from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.protocol.outbox import Outbox
+from outrider.rpc.channel import Connect
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.worker.events import SequenceKey
 
 log = logging.getLogger(__name__)
-
-Connect = Callable[[str], grpc.aio.Channel]
-"""A channel to HOST:PORT. Connects when first used."""
 
 UNREACHABLE = "DRAFT_UNREACHABLE"
 """Reason of an end before there was a connection."""

@@ -17,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
+from outrider.rpc.channel import connect_to
+from outrider.rpc.roles import Role
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -133,5 +135,6 @@ def _servicer(
         publisher.note,
         TargetMetrics(registry, info, worker.stats),
         make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
+        connect=connect_to(Role.DRAFT, config.tls),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )

@@ -7,10 +7,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from outrider.rpc.channel import create_channel
+from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
-from outrider.target.draft_link import Connect
 from outrider.target.events import Compiled, Event, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits

@@ -6,11 +6,14 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from outrider.address import check_advertised
 from outrider.engine import EngineConfig
 from outrider.engine.config import ATTENTIONS, NATIVE_VARIANTS
+from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
+from outrider.rpc.roles import Role
 from outrider.telemetry.logging import LOG_FORMATS
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
@@ -41,6 +44,10 @@ class WorkerConfig:
     """Threads of one engine step on CPU; 0 leaves it to torch."""
     cpu_cores: tuple[int, ...] = ()
     """Cores the process may run on; empty means all."""
+    tls_dir: str = ""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` of this role; empty serves in plain text."""
+    insecure: bool = False
+    """Serve in plain text also where other machines can reach it."""
     ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools, in plain HTTP; empty means none."""
     step_timeout_s: float = 30.0
@@ -49,10 +56,13 @@ class WorkerConfig:
     drain_timeout_s: float = 30.0
     """After SIGTERM, how long open sequences may take before others must take them over."""
     log_format: str = "human"
+    role: ClassVar[Role]
 
     def __post_init__(self) -> None:
         if self.metadata_url:
             check_advertised("advertise", self.advertise, self.listen)
+        check_plain("listen", self.listen, self.tls_dir, self.insecure)
+        cluster_tls(self.role, self.tls_dir)
         if self.max_sequences < 1:
             raise ValueError(f"max_sequences: must be at least 1, got {self.max_sequences}")
         if self.threads < 0:
@@ -62,6 +72,10 @@ class WorkerConfig:
         # Not below: no comparison holds for NaN.
         if not self.drain_timeout_s >= 0:
             raise ValueError(f"drain_timeout_s: must not be negative, got {self.drain_timeout_s:g}")
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
 
     @property
     def served_name(self) -> str:
@@ -117,6 +131,8 @@ def _add_process(parser: argparse.ArgumentParser) -> None:
     add("--listen", required=True, metavar="HOST:PORT", help="gRPC address; port 0 lets the system choose")
     add("--advertise", default="", metavar="HOST:PORT", help="address others use; the bound one if empty")
     add("--metadata", dest="metadata_url", default="", metavar="URL", help="carries the lease; none if empty")
+    add("--tls-dir", default="", metavar="DIR", help="has tls.crt, tls.key and ca.crt; plain text if empty")
+    add("--insecure", action="store_true", help="plain text also where other machines can reach it")
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of one step; 0 leaves it to torch")
     add("--cpu-cores", type=parse_cores, default="", metavar="LIST", help="cores to run on, as in 0,2-3; all if empty")
     add("--ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="health, metrics, options; none if empty")

@@ -16,6 +16,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.credentials import cluster_port
+from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
 from outrider.telemetry.metrics import MetadataCollector
@@ -112,9 +114,12 @@ async def serve(
         store = await stack.enter_async_context(_connect(config, ops.registry)) if config.metadata_url else None
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
-        server = create_server()
+        server = create_server(guard=RoleGuard(certificates=config.tls is not None))
         add(servicer, server)
-        life = await stack.enter_async_context(serving(server, config.listen, services=[service], signals=signals))
+        credentials = cluster_port(config.tls)
+        life = await stack.enter_async_context(
+            serving(server, config.listen, services=[service], signals=signals, credentials=credentials)
+        )
         ops.live["step"] = busy_check(lambda: servicer.busy_since_s, config.step_timeout_s)
         ops.ready["server"] = lambda: life.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))

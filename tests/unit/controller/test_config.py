@@ -26,7 +26,7 @@ def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
     listens = ["--router-listen", "0.0.0.0:7001", "--router-listen", "0.0.0.0:7002"]
     advertised = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
     control = ["--control-listen", "[::]:7003", "--control-advertise", "10.0.0.7:7003"]
-    config = parse_arguments([*URL, *listens, *advertised, *control])
+    config = parse_arguments([*URL, *listens, *advertised, *control, "--insecure"])
     assert [r.advertise for r in config.routers] == ["10.0.0.7:7001", "10.0.0.7:7002"]
     assert config.control.advertise == "10.0.0.7:7003"
 
@@ -41,6 +41,8 @@ def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
             "router_advertise",
         ),
         (["--control-listen", "0.0.0.0:7003"], "control.advertise"),
+        (["--router-listen", "10.0.0.7:7001"], "router.listen"),
+        (["--control-listen", "10.0.0.7:7003"], "control.listen"),
     ],
 )
 def test_an_address_that_nobody_could_reach_is_refused_by_name(arguments, named, capsys):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import parse as parse_gateway
+from outrider.rpc.roles import Role
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import parse_arguments as parse_controller
 
+from tests.certificates import Cluster
 from tests.unit.deploy.chart import (
     CHART,
     PROFILES,
@@ -91,6 +93,31 @@ def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
         (root / "secret").write_bytes(b"x" * 32)
         return str(root / "secret")
     return word
+
+
+def test_with_secrets_of_certificates_no_process_serves_in_plain_text(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    roles = {"gateway": [Role.GATEWAY], "controller": [Role.ROUTER, Role.CONTROL]}
+    names = ["gateway", "controller", "target", "draft", "public"]
+    for container in containers(rendered({"tlsSecrets": {name: f"tls-{name}" for name in names}})):
+        if container["command"][:2] != ["python", "-m"]:
+            continue
+        role = container["name"]
+        assert "--insecure" not in container["args"]
+        tls = cluster.files(*roles.get(role) or [Role(role)]).directory
+        places = {"/run/secrets/tls": str(tls), "/run/secrets/public-tls": str(tls)}
+        mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert places.keys() & set(container["args"]) == places.keys() & mounted
+        words = [_as_in_a_pod(places.get(word, word), container, tmp_path) for word in container["args"]]
+        parsed = PARSERS[container["command"][2]](words)
+        assert getattr(parsed, "tls_dir", str(tls)) == str(tls)
+
+
+def test_certificates_for_some_roles_alone_are_refused() -> None:
+    from helm_python import HelmRenderError
+
+    with pytest.raises(HelmRenderError, match="needed together"):
+        rendered({"tlsSecrets": {"gateway": "tls-gateway"}})
 
 
 def test_an_argument_that_no_process_has_would_be_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,4 +56,8 @@ def test_a_gateway_on_all_interfaces_says_where_to_reach_it(capsys: pytest.Captu
     with pytest.raises(SystemExit):
         parse(everywhere)
     assert "advertise: needed where '0.0.0.0:8001' listens on all interfaces" in capsys.readouterr().err
-    assert parse([*everywhere, "--advertise", "10.0.0.7:8001"]).advertise == "10.0.0.7:8001"
+    reachable = [*everywhere, "--advertise", "10.0.0.7:8001"]
+    with pytest.raises(SystemExit):
+        parse(reachable)
+    assert "give public_tls_dir, or insecure for plain text" in capsys.readouterr().err
+    assert parse([*reachable, "--insecure"]).advertise == "10.0.0.7:8001"

@@ -24,6 +24,6 @@ def test_defaults_need_only_a_model_and_an_address() -> None:
 )
 def test_an_impossible_option_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_arguments(["--model", "m", "--listen", "h:1", *arguments])
+        parse_arguments(["--model", "m", "--listen", "127.0.0.1:1", *arguments])
     assert caught.value.code == 2
     assert named in capsys.readouterr().err

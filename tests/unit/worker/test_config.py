@@ -59,7 +59,7 @@ def test_an_impossible_option_is_refused_by_name(
 def test_every_option_reaches_its_field(parse: Parse) -> None:
     config = parse(
         [
-            *("--model", "m", "--listen", "h:1", "--model-name", "named", "--advertise", "10.0.0.1:2"),
+            *("--model", "m", "--listen", "h:1", "--model-name", "named", "--advertise", "10.0.0.1:2", "--insecure"),
             *("--metadata", "redis://h:3", "--max-sequences", "7", "--threads", "2", "--cpu-cores", "0,1"),
             *("--ops-listen", "h:4", "--drain-timeout", "5", "--log-format", "json", "--dtype", "float32"),
             *("--device", "cuda", "--quantization", "int8", "--block-size", "8", "--kv-cache-bytes", "9"),
@@ -68,6 +68,7 @@ def test_every_option_reaches_its_field(parse: Parse) -> None:
         ]
     )
     assert (config.model, config.listen, config.served_name, config.advertise) == ("m", "h:1", "named", "10.0.0.1:2")
+    assert config.insecure
     assert (config.metadata_url, config.max_sequences, config.threads) == ("redis://h:3", 7, 2)
     assert (config.cpu_cores, config.ops_listen) == ((0, 1), "h:4")
     assert (config.drain_timeout_s, config.log_format) == (5.0, "json")
@@ -90,6 +91,10 @@ def test_a_worker_on_all_interfaces_says_where_to_reach_it(parse: Parse, capsys:
     with pytest.raises(SystemExit):
         parse(leased)
     assert "advertise: needed where '0.0.0.0:7000' listens on all interfaces" in capsys.readouterr().err
-    assert parse([*leased, "--advertise", "10.0.0.7:7000"]).advertise == "10.0.0.7:7000"
+    reachable = [*leased, "--advertise", "10.0.0.7:7000"]
+    with pytest.raises(SystemExit):
+        parse(reachable)
+    assert "give tls_dir, or insecure for plain text" in capsys.readouterr().err
+    assert parse([*reachable, "--insecure"]).advertise == "10.0.0.7:7000"
     # Without a lease nobody is told anything.
-    assert parse(everywhere).advertise == ""
+    assert parse([*everywhere, "--insecure"]).advertise == ""

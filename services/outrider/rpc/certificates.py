@@ -1,0 +1,149 @@
+"""Certificates as files: whether a process can serve with them, and TLS for what is not gRPC. Knows no gRPC.
+
+A directory is laid out as Kubernetes mounts a TLS secret: `tls.crt` (with its chain), `tls.key`, `ca.crt`. Files may be
+replaced at any time: a new handshake has the new ones.
+"""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.address import is_loopback
+from outrider.rpc.roles import Role
+
+Version = tuple[tuple[int, int], ...]
+# More flights than a handshake has.
+_MAX_FLIGHTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Of one process: what it proves with who it is, and the authority whose word it takes for who others are.
+
+    A process of the cluster needs all three. A port for clients, who show no certificate, needs no `ca.crt`.
+    """
+
+    directory: Path
+
+    @property
+    def certificate(self) -> Path:
+        return self.directory / "tls.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.directory / "tls.key"
+
+    @property
+    def authority(self) -> Path:
+        return self.directory / "ca.crt"
+
+    @property
+    def version(self) -> Version:
+        """Another one once a file was replaced. Raises OSError."""
+        found = [path.stat() for path in (self.certificate, self.key, self.authority) if path.exists()]
+        return tuple((stat.st_mtime_ns, stat.st_ino) for stat in found)
+
+    def check(self, role: Role) -> None:
+        """Raises ValueError where peers would not take these files for that role's: missing, unfit, expired, other."""
+        try:
+            _check_readable(self.certificate, self.key, self.authority)
+            _shake_hands_with_itself(self, role.dns_name)
+        except OSError as error:
+            raise ValueError(f"{self.directory}: {_reason(error)}") from None
+
+    def check_public(self) -> None:
+        """Raises ValueError where certificate or key are missing, or do not belong together."""
+        try:
+            _check_readable(self.certificate, self.key)
+            self.public_context()
+        except OSError as error:
+            raise ValueError(f"{self.directory}: {_reason(error)}") from None
+
+    def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
+        """For one end of a connection within the cluster: both ends show and verify certificates. Raises OSError."""
+        context = ssl.create_default_context(purpose, cafile=str(self.authority))
+        context.load_cert_chain(self.certificate, self.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def public_context(self) -> ssl.SSLContext:
+        """For a port that takes HTTP/1.1 from clients. Raises OSError."""
+        context, version = self._load_public(), self.version
+
+        def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, asked: ssl.SSLContext) -> None:
+            """Python calls it in each handshake."""
+            nonlocal context, version
+            # While files are being replaced, or are gone, the last ones serve.
+            with suppress(OSError):
+                if (now := self.version) != version:
+                    context, version = self._load_public(), now
+            connection.context = context
+
+        listening = self._load_public()
+        listening.sni_callback = renew
+        return listening
+
+    def _load_public(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.certificate, self.key)
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+def cluster_tls(role: Role, tls_dir: str) -> TlsFiles | None:
+    """From an option; None for an empty one. Raises ValueError for files that are not this role's."""
+    if not tls_dir:
+        return None
+    files = TlsFiles(Path(tls_dir))
+    try:
+        files.check(role)
+    except ValueError as error:
+        raise ValueError(f"tls_dir: {error}") from None
+    return files
+
+
+def public_tls(public_tls_dir: str) -> TlsFiles | None:
+    """From an option; None for an empty one. Raises ValueError for files that cannot be served with."""
+    if not public_tls_dir:
+        return None
+    files = TlsFiles(Path(public_tls_dir))
+    try:
+        files.check_public()
+    except ValueError as error:
+        raise ValueError(f"public_tls_dir: {error}") from None
+    return files
+
+
+def check_plain(field: str, listen: str, tls_dir: str, insecure: bool, option: str = "tls_dir") -> None:
+    """Raises ValueError for a port in plain text that other machines can reach, unless that was asked for."""
+    if not (tls_dir or insecure or is_loopback(listen)):
+        raise ValueError(
+            f"{field}: other machines can reach {listen[:60]!r}: give {option}, or insecure for plain text"
+        )
+
+
+def _check_readable(*paths: Path) -> None:
+    """Raises OSError that names the file, which ssl's own do not."""
+    for path in paths:
+        path.open("rb").close()
+
+
+def _shake_hands_with_itself(files: TlsFiles, name: str) -> None:
+    """In memory, as client and as server: what fails here fails with every peer. Raises ssl.SSLError, an OSError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = files.context(ssl.Purpose.SERVER_AUTH).wrap_bio(to_client, to_server, server_hostname=name)
+    server = files.context(ssl.Purpose.CLIENT_AUTH).wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server) * (_MAX_FLIGHTS // 2):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, ssl.SSLError):
+        return (error.reason or str(error)).replace("_", " ").lower()
+    return f"{Path(error.filename).name}: {error.strerror}" if error.filename else str(error)

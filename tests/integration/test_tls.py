@@ -1,0 +1,136 @@
+"""Every process of a cluster with certificates: requests go through, and each port keeps others out."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from outrider.draft.config import DraftConfig
+from outrider.draft.process import describe
+from outrider.draft.process import serve as serve_draft
+from outrider.drafters import DrafterKind
+from outrider.drafters.loading import load_drafter
+from outrider.engine import EngineConfig
+from outrider.gateway.config import GatewayConfig
+from outrider.gateway.server import RunningGateway, running
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.channel import connect_to, create_channel
+from outrider.rpc.roles import Role
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+from outrider.target.config import TargetConfig
+from outrider.target.process import load
+from outrider.target.process import serve as serve_target
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.service import running_router
+
+from tests.certificates import Cluster
+
+_ENGINE = EngineConfig(dtype="float32", num_blocks=256)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    cluster: Cluster
+    gateway: RunningGateway
+    addresses: dict[Role, str]
+    authority: Path
+
+
+@asynccontextmanager
+async def everything(directory: Path, tiny: Path) -> AsyncIterator[Running]:
+    cluster = Cluster(directory / "tls")
+    tls = {role: str(cluster.files(role).directory) for role in Role}
+    public = cluster.issue("public", "127.0.0.1")
+    common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(EmbeddedServer.start(directory / "redis"))
+        store = await stack.enter_async_context(MetadataStore.connect(redis.url))
+        common["metadata_url"] = redis.url
+        draft_config = DraftConfig(**common, kind=DrafterKind.COMBINED, tls_dir=tls[Role.DRAFT])
+        options = {"engine": _ENGINE, "model": draft_config.drafting, "ngram": draft_config.ngrams}
+        drafter = load_drafter(draft_config.kind, tiny, **options)
+        info = describe(draft_config, tiny, drafter)
+        draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
+        target_config = TargetConfig(**common, model_name="tiny", tls_dir=tls[Role.TARGET])
+        target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
+        router = await stack.enter_async_context(running_router(RouterConfig(tls_dir=tls[Role.ROUTER]), store))
+        control = await stack.enter_async_context(running_control(ControlConfig(tls_dir=tls[Role.CONTROL]), store))
+        gateway_config = GatewayConfig(
+            listen_grpc="127.0.0.1:0",
+            listen_http="127.0.0.1:0",
+            metadata_url=redis.url,
+            model_paths={"tiny": tiny},
+            tls_dir=tls[Role.GATEWAY],
+            public_tls_dir=str(public.directory),
+        )
+        gateway = await stack.enter_async_context(running(gateway_config))
+        addresses = {
+            Role.TARGET: target.life.address,
+            Role.DRAFT: draft.life.address,
+            Role.ROUTER: router.address,
+            Role.CONTROL: control.address,
+        }
+        yield Running(cluster, gateway, addresses, public.authority)
+
+
+async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_else_in(
+    tmp_path: Path, tiny: Path
+) -> None:
+    async with everything(tmp_path, tiny) as cluster:
+        answers = [await ask(cluster) for _ in range(3)]
+        assert len({answer.text for answer in answers}) == 1
+        assert sum(answer.metrics.speculative_decoding.num_draft_tokens for answer in answers) > 0
+        trusting = ssl.create_default_context(cafile=cluster.authority)
+        async with httpx.AsyncClient(verify=trusting) as http:
+            listed = await http.get(f"https://{cluster.gateway.http_address}/v1/models")
+            assert [model["id"] for model in listed.json()["data"]] == ["tiny"]
+            with pytest.raises(httpx.TransportError):
+                await http.get(f"http://{cluster.gateway.http_address}/v1/models")
+        for role, address in cluster.addresses.items():
+            method = METHODS[role]
+            strangers = cluster.cluster.files(Role.DRAFT)
+            assert await refused(connect_to(role, strangers)(address), method) == "PERMISSION_DENIED"
+            assert await refused(create_channel(address), method) == "UNAVAILABLE"
+        assert await workers_seen(cluster) == 5
+
+
+METHODS = {
+    Role.TARGET: "/outrider.rpc.v1.TargetService/GetInfo",
+    Role.DRAFT: "/outrider.rpc.v1.DraftService/GetInfo",
+    Role.ROUTER: "/outrider.rpc.v1.RouterService/ListModels",
+    Role.CONTROL: "/outrider.rpc.v1.ControlService/ListWorkers",
+}
+
+
+async def ask(cluster: Running) -> generation_pb2.GenerateResponse:
+    trusting = grpc.ssl_channel_credentials(cluster.authority.read_bytes())
+    async with grpc.aio.secure_channel(cluster.gateway.grpc_address, trusting) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        options = generation_pb2.GenerationOptions(max_tokens=100, temperature=0, include_metrics=True)
+        request = generation_pb2.GenerateRequest(model="tiny", text="ab ab ab ab", options=options)
+        return await stub.Generate(request, timeout=60)
+
+
+async def refused(channel: grpc.aio.Channel, method: str) -> str:
+    async with channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method)(b"", timeout=10)
+    return from_rpc_error(caught.value).code.name
+
+
+async def workers_seen(cluster: Running) -> int:
+    operator = connect_to(Role.CONTROL, cluster.cluster.files(Role.OPERATOR))
+    async with operator(cluster.addresses[Role.CONTROL]) as channel:
+        request = control_pb2.ListWorkersRequest()
+        return len((await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(request)).workers)

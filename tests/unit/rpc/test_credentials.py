@@ -1,0 +1,224 @@
+"""Every edge of the cluster, and every certificate that must not open it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from outrider.errors import OutriderError
+from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls, public_tls
+from outrider.rpc.channel import connect_to, create_channel
+from outrider.rpc.credentials import cluster_port, public_port
+from outrider.rpc.roles import CALLS, Role, RoleGuard, current_caller
+from outrider.rpc.server import create_server, serving
+from outrider.rpc.status import from_rpc_error
+
+from tests.certificates import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    caller: Role
+    server: Role
+    call: str
+
+    @property
+    def method(self) -> str:
+        return f"/outrider.rpc.v1.{self.call}"
+
+
+EDGES = (
+    Edge(Role.GATEWAY, Role.ROUTER, "RouterService/ListModels"),
+    Edge(Role.ROUTER, Role.TARGET, "TargetService/GetInfo"),
+    Edge(Role.TARGET, Role.DRAFT, "DraftService/GetInfo"),
+    Edge(Role.OPERATOR, Role.CONTROL, "ControlService/ListWorkers"),
+    Edge(Role.CONTROL, Role.ROUTER, "TraceService/GetTrace"),
+)
+edges = pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.caller.value}-{edge.server.value}")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    yield Cluster(tmp_path_factory.mktemp("tls"))
+
+
+@asynccontextmanager
+async def server_of(edge: Edge, tls: TlsFiles | None) -> AsyncIterator[str]:
+    """Answers the call with the name of its caller; its address."""
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return current_caller().name.encode()
+
+    service, _, name = edge.method.removeprefix("/").partition("/")
+    server = create_server(guard=RoleGuard(certificates=tls is not None))
+    handlers = {name: grpc.unary_unary_rpc_method_handler(answer, bytes, bytes)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    async with serving(server, "127.0.0.1:0", services=[], credentials=cluster_port(tls), grace_s=0) as life:
+        yield life.address
+
+
+async def ask(connect: Callable[[str], grpc.aio.Channel], address: str, edge: Edge) -> bytes:
+    async with connect(address) as channel:
+        answer: bytes = await channel.unary_unary(edge.method)(b"", timeout=10)
+        return answer
+
+
+async def refusal(connect: Callable[[str], grpc.aio.Channel], address: str, edge: Edge) -> OutriderError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await ask(connect, address, edge)
+    return from_rpc_error(caught.value)
+
+
+@edges
+async def test_the_role_that_may_call_is_let_in_by_its_certificate(edge: Edge, cluster: Cluster) -> None:
+    connect = connect_to(edge.server, cluster.files(edge.caller))
+    async with server_of(edge, cluster.files(edge.server)) as address:
+        assert await ask(connect, address, edge) == edge.caller.value.encode()
+
+
+@edges
+async def test_a_role_that_may_not_call_is_refused_by_name(edge: Edge, cluster: Cluster) -> None:
+    async with server_of(edge, cluster.files(edge.server)) as address:
+        for role in set(Role) - CALLS[edge.method].roles:
+            error = await refusal(connect_to(edge.server, cluster.files(role)), address, edge)
+            assert (error.code.name, error.reason) == ("PERMISSION_DENIED", "WRONG_ROLE")
+            assert error.message == f"a {role.value} may not make this call"
+        nobody = cluster.issue("nobody", "somewhere.example")
+        error = await refusal(connect_to(edge.server, nobody), address, edge)
+        assert (error.code.name, error.reason) == ("UNAUTHENTICATED", "NO_ROLE")
+
+
+@edges
+async def test_whoever_has_no_valid_certificate_does_not_get_in(
+    edge: Edge, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def without_certificate(address: str) -> grpc.aio.Channel:
+        trusting = grpc.ssl_channel_credentials(cluster.authority.pem)
+        options = [("grpc.default_authority", edge.server.dns_name)]
+        return grpc.aio.secure_channel(address, trusting, options=options)
+
+    callers: dict[str, Callable[[str], grpc.aio.Channel]] = {
+        "WRONG_VERSION_NUMBER": create_channel,
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE": without_certificate,
+        "unable to get local issuer certificate": connect_to(edge.server, cluster.of_another_authority(edge.caller)),
+        "certificate has expired": connect_to(edge.server, cluster.expired(edge.caller)),
+    }
+    async with server_of(edge, cluster.files(edge.server)) as address:
+        for reason, connect in callers.items():
+            assert (await refusal(connect, address, edge)).code.name == "UNAVAILABLE"
+            # Of a client that is refused TLS says nothing to it, and gRPC why on the server's stderr.
+            assert reason in capfd.readouterr().err
+
+
+@edges
+async def test_a_server_that_does_not_prove_its_role_is_sent_nothing(edge: Edge, cluster: Cluster) -> None:
+    connect = connect_to(edge.server, cluster.files(edge.caller))
+    wrong = next(role for role in Role if role is not edge.server)
+    servers = {
+        "unable to get local issuer certificate": cluster.of_another_authority(edge.server),
+        "certificate has expired": cluster.expired(edge.server),
+        "Hostname Verification Check failed": cluster.files(wrong),
+        "Tls handshake failed": None,
+    }
+    for reason, tls in servers.items():
+        async with server_of(edge, tls) as address:
+            error = await refusal(connect, address, edge)
+            assert error.code.name == "UNAVAILABLE" and reason in error.message
+
+
+async def test_replaced_files_count_from_the_next_connection_on(cluster: Cluster, tmp_path: Path) -> None:
+    edge, other = EDGES[1], Cluster(tmp_path)
+    server, caller = cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
+    connect = connect_to(Role.TARGET, caller)
+    async with server_of(edge, server) as address, connect(address) as first:
+        call = first.unary_unary(edge.method)
+        assert await call(b"") == b"router"
+        replace(server, other.files(Role.TARGET))
+        assert await call(b"") == b"router", "a connection that stands goes on"
+        assert (await refusal(connect, address, edge)).code.name == "UNAVAILABLE"
+        replace(caller, other.files(Role.ROUTER))
+        assert await ask(connect, address, edge) == b"router"
+        # Half of a replacement, or none of the files, and the last good ones go on.
+        server.key.unlink()
+        caller.certificate.unlink()
+        assert await ask(connect, address, edge) == b"router"
+
+
+def replace(old: TlsFiles, new: TlsFiles) -> None:
+    for path in (new.certificate, new.key, new.authority):
+        shutil.copy(path, old.directory / f"{path.name}.new")
+        (old.directory / f"{path.name}.new").replace(old.directory / path.name)
+
+
+async def test_a_public_grpc_port_asks_clients_for_no_certificate(cluster: Cluster) -> None:
+    public = cluster.issue("public", "127.0.0.1")
+    async with (
+        serving(create_server(), "127.0.0.1:0", services=[], credentials=public_port(public)) as life,
+        grpc.aio.secure_channel(life.address, grpc.ssl_channel_credentials(cluster.authority.pem)) as channel,
+    ):
+        await asyncio.wait_for(channel.channel_ready(), 10)
+
+
+def test_files_that_peers_would_not_take_are_refused_at_start(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster_tls(Role.TARGET, "") is None
+    assert cluster_tls(Role.TARGET, str(cluster.files(Role.TARGET).directory)) is not None
+    torn = tmp_path / "torn"
+    shutil.copytree(cluster.files(Role.TARGET).directory, torn)
+    shutil.copy(cluster.files(Role.DRAFT).key, torn / "tls.key")
+    refused = {
+        "tls_dir: .*: tls.crt: No such file": tmp_path,
+        "Hostname mismatch": cluster.files(Role.DRAFT).directory,
+        "certificate has expired": cluster.expired(Role.TARGET).directory,
+        "unable to get local issuer certificate": cluster.of_another_authority(Role.TARGET).directory,
+        "key values mismatch": torn,
+    }
+    for reason, directory in refused.items():
+        with pytest.raises(ValueError, match=f"(?i){reason}"):
+            cluster_tls(Role.TARGET, str(directory))
+    with pytest.raises(ValueError, match=r"public_tls_dir: .*key values mismatch"):
+        public_tls(str(torn))
+
+
+def test_a_process_with_two_roles_serves_as_either(cluster: Cluster) -> None:
+    both = str(cluster.files(Role.ROUTER, Role.CONTROL).directory)
+    assert cluster_tls(Role.ROUTER, both) == cluster_tls(Role.CONTROL, both)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:1", "[::]:1", "10.0.0.7:1", "host.example:1"])
+def test_plain_text_is_for_loopback_unless_it_is_asked_for_by_name(listen: str) -> None:
+    for loopback in ("127.0.0.1:1", "127.0.0.2:0", "[::1]:1", "localhost:1"):
+        check_plain("listen", loopback, "", False)
+    check_plain("listen", listen, "/tls", False)
+    check_plain("listen", listen, "", True)
+    with pytest.raises(ValueError, match=r"listen: other machines can reach .* give tls_dir, or insecure"):
+        check_plain("listen", listen, "", False)
+
+
+def test_a_public_context_has_the_files_of_the_time(cluster: Cluster) -> None:
+    public = cluster.issue("http", "localhost")
+    context, seen = public.public_context(), set()
+    for _ in range(2):
+        seen.add(served_certificate(context, cluster))
+        cluster.issue("http", "localhost")
+    assert len(seen) == 2
+
+
+def served_certificate(context: ssl.SSLContext, cluster: Cluster) -> bytes | None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    trusting = ssl.create_default_context(cadata=cluster.authority.pem.decode())
+    client = trusting.wrap_bio(to_client, to_server, server_hostname="localhost")
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    for end in (client, server, client, server):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return client.getpeercert(binary_form=True)
