@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, worker_rows
+from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
+from outrider_controller.control.rows import worker_rows
 
 from benchmarks.support.asking import make_request, max_tokens_option
 

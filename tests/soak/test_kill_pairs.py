@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from outrider_controller.cli.client import Gateway, worker_rows
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.client import list_workers as asked
+from outrider_controller.control.rows import worker_rows
 
 from benchmarks.support.asking import make_request
 from tests.soak.kill_pairs import Blow, Up, all_blows, run_blows, running_stack

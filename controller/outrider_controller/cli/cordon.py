@@ -10,12 +10,12 @@ import grpc
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.client import worker_row
 from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit_json, note, output_option
 from outrider_controller.cli.spans import span_option
+from outrider_controller.control.rows import worker_row
 
 _POLL_S = 0.5
 _reason_option = click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks at the worker.")

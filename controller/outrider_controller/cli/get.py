@@ -8,12 +8,13 @@ import click
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import contexts
-from outrider_controller.cli.client import list_workers, worker_rows
+from outrider_controller.cli.client import list_workers
 from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option, print_rows
 from outrider_controller.cli.tenants import get_keys, get_tenants
 from outrider_controller.cli.usage import get_usage
+from outrider_controller.control.rows import worker_rows
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "status", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")

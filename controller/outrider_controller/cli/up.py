@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 from outrider_controller.cli import contexts
-from outrider_controller.cli.client import worker_rows
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.supervisor import Supervisor
+from outrider_controller.control.rows import worker_rows
 
 _ACTORS = ("router", "control")
 

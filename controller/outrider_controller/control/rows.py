@@ -1,0 +1,53 @@
+"""Workers as flat rows: what `outrider get workers -o json` prints and the console shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.rpc.v1 import control_pb2, worker_pb2
+
+
+def worker_rows(workers: Sequence[control_pb2.WorkerStatus]) -> list[dict[str, Any]]:
+    """Workers as flat rows, by role and id."""
+    return [worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
+
+
+def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
+    info, load = status.info, status.load
+    return {
+        "id": info.worker_id,
+        "role": worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_").lower(),
+        "status": _status(status),
+        "reason": status.cordon.reason,
+        "model": info.model,
+        "draft_kind": info.draft_kind,
+        "address": status.address,
+        "pid": status.pid,
+        "running": load.num_running,
+        "waiting": load.num_waiting,
+        "sequences": load.num_sequences,
+        "free_blocks": load.num_free_blocks,
+        "num_blocks": info.num_blocks,
+        "draining": load.draining,
+        "age_ms": status.age_ms,
+        "device": info.device,
+        "dtype": info.dtype,
+        "max_context_len": info.max_context_len,
+        "max_sequences": info.max_sequences,
+        "model_revision": info.model_revision,
+        "tokenizer_fingerprint": info.tokenizer_fingerprint,
+        "version": info.version,
+    }
+
+
+def _status(status: control_pb2.WorkerStatus) -> str:
+    """In one word: whether it is sent what is new, and if not, why."""
+    cordon = status.cordon
+    if status.load.draining:
+        return "stopping"
+    if cordon.drained_unix_ms:
+        return "drained"
+    if cordon.hand_over_unix_ms:
+        return "draining"
+    return "cordoned" if status.HasField("cordon") else "ready"
