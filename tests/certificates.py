@@ -1,4 +1,7 @@
-"""Certificates for tests: of one cluster, and such as it must refuse."""
+"""Certificates for tests: of one cluster, and such as it must refuse.
+
+What makes them is imported where it is used, so that an environment from before it still collects all other tests.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 
 from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.roles import Role
-from outrider_controller.certificates import Authority
 
 _LIFE = timedelta(hours=1)
 
@@ -16,6 +18,8 @@ class Cluster:
     """One authority, and a directory for what it signs."""
 
     def __init__(self, directory: Path) -> None:
+        from outrider_controller.certificates import Authority
+
         self.authority = Authority.new()
         self._directory = directory
 
@@ -35,6 +39,8 @@ class Cluster:
 
     def of_another_authority(self, role: Role) -> TlsFiles:
         """Whose holder trusts this cluster, so that it is the cluster that has to refuse."""
+        from outrider_controller.certificates import Authority
+
         directory = self._directory / f"stranger-{role.value}"
         Authority.new("Somebody else").issue([role.dns_name], _LIFE).write(directory, self.authority.pem)
         return TlsFiles(directory)

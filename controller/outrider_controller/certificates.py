@@ -85,7 +85,8 @@ class Authority:
     @property
     def pem(self) -> bytes:
         """Its certificate: what others have to know of it."""
-        return self._certificate.public_bytes(serialization.Encoding.PEM)
+        pem: bytes = self._certificate.public_bytes(serialization.Encoding.PEM)
+        return pem
 
     def issue(self, names: Sequence[str], life: timedelta, now: datetime | None = None) -> Issued:
         """For these DNS names and IP addresses, from now on for that long."""
@@ -132,7 +133,8 @@ def _general_name(name: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, form, plain)
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, plain)
+    return pem
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
