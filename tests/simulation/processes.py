@@ -263,6 +263,9 @@ class RouterProcess(Process):
         found += [f"draft sequence {i} is known" for i in dispatcher.table.by_draft]
         workers: list[Any] = [*dispatcher.fleet.targets.values(), *dispatcher.fleet.drafts.values()]
         found += [f"{len(x.open_sequences)} sequences are open on {x.worker_id}" for x in workers if x.open_sequences]
+        queue = dispatcher.admission
+        if queue.num_running or queue.num_waiting:
+            found.append(f"{queue.num_running} places are taken, {queue.num_waiting} requests wait for one")
         if self.servicer._num_calls:
             found.append(f"{self.servicer._num_calls} calls are counted")
         return found

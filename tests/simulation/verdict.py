@@ -56,7 +56,7 @@ def _excused(world: World, answer: Answer) -> bool:
         case "DEADLINE_EXCEEDED":
             # Nothing that befalls anyone here lasts half a minute: who waits so long, waits for ever.
             return answer.ended_s - answer.started_s >= plan.timeout_s - 0.01 and plan.timeout_s < _FOR_EVER_S
-        case "OVERLOADED":
+        case "OVERLOADED" | "QUEUE_TIMEOUT":
             return not answer.token_ids and _may_be_full(world)
         case "NO_TARGET":
             return not _well(world, Role.TARGET, answer, WAIT_FOR_TARGET_S + _RETURN_S)

@@ -20,6 +20,9 @@ from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 _LABEL = re.compile(rf"[!-~]{{0,{MAX_LABEL_CHARS}}}")
 _SALT_BYTES = 16
+DEFAULT_EXPECTED_TOKENS = 128
+"""Of an answer of which the gateway says nothing."""
+_MAX_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,20 @@ class Request:
     speculation: router.SpeculationMode.ValueType
     max_draft_tokens: int | None
     cache_salt: bytes
+    weight: float = 1.0
+    """The tenant's."""
+    expected_tokens: int = DEFAULT_EXPECTED_TOKENS
+    """Of the answer."""
     resume_revision: str = ""
     """What `resume` came from; empty where nobody knows."""
     trace_context: TraceContext = NO_CONTEXT
     logits: sequence.LogitsOptions | None = None
     logprobs: sequence.LogprobsOptions | None = None
+
+    @property
+    def cost(self) -> int:
+        """Tokens that are expected of it."""
+        return len(self.prompt) + self.expected_tokens
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:
@@ -92,11 +104,25 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
+        weight=_weight(message),
+        expected_tokens=_expected_tokens(message),
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
         logits=_logits(message, info.vocab_size),
         logprobs=_logprobs(message),
     )
+
+
+def _weight(message: router.RouteRequest) -> float:
+    weight = message.weight or 1.0
+    # Written so that what is no number is refused.
+    if not 1 / _MAX_WEIGHT <= weight <= _MAX_WEIGHT:
+        raise InvalidRequest("weight", f"must be in {1 / _MAX_WEIGHT:g}..{_MAX_WEIGHT:g}, got {message.weight}")
+    return weight
+
+
+def _expected_tokens(message: router.RouteRequest) -> int:
+    return min(message.expected_tokens or DEFAULT_EXPECTED_TOKENS, message.stopping.max_new_tokens)
 
 
 def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.errors import InternalError, OutriderError, Overloaded, Unavailable
+from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.admission import Request
+from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.failover import FailoverState, TargetKey, UnreachablePairs
 from outrider_controller.router.fleet import DraftWorker, Fleet, Leases, TargetLink
@@ -53,10 +55,11 @@ class Directory(Leases, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a sequence starts with and under which salt its blocks are shared."""
+    """What a sequence starts with, under which salt its blocks are shared, and how long its answer may get."""
 
     token_ids: tuple[int, ...]
     salt: bytes
+    expected_tokens: int
 
 
 class WorkerPicker:
@@ -160,7 +163,7 @@ class WorkerPicker:
         ]
         # Shuffled first: routers that see the same ties must not all pick the same worker.
         random.shuffle(candidates)
-        ranked = rank(candidates)
+        ranked = rank(candidates, prefix.expected_tokens)
         return ranked[0].worker_id if ranked else None
 
     async def _matches(
@@ -171,7 +174,8 @@ class WorkerPicker:
         for block_size in {one.info.block_size for one in workers} - {0}:
             if hashes := block_hashes(prefix.token_ids, block_size, prefix.salt):
                 alike = [self._candidate(one) for one in workers if one.info.block_size == block_size]
-                matched.update(await self._directory.lookup_prefix(role, hashes, asked(hashes[0], alike)))
+                worker_ids = asked(hashes[0], alike, prefix.expected_tokens)
+                matched.update(await self._directory.lookup_prefix(role, hashes, worker_ids))
         return matched
 
     def _candidate(
@@ -180,7 +184,7 @@ class WorkerPicker:
         load = self._fleet.load(one)
         return Candidate(
             worker_id=one.worker_id,
-            num_sequences=max(load.num_running + load.num_waiting, len(one.open_sequences)),
+            num_sequences=self._fleet.num_elsewhere(one) + len(one.open_sequences),
             max_sequences=one.info.max_sequences,
             uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
             times=PublishedTimes(load.prefill_token_ns, load.row_ns),
@@ -205,6 +209,7 @@ class Assigner:
         picker: WorkerPicker,
         table: SequenceTable,
         policy: Policy,
+        admission: AdmissionQueue,
         config: RouterConfig,
         telemetry: RouterTelemetry,
     ) -> None:
@@ -212,16 +217,21 @@ class Assigner:
         self._policy = policy
         self._picker = picker
         self._table = table
+        self._admission = admission
         self._config = config
         self._telemetry = telemetry
 
-    async def choose(self, request: Request, allowed: Allowance) -> tuple[TargetLink, DraftWorker | None]:
-        """For a new request. Raises OutriderError when no target can be had."""
-        prefix, config = Prefix((*request.prompt, *request.resume), request.cache_salt), self._config.failover
+    async def choose(
+        self, request: Request, allowed: Allowance, room_until_s: float
+    ) -> tuple[TargetLink, DraftWorker | None]:
+        """For a new request, which may look for room until then. Raises OutriderError when no target can be had."""
+        config, token_ids = self._config.failover, (*request.prompt, *request.resume)
+        prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
         # What another router had begun goes on here.
         wait_s = config.wait_to_resume_s if request.resume else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
-        target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh)
+        room_until_s = math.inf if request.resume else room_until_s
+        target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh, room_until_s)
         draft = None
         if allowed.max_draft_tokens:
             draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target), allowed.draft)
@@ -245,8 +255,10 @@ class Assigner:
     async def _replace_target(self, active: ActiveRequest) -> None:
         failover, wait_s = active.failover, self._config.failover.wait_to_resume_s
         await self._endure_failures(failover)
+        # Once accepted it is never dropped for load.
+        room_until_s = active.room_until_s if active.untouched else math.inf
         target = await self._find_target(
-            active.request, failover.revision, _prefix(active), wait_s, failover, untouched=active.untouched
+            active.request, failover.revision, _prefix(active), wait_s, failover, room_until_s
         )
         if failover.num_targets:
             active.state.stats.num_target_failovers += 1
@@ -285,10 +297,11 @@ class Assigner:
         prefix: Prefix,
         wait_s: float,
         failover: FailoverState,
-        *,
-        untouched: bool = True,
+        room_until_s: float,
     ) -> TargetLink:
-        """A live target with room; waits so long for one to appear."""
+        """A live target with room. Waits so long for one to appear, and where all are full until `room_until_s`: one
+        that the queue took to have room may turn out to be full by now, with the requests of other routers.
+        """
         loop, model = asyncio.get_running_loop(), request.model
         give_up_s = loop.time() + wait_s
         while True:
@@ -296,14 +309,17 @@ class Assigner:
             target = await self._look_for_target(model, revision, prefix, failover)
             if target is not None:
                 return target
-            if refusal := self._refusal(model, failover, untouched=untouched):
-                raise refusal
+            full = bool(failover.full_targets) or self._picker.has_full_target(model)
+            if full and loop.time() >= room_until_s:
+                retry_after_s = self._admission.retry_after_s(request)
+                raise Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
             if loop.time() >= give_up_s:
                 raise Unavailable(f"no target of {model!r} is up", reason="NO_TARGET")
             # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(give_up_s):
+                async with asyncio.timeout_at(min(room_until_s, give_up_s) if full else give_up_s):
                     await changed.wait()
+            failover.full_targets.clear()
 
     async def _look_for_target(
         self, model: str, revision: str | None, prefix: Prefix, failover: FailoverState
@@ -315,19 +331,6 @@ class Assigner:
                 target = await self._picker.target(model, allowed, prefix, avoided)
                 if target is not None:
                     return target
-        return None
-
-    def _refusal(self, model: str, failover: FailoverState, *, untouched: bool) -> OutriderError | None:
-        """What a new request hears where every target is full."""
-        retry_after_s = self._config.admission.retry_after_s
-        if not failover.num_targets:
-            if not self._picker.has_full_target(model):
-                return None
-            return Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
-        if untouched and failover.full_targets:
-            return Overloaded("no target has room", retry_after_s=retry_after_s)
-        # An accepted request asks again, for as long as it waits at all.
-        failover.full_targets.clear()
         return None
 
     async def _replace_draft(self, active: ActiveRequest) -> None:
@@ -355,4 +358,4 @@ class Assigner:
 
 
 def _prefix(active: ActiveRequest) -> Prefix:
-    return Prefix(active.state.token_ids, active.request.cache_salt)
+    return Prefix(active.state.token_ids, active.request.cache_salt, active.request.expected_tokens)

@@ -127,12 +127,23 @@ class AdmissionConfig:
     """Bounds on what is accepted. Checked before the first token, never after."""
 
     max_sessions: int = 1024
-    """Requests one router carries at a time."""
+    """Requests one router carries at a time, beside those that wait for a place."""
+    max_queued: int = 512
+    """Requests that may wait for a place at a target. 0: who finds none is refused."""
+    queue_timeout_s: float = 10.0
+    """Longest that a request waits for one."""
     retry_after_s: float = 1.0
-    """Sent with a rejection for overload."""
+    """Sent with a refusal until the first requests have ended: then it is known how fast places become free."""
 
     def __post_init__(self) -> None:
-        _positive("admission", max_sessions=self.max_sessions, retry_after_s=self.retry_after_s)
+        _positive(
+            "admission",
+            max_sessions=self.max_sessions,
+            queue_timeout_s=self.queue_timeout_s,
+            retry_after_s=self.retry_after_s,
+        )
+        if self.max_queued < 0:
+            raise ValueError("admission.max_queued: must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +241,7 @@ def shared_options(options: argparse.Namespace) -> dict[str, Any]:
             run_ahead_tokens=options.run_ahead_tokens,
             num_alternatives=options.num_alternatives,
         ),
+        "admission": AdmissionConfig(max_queued=options.max_queued, queue_timeout_s=options.queue_timeout),
         "traces": TraceConfig(record_tokens=options.trace_tokens),
     }
 
@@ -277,6 +289,9 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="other outcomes of a step for which a draft may prepare what follows, where rounds are faster with that",
     )
+    admission = AdmissionConfig()
+    add("--max-queued", type=int, default=admission.max_queued, metavar="N", help="requests that may wait for a place")
+    add("--queue-timeout", type=float, default=admission.queue_timeout_s, metavar="S", help="longest such a wait")
     add("--cache-salt-key-file", default="", metavar="FILE", help="secret behind tenants' cache salts; drawn if none")
     add("--trace-tokens", action="store_true", help="keep output tokens and rejected drafts in the traces of requests")
     add("--drain-timeout", type=float, default=30.0, metavar="S", help="after SIGTERM, time for running requests")

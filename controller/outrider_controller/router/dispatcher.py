@@ -22,6 +22,7 @@ from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.router.admission import Request
+from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.draining import hand_over
@@ -68,13 +69,16 @@ class Dispatcher:
         self.picker = WorkerPicker(self.fleet, directory, config.failover.draft_backoff_s)
         self.table = SequenceTable(telemetry, first_id)
         self.traces = Traces(config.traces)
+        self.admission = AdmissionQueue(config.admission, self.fleet, telemetry)
         self.policy = Policy(config.policy)
         self.usage = UsageSums()
-        self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, config, telemetry)
+        self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
         self._config = config
         self._telemetry = telemetry
         # In order of arrival: whoever came first is looked at first.
         self._active: dict[ActiveRequest, None] = {}
+        self._num_runs = 0
+        """Requests that have one of `_active`, wait for a place, or look for a target."""
         self._ended = asyncio.Event()
         self._planning: asyncio.Task[None] | None = None
 
@@ -96,7 +100,7 @@ class Dispatcher:
 
     async def idle(self) -> None:
         """Returns once no request is left."""
-        while self._active:
+        while self._num_runs:
             self._ended.clear()
             await self._ended.wait()
 
@@ -108,9 +112,10 @@ class Dispatcher:
         active: ActiveRequest | None = None
         reason, fault = sequence.CLOSE_REASON_CANCELLED, Cancelled.default_reason
         recorder = self.traces.start(request, now_us())
+        self._num_runs += 1
         try:
-            async with _within(deadline_s):
-                active = await self._begin(request, new_response, recorder)
+            async with _within(deadline_s), self.admission.place(request, deadline_s) as until_s:
+                active = await self._begin(request, new_response, recorder, until_s)
                 while not active.state.finished:
                     await active.events.next()
                     await self._assigner.reopen(active)
@@ -124,19 +129,23 @@ class Dispatcher:
         finally:
             if active is not None:
                 self._end(active, reason)
+            self._num_runs -= 1
+            self._ended.set()
             self.traces.end(recorder, fault, now_us())
 
-    async def _begin(self, request: Request, new_response: NewResponse, recorder: Recorder) -> ActiveRequest:
+    async def _begin(
+        self, request: Request, new_response: NewResponse, recorder: Recorder, room_until_s: float
+    ) -> ActiveRequest:
         allowed = self.policy.allowance(request)
-        target, draft = await self._assigner.choose(request, allowed)
+        target, draft = await self._assigner.choose(request, allowed, room_until_s)
         active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
+        active.room_until_s = room_until_s
         self._active[active] = None
         self._assigner.open(active, target, draft)
         return active
 
     def _end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
         self._active.pop(active, None)
-        self._ended.set()
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)
 
@@ -255,6 +264,7 @@ class Dispatcher:
     def _fleet_changed(self) -> None:
         if self.fleet.cordons:
             hand_over(self.fleet, self.table, self._lose_target, time.time())
+        self.admission.fleet_changed()
         if not self.picker.draft_has_room():
             return
         for active in self._active:

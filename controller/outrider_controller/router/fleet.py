@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,9 +81,13 @@ class Fleet:
         self._listener = listener
         self._on_change = on_change
         self._connect = connect
+        self._num_routers = 1
         self._loads: dict[str, worker.WorkerLoad] = {}
         self.cordons: dict[str, control_pb2.Cordon] = {}
         """By worker: those that operators have taken out of use."""
+        self._elsewhere: dict[str, int] = {}
+        self._recent: dict[str, deque[int]] = {}
+        """By worker, how many sequences this router had open there at the last refreshes."""
         self._seen: dict[str, worker.WorkerInfo] = {}
         self._changed = asyncio.Event()
         self._refreshed = asyncio.Event()
@@ -149,6 +154,20 @@ class Fleet:
             return known
         return _only_leaving(one.load) if isinstance(one, TargetLink) else worker.WorkerLoad()
 
+    @property
+    def num_routers(self) -> int:
+        """That share the fleet."""
+        return self._num_routers
+
+    def num_leaving(self, model: str) -> int:
+        """Sequences of this router at targets that take no more work."""
+        leaving = (t for t in self.targets.values() if t.up and t.info.model == model and not self.takes_work(t))
+        return sum(len(target.open_sequences) for target in leaving)
+
+    def num_elsewhere(self, one: TargetLink | DraftWorker) -> int:
+        """Sequences that others than this router have open there."""
+        return self._elsewhere.get(one.worker_id, 0)
+
     async def refresh(self) -> None:
         """Connects to newly leased targets, and lets go of those whose lease and stream are both gone."""
         records = await self._leases.workers()
@@ -158,11 +177,28 @@ class Fleet:
         self.cordons = {**kept, **{r.info.worker_id: r.cordon for r in records if r.cordon is not None}}
         await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
         self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
+        self._count_elsewhere(records)
         # An empty list from a store that did not answer is no news.
         if self._leases.available and not self._refreshed.is_set():
             await _until_tried(self.targets.values(), self._config.link.connect_timeout_s)
             self._refreshed.set()
         self.notify()
+
+    def _count_elsewhere(self, records: Iterable[LeaseRecord]) -> None:
+        """What a worker reported, less the most that this router had there since.
+
+        A report is up to `BELIEVED_S` old: what this router has opened or closed meanwhile is not in it.
+        """
+        routers = [r for r in records if r.info.role == worker.WORKER_ROLE_ROUTER and not r.load.draining]
+        self._num_routers = max(1, len(routers))
+        workers: dict[str, TargetLink | DraftWorker] = {**self.targets, **self.drafts}
+        length = 1 + math.ceil(BELIEVED_S / self._config.refresh_s)
+        self._recent = {worker_id: self._recent.get(worker_id, deque(maxlen=length)) for worker_id in workers}
+        self._elsewhere = {}
+        for worker_id, one in workers.items():
+            recent, load = self._recent[worker_id], self._loads.get(worker_id, worker.WorkerLoad())
+            recent.append(len(one.open_sequences))
+            self._elsewhere[worker_id] = max(0, load.num_running + load.num_waiting - max(recent))
 
     async def _follow_targets(self, records: Iterable[LeaseRecord]) -> None:
         links, config = self.targets, self._config

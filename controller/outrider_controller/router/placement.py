@@ -13,8 +13,6 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 # Of a worker's limit: loads that differ by less are about the same.
 _SIMILAR_LOAD = 0.125
-# Of an answer whose length nobody knows yet.
-_EXPECTED_TOKENS = 128
 # Where no worker has said yet what its steps take.
 _USUAL_ROW_NS = 200_000
 MAX_ASKED = 8
@@ -56,35 +54,35 @@ class Candidate:
     def full(self) -> bool:
         return 0 < self.max_sequences <= self.num_sequences
 
-    def cost_us(self, times: PublishedTimes) -> float:
+    def cost_us(self, times: PublishedTimes, expected_tokens: int) -> float:
         """Of the sequence there: its prompt has to be read, and those that run there have rows in each of its steps.
 
         A cached prefix is worth the time that it saves, so it outweighs some load and no more.
         """
-        rows_us = self.num_sequences * times.row_ns * _EXPECTED_TOKENS / 1e3
+        rows_us = self.num_sequences * times.row_ns * expected_tokens / 1e3
         return rows_us + self.uncached_tokens * times.prefill_token_ns / 1e3
 
 
-def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those with room, by cost; those with a queue last. Equal ones keep their order.
+def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidate]:
+    """Those with room, by cost; those with a queue last. Equal ones keep their order. `expected_tokens`: of the answer.
 
     Of drafts that cost about as little as the cheapest, that which drafts most for the same target: what a step
     commits then goes to one draft in one message and comes back in one, as one batch.
     """
     with_room = [c for c in candidates if not c.full]
     times = [c.times for c in with_room]
-    costs = {c.worker_id: c.cost_us(c.times.known(times)) for c in with_room}
+    costs = {c.worker_id: c.cost_us(c.times.known(times), expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
     def order(c: Candidate) -> tuple[bool, bool, int, float]:
-        row_us = c.times.known(times).row_ns * _EXPECTED_TOKENS / 1e3
+        row_us = c.times.known(times).row_ns * expected_tokens / 1e3
         similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
         return c.num_waiting > 0, not similar, -c.num_together, costs[c.worker_id]
 
     return sorted(with_room, key=order)
 
 
-def asked(first_block: bytes, candidates: Sequence[Candidate]) -> list[str]:
+def asked(first_block: bytes, candidates: Sequence[Candidate], expected_tokens: int) -> list[str]:
     """The workers whose prefix caches are looked into: all while they are few, else as many as `MAX_ASKED`.
 
     Half of them by the hash of the first block, so that prompts with one beginning meet the same workers; the others
@@ -97,7 +95,7 @@ def asked(first_block: bytes, candidates: Sequence[Candidate]) -> list[str]:
         return hashlib.blake2b(worker_id.encode(), key=first_block, digest_size=8).digest()
 
     chosen = sorted((c.worker_id for c in candidates), key=weight)[: MAX_ASKED // 2]
-    by_load = [c.worker_id for c in rank(candidates) if c.worker_id not in chosen]
+    by_load = [c.worker_id for c in rank(candidates, expected_tokens) if c.worker_id not in chosen]
     return chosen + by_load[: MAX_ASKED - len(chosen)]
 
 

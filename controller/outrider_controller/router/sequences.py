@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -134,6 +135,8 @@ class ActiveRequest:
     timer: RoundTimer
     recorder: Recorder
     answer: Answer
+    room_until_s: float = math.inf
+    """As long as it is untouched: until when it may look for a target with room."""
     target: TargetSequence | None = None
     draft: DraftSequence | None = None
     events: Events = field(default_factory=Events)

@@ -243,10 +243,9 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     def _admit(self) -> None:
         if self._draining.is_set():
             raise Unavailable("the router is draining", reason="DRAINING")
-        if self._num_calls > self._admission.max_sessions:
-            raise Overloaded(
-                f"all {self._admission.max_sessions} places are taken", retry_after_s=self._admission.retry_after_s
-            )
+        most = self._admission.max_sessions + self._admission.max_queued
+        if self._num_calls > most:
+            raise Overloaded(f"this router has {most} requests", retry_after_s=self._admission.retry_after_s)
 
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from outrider.errors import OutriderError
 from outrider.metadata.event_writer import EventStream, EventWriter
@@ -63,6 +65,16 @@ class RouterTelemetry:
     def rejected(self, tenant: str, error: OutriderError) -> None:
         """A request ended before its first token."""
         self._metrics.rejected(tenant, error.reason or "UNKNOWN")
+
+    @contextmanager
+    def queued(self, tenant: str) -> Iterator[None]:
+        """Around a wait for a place."""
+        with self._metrics.queued(tenant):
+            yield
+
+    def waited(self, tenant: str, seconds: float) -> None:
+        """A request got its place after so long."""
+        self._metrics.waited(tenant, seconds)
 
     def failover(self, role: str) -> None:
         """A sequence was opened again."""

@@ -111,6 +111,8 @@ class _Job:
     span: RequestSpan
     logits: sequence_pb2.LogitsOptions | None = None
     """What is asked of them, in this model's tokens."""
+    expected_tokens: int = 0
+    """Of the answer; 0 where nothing is known."""
     revision: str = ""
     """Of the target that said what is there of the answer, as a router told."""
 
@@ -145,6 +147,8 @@ class _Job:
             tracestate=self.span.context.tracestate,
             logits=self.logits,
             logprobs=self._logprobs,
+            weight=self.tenant.weight,
+            expected_tokens=self.expected_tokens,
         )
 
     @property
@@ -237,6 +241,7 @@ class Generator:
                         job = await self._prepare(generation, tenant, default_max_tokens, started_s, deadline_s, span)
                 except TimeoutError as error:
                     raise DeadlineExceeded(_TOO_LATE) from error
+                job.expected_tokens = max(1, round(charge.expected_tokens))
                 observer.prepared(job.model.name, len(job.prompt_token_ids))
                 span.prepared(job.id, len(job.prompt_token_ids))
                 try:

@@ -30,6 +30,8 @@ class Charge:
     """One request's. `num_tokens` is what it came to, once that is known."""
 
     price: float
+    expected_tokens: float
+    """Of the answer: part of the price."""
     num_tokens: int | None = None
     num_output: int = 0
 
@@ -68,29 +70,34 @@ class QuotaKeeper:
         self, tenant: tenants_pb2.Tenant, prompt_tokens: float, max_tokens: int | None
     ) -> AsyncIterator[Charge]:
         """Around one request. Raises Overloaded with the time after which it may be asked again."""
-        quota = tenant.quota
-        if not tenant.HasField("quota") or not quota.ListFields():
-            yield Charge(0.0)
-            return
         account = self._account(tenant.name)
-        charge = Charge(account.mean.price(prompt_tokens, max_tokens))
+        expected_tokens = account.mean.expected(max_tokens)
+        charge = Charge(prompt_tokens + expected_tokens, expected_tokens)
         account.running += 1
         try:
-            # One at a time: a slice taken for one serves those that wait behind it.
-            async with account.taking:
-                used = await self._admit(tenant, account, charge)
-            try:
+            async with self._charged(tenant, account, charge):
                 yield charge
-            finally:
-                if quota.tokens_per_minute:
-                    # A request that never came to be costs no tokens.
-                    used.level += charge.price - (charge.num_tokens or 0)
-                if charge.num_output:
-                    account.mean.add(charge.num_output)
         finally:
             account.running -= 1
-            if quota.concurrent_requests:
+            if charge.num_output:
+                account.mean.add(charge.num_output)
+            if tenant.quota.concurrent_requests:
                 self._left.set()
+
+    @asynccontextmanager
+    async def _charged(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> AsyncIterator[None]:
+        if not tenant.quota.ListFields():
+            yield
+            return
+        # One at a time: a slice taken for one serves those that wait behind it.
+        async with account.taking:
+            used = await self._admit(tenant, account, charge)
+        try:
+            yield
+        finally:
+            if tenant.quota.tokens_per_minute:
+                # A request that never came to be costs no tokens.
+                used.level += charge.price - (charge.num_tokens or 0)
 
     async def run(self) -> None:
         """Says what runs here, and counts the gateways, as long as the gateway lives."""

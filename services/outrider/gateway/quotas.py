@@ -63,9 +63,9 @@ class MeanTokens:
     def add(self, num_tokens: int) -> None:
         self.mean += _MEMORY * (num_tokens - self.mean)
 
-    def price(self, prompt_tokens: float, max_tokens: int | None) -> float:
-        """What a request is charged before anybody knows how long its answer is."""
-        return prompt_tokens + (self.mean if max_tokens is None else min(max_tokens, self.mean))
+    def expected(self, max_tokens: int | None) -> float:
+        """Of an answer, before anybody knows how long it is."""
+        return self.mean if max_tokens is None else min(max_tokens, self.mean)
 
 
 def prompt_tokens_of(num_chars: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -194,7 +195,26 @@ class RouterMetrics:
         self._rejected = Counter(
             "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
         )
+        self._queued = Gauge(
+            "outrider_admission_queue_length", "Requests that wait for a place.", ["tenant"], registry=registry
+        )
+        self._waited = Histogram(
+            "outrider_admission_queue_seconds",
+            "Wait for a place, of requests that got one.",
+            ["tenant"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
         self._tenants = LabelCap(100)
+
+    @contextmanager
+    def queued(self, tenant: str) -> Iterator[None]:
+        """Around a wait for a place."""
+        with self._queued.labels(self._tenants(tenant)).track_inprogress():
+            yield
+
+    def waited(self, tenant: str, seconds: float) -> None:
+        self._waited.labels(self._tenants(tenant)).observe(seconds)
 
     def fallback(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()

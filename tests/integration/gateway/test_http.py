@@ -351,7 +351,7 @@ def refusing(error: OutriderError, after: int = 0) -> Script:
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
     [
-        (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "overloaded"),
+        (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
         (Unavailable("no target", reason="NO_TARGET"), 503, "service_unavailable", "no_target"),
         (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),
         (OutriderError("secret detail"), 500, "server_error", "internal"),

@@ -156,7 +156,7 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
     await add(store, "good")
     responses = [await served.http("good") for _ in range(4)]
     refused = next(response for response in responses if response.status_code == 429)
-    assert refused.json()["error"]["code"] == "quota_exceeded"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
     assert 0 < int(refused.headers["retry-after-ms"]) <= 500
     assert (await served.grpc("good"))[0] in ("OK", "RESOURCE_EXHAUSTED")
     async with openai.AsyncOpenAI(base_url=f"http://{served.gateway.http_address}/v1", api_key="good") as client:

@@ -28,7 +28,14 @@ from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
-from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig, TraceConfig
+from outrider_controller.router.config import (
+    AdmissionConfig,
+    FailoverConfig,
+    LinkConfig,
+    PolicyConfig,
+    RouterConfig,
+    TraceConfig,
+)
 from outrider_controller.router.service import RunningRouter, running_router
 
 from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
@@ -41,6 +48,7 @@ CONFIG = RouterConfig(
     policy=PolicyConfig(max_wait_us=20_000),
     failover=FailoverConfig(wait_for_target_s=2.0, stall_after_s=0.2, probe_timeout_s=0.2, draft_backoff_s=0.2),
     link=LinkConfig(first_backoff_s=0.02, max_backoff_s=0.1),
+    admission=AdmissionConfig(queue_timeout_s=0.5),
 )
 
 ENGINE = EngineConfig(dtype="float32", num_blocks=256)

@@ -246,12 +246,14 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     assert 0.25 < time.monotonic() - started_s < 10
 
 
-async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fleet):
+async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fleet, eventually):
     target = await fleet.target(FakeTarget(step_s=0.005))
-    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
+    router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
 
     async def be_away() -> None:
         await target.kill()
+        # Until then a new request may be opened on it, and is a running one when that breaks.
+        await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
         # A new one is turned away, and so the time is over for which one waits.
         with pytest.raises(OutriderError) as caught:
             await fleet.ask(fleet.request([8], 5))

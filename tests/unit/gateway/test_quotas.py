@@ -199,6 +199,6 @@ def test_the_price_of_an_answer_is_the_tenants_mean_at_most() -> None:
     mean = MeanTokens()
     for _ in range(200):
         mean.add(20)
-    assert mean.price(100, 4096) == pytest.approx(120, abs=1)
-    assert mean.price(100, 5) == 105
-    assert mean.price(100, None) == pytest.approx(120, abs=1)
+    assert mean.expected(4096) == pytest.approx(20, abs=1)
+    assert mean.expected(5) == 5
+    assert mean.expected(None) == pytest.approx(20, abs=1)

@@ -31,8 +31,8 @@ def candidate(worker_id: str, load: int = 0, uncached: int = 0, limit: int = 10,
     return Candidate(worker_id, load, limit, uncached, num_waiting=waiting)
 
 
-def order(*candidates: Candidate) -> list[str]:
-    return [c.worker_id for c in rank(candidates)]
+def order(*candidates: Candidate, expected_tokens: int = 128) -> list[str]:
+    return [c.worker_id for c in rank(candidates, expected_tokens)]
 
 
 def test_an_old_report_tells_only_who_is_leaving():
@@ -46,6 +46,12 @@ def test_a_cached_prefix_is_worth_the_time_that_it_saves_and_no_more():
     # 128 tokens of an answer take as long as 128 of a prompt where nothing is known.
     assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=100)) == ["b", "a"]
     assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=200)) == ["a", "b"]
+
+
+def test_the_longer_the_answer_the_less_a_cached_prefix_counts_against_load():
+    cached, idle = candidate("cached", load=3, uncached=0), candidate("idle", load=2, uncached=100)
+    assert order(cached, idle, expected_tokens=50) == ["cached", "idle"]
+    assert order(cached, idle, expected_tokens=500) == ["idle", "cached"]
 
 
 def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one_has_it():
@@ -79,15 +85,15 @@ def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_take
 def test_few_caches_are_asked_however_many_workers_there_are():
     for count in (1, 8, 9, 500):
         fleet = [candidate(f"w{number}", load=number % 5) for number in range(count)]
-        chosen = asked(b"block", fleet)
+        chosen = asked(b"block", fleet, 128)
         assert len(chosen) == len(set(chosen)) == min(count, MAX_ASKED)
 
 
 def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load():
     fleet = [candidate(f"w{number}", load=number % 5) for number in range(100)]
     busier = [replace(one, num_sequences=(7 * one.num_sequences + 3) % 9) for one in fleet]
-    assert len(set(asked(b"block", fleet)) & set(asked(b"block", busier))) >= MAX_ASKED // 2
-    assert set(asked(b"block", fleet)[: MAX_ASKED // 2]) != set(asked(b"other", fleet)[: MAX_ASKED // 2])
+    assert len(set(asked(b"block", fleet, 128)) & set(asked(b"block", busier, 128))) >= MAX_ASKED // 2
+    assert set(asked(b"block", fleet, 128)[: MAX_ASKED // 2]) != set(asked(b"other", fleet, 128)[: MAX_ASKED // 2])
 
 
 @pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])

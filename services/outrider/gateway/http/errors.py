@@ -11,7 +11,7 @@ from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderErr
 
 _MAX_PARAM_CHARS = 200
 
-# gRPC code → HTTP status, error type. The reason becomes the code.
+# gRPC code → HTTP status, error type. The reason becomes the code, but where OpenAI has a name for it.
 _TABLE = {
     Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
     Code.OUT_OF_RANGE: (400, "invalid_request_error"),
@@ -63,8 +63,15 @@ def from_outrider(error: OutriderError) -> HttpError:
         # What openai's clients look at first.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1000 * error.retry_after_s)))
     message = str(error) if status != 500 else "internal error"
-    code = "model_not_found" if isinstance(error, UnknownModel) else (error.reason or error.code.name).lower()
-    return HttpError(status, message, kind, param=error.field or None, code=code, headers=headers)
+    return HttpError(status, message, kind, param=error.field or None, code=_code(error), headers=headers)
+
+
+def _code(error: OutriderError) -> str:
+    if isinstance(error, UnknownModel):
+        return "model_not_found"
+    if error.code is Code.RESOURCE_EXHAUSTED:
+        return "rate_limit_exceeded"
+    return (error.reason or error.code.name).lower()
 
 
 def rename_field(error: InvalidRequest, names: dict[str, str]) -> HttpError:

@@ -1,0 +1,160 @@
+"""Where requests wait until a target has room for them, and what those hear for which there is none in time.
+
+One queue for each model, in this router and nowhere else. `fair_queue` says whose turn it is; here is who waits, until
+when, and what is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.errors import Overloaded
+
+from outrider_controller.router.admission import Request
+from outrider_controller.router.config import AdmissionConfig
+from outrider_controller.router.fair_queue import FairQueue, Room, Ticket
+from outrider_controller.router.fleet import TargetLink
+from outrider_controller.router.telemetry import RouterTelemetry
+
+# A refusal has to be with the client before the client gives up by its own clock.
+_ANSWER_S = 0.25
+_ANSWER_SHARE = 0.2
+# Who would wait for longer than this part of its time is refused at once: an estimate is a mean.
+_HOPEFUL = 0.5
+# Clients of the OpenAI API heed no longer one.
+_MAX_RETRY_S = 60.0
+_MIN_RETRY_S = 0.05
+
+
+class Places(Protocol):
+    """The part of the fleet that says how many sequences fit where."""
+
+    @property
+    def num_routers(self) -> int: ...
+
+    def live_targets(self, model: str) -> list[TargetLink]: ...
+
+    def num_elsewhere(self, one: TargetLink) -> int: ...
+
+    def num_leaving(self, model: str) -> int: ...
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The targets of one model."""
+
+    queue: FairQueue = field(default_factory=FairQueue)
+    turns: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
+    """Of those that wait."""
+
+
+class AdmissionQueue:
+    """Of one router."""
+
+    def __init__(self, config: AdmissionConfig, fleet: Places, telemetry: RouterTelemetry) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._telemetry = telemetry
+        self._pools: dict[str, _Pool] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(pool.queue.num_waiting for pool in self._pools.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(pool.queue.num_running for pool in self._pools.values())
+
+    @asynccontextmanager
+    async def place(self, request: Request, deadline_s: float | None) -> AsyncIterator[float]:
+        """Around one request, which has a place in the block. Yields until when, by the loop's clock, it may look for a
+        target with room. Raises Overloaded.
+
+        What another router had begun does not wait.
+        """
+        now_s = asyncio.get_running_loop().time()
+        until_s = now_s + self._patience_s(deadline_s)
+        pool = self._pools.setdefault(request.model, _Pool())
+        ticket = Ticket(request.tenant, request.weight, request.cost, now_s)
+        try:
+            if request.resume:
+                pool.queue.admit(ticket, now_s)
+            else:
+                await self._admitted(request, pool, ticket, until_s)
+            yield until_s
+        finally:
+            pool.queue.leave(ticket, asyncio.get_running_loop().time())
+            self._hand_out(request.model)
+
+    def fleet_changed(self) -> None:
+        for model in self._pools:
+            self._hand_out(model)
+
+    def retry_after_s(self, request: Request) -> float:
+        """When a request of this tenant may find that those before it have got their places."""
+        wait_s = self._pools[request.model].queue.wait_s(request.tenant)
+        if wait_s is None:
+            return self._config.retry_after_s
+        return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
+
+    def _patience_s(self, deadline_s: float | None) -> float:
+        timeout_s = self._config.queue_timeout_s
+        if deadline_s is None:
+            return timeout_s
+        return min(timeout_s, deadline_s - min(_ANSWER_S, _ANSWER_SHARE * deadline_s))
+
+    async def _admitted(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
+        """Returns with a place. Raises Overloaded."""
+        before_s = pool.queue.wait_s(ticket.tenant)
+        pool.queue.put(ticket, ticket.arrived_s)
+        self._hand_out(request.model)
+        if ticket.admitted_s is None:
+            if before_s is not None and before_s > _HOPEFUL * (until_s - ticket.arrived_s):
+                raise self._refusal(request, f"{request.model!r} has more requests waiting than get a place in time")
+            with self._telemetry.queued(ticket.tenant):
+                await self._turn(request, pool, ticket, until_s)
+        self._telemetry.waited(ticket.tenant, asyncio.get_running_loop().time() - ticket.arrived_s)
+
+    async def _turn(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
+        turn = pool.turns[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            if pool.queue.num_waiting > self._config.max_queued:
+                pool.turns[pool.queue.push_out()].cancel()
+            async with asyncio.timeout_at(until_s):
+                await asyncio.wait({turn})
+        except TimeoutError:
+            # Its turn may have come in the same moment.
+            if ticket.admitted_s is None:
+                waited_s = asyncio.get_running_loop().time() - ticket.arrived_s
+                message = f"{request.model!r} had no room within {waited_s:.1f} s"
+                raise self._refusal(request, message, reason="QUEUE_TIMEOUT") from None
+        finally:
+            del pool.turns[ticket]
+        if turn.cancelled():
+            raise self._refusal(request, f"{self._config.max_queued} requests wait already, the most that may")
+
+    def _refusal(self, request: Request, message: str, reason: str | None = None) -> Overloaded:
+        return Overloaded(message, retry_after_s=self.retry_after_s(request), reason=reason)
+
+    def _hand_out(self, model: str) -> None:
+        pool = self._pools[model]
+        if not pool.queue.num_waiting:
+            return
+        for ticket in pool.queue.take(self._room(model, pool.queue), asyncio.get_running_loop().time()):
+            turn = pool.turns.get(ticket)
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+
+    def _room(self, model: str, queue: FairQueue) -> Room:
+        """Without a target everybody may go and wait for one."""
+        most, targets = self._config.max_sessions, self._fleet.live_targets(model)
+        limits = [(one, one.info.max_sequences or most) for one in targets]
+        places = float(sum(limit for _, limit in limits)) if targets else float(most)
+        elsewhere = sum(min(limit, self._fleet.num_elsewhere(one)) for one, limit in limits)
+        held = queue.num_running - self._fleet.num_leaving(model)
+        free = min(places - elsewhere - held, most - self.num_running)
+        return Room(places, free, min(most, places / self._fleet.num_routers))

@@ -1,0 +1,204 @@
+"""Whose request goes next where a model's targets are nearly full: weighted deficit round robin over tenants.
+
+A request costs the tokens that are expected of it. While less than `BUSY` of the places is taken, whoever comes gets
+one. Above that only tenants below their weighted share do, so that the last fifth is there for those that ask for
+little; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair queueing
+using deficit round robin", 1995.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+
+BUSY = 0.8
+ACTIVE_S = 10.0
+"""How long a tenant that asks for nothing keeps its share."""
+_QUANTUM = 128.0
+# Weight of the newest request in what is known of all.
+_MEMORY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Of a model's targets, as one router sees it; in sequences."""
+
+    places: float
+    """That there are."""
+    free: float
+    part: float
+    """Of `places`, this router's: what tenants have shares of."""
+
+    @property
+    def busy(self) -> bool:
+        return self.places - self.free >= BUSY * self.places
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request, from its arrival to its end."""
+
+    tenant: str
+    weight: float
+    cost: float
+    """Expected tokens, of prompt and answer."""
+    arrived_s: float
+    admitted_s: float | None = None
+    """When it got its place; None as long as it waits."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """One tenant's requests. `waiting` is a set in the order of arrival."""
+
+    weight: float
+    waiting: dict[Ticket, None] = field(default_factory=dict)
+    waiting_cost: float = 0.0
+    running: int = 0
+    deficit: float = 0.0
+
+    def drop(self, ticket: Ticket) -> None:
+        """From those that wait. Raises KeyError."""
+        del self.waiting[ticket]
+        self.waiting_cost -= ticket.cost
+        if not self.waiting:
+            self.waiting_cost = self.deficit = 0.0
+
+    @property
+    def first(self) -> Ticket:
+        return next(iter(self.waiting))
+
+
+class FairQueue:
+    """Of one model at one router: who waits, and who has a place."""
+
+    def __init__(self) -> None:
+        self.num_waiting = 0
+        self.num_running = 0
+        self._accounts: dict[str, _Account] = {}
+        self._ring: dict[str, _Account] = {}
+        """Those that wait for something, in the order of their turns."""
+        self._idle: OrderedDict[str, float] = OrderedDict()
+        """Those that neither wait nor run, and since when."""
+        self._weights = 0.0
+        """Of all accounts."""
+        self._mean_cost = 0.0
+        self._mean_held_s = 0.0
+
+    def put(self, ticket: Ticket, now_s: float) -> None:
+        """It waits from now on; `take` says when it need not any more."""
+        account = self._account(ticket, now_s)
+        account.waiting[ticket] = None
+        account.waiting_cost += ticket.cost
+        self._ring[ticket.tenant] = account
+        self.num_waiting += 1
+
+    def take(self, room: Room, now_s: float) -> list[Ticket]:
+        """Those that get a place now. Each of them has to `leave` once it is over."""
+        taken = []
+        while self._ring and room.free >= 1 and (ready := self._ready(room)):
+            ticket = self._next(ready)
+            self._admit(self._drop(ticket), ticket, now_s)
+            room = replace(room, free=room.free - 1)
+            taken.append(ticket)
+        return taken
+
+    def admit(self, ticket: Ticket, now_s: float) -> None:
+        """It has a place already, whoever waits for one."""
+        self._admit(self._account(ticket, now_s), ticket, now_s)
+
+    def push_out(self) -> Ticket:
+        """The newest of the tenant that has most waiting for its weight; it does not wait any more."""
+        account = max(self._ring.values(), key=lambda a: (len(a.waiting) / a.weight, a.waiting_cost))
+        ticket = next(reversed(account.waiting))
+        self._drop(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket, now_s: float) -> None:
+        """It is over, or waits no longer."""
+        account = self._accounts.get(ticket.tenant)
+        if account is None:
+            return
+        if ticket.admitted_s is not None:
+            account.running -= 1
+            self.num_running -= 1
+            self._learn(ticket.cost, now_s - ticket.admitted_s)
+        elif ticket in account.waiting:
+            self._drop(ticket)
+        if not account.running and not account.waiting:
+            self._idle[ticket.tenant] = now_s
+
+    def waiting_of(self, tenant: str) -> int:
+        account = self._ring.get(tenant)
+        return len(account.waiting) if account is not None else 0
+
+    def wait_s(self, tenant: str) -> float | None:
+        """Until what this tenant has waiting has got its places, at the rate at which they become free.
+
+        None while that is not known: nothing has ended yet.
+        """
+        if not self._mean_held_s:
+            return None
+        account = self._ring.get(tenant)
+        if account is None:
+            return 0.0
+        rate = max(1, self.num_running) * self._mean_cost / self._mean_held_s
+        share = account.weight / sum(other.weight for other in self._ring.values())
+        return account.waiting_cost / (rate * share)
+
+    def _ready(self, room: Room) -> list[_Account]:
+        if not room.busy:
+            return list(self._ring.values())
+        return [a for a in self._ring.values() if a.running < room.part * a.weight / self._weights]
+
+    def _next(self, ready: list[_Account]) -> Ticket:
+        """As many rounds at once as bring the first of them to its turn."""
+        rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (_QUANTUM * a.weight)) for a in ready))
+        for account in ready:
+            account.deficit += rounds * _QUANTUM * account.weight
+        chosen = max(ready, key=lambda a: a.deficit >= a.first.cost)
+        chosen.deficit -= chosen.first.cost
+        return chosen.first
+
+    def _admit(self, account: _Account, ticket: Ticket, now_s: float) -> None:
+        ticket.admitted_s = now_s
+        account.running += 1
+        self.num_running += 1
+
+    def _drop(self, ticket: Ticket) -> _Account:
+        """From those that wait; the tenant's next turn comes after all others'."""
+        account = self._ring.pop(ticket.tenant)
+        account.drop(ticket)
+        self.num_waiting -= 1
+        if account.waiting:
+            self._ring[ticket.tenant] = account
+        return account
+
+    def _account(self, ticket: Ticket, now_s: float) -> _Account:
+        self._forget(now_s)
+        self._idle.pop(ticket.tenant, None)
+        account = self._accounts.get(ticket.tenant)
+        if account is None:
+            account = self._accounts[ticket.tenant] = _Account(0.0)
+        self._weights += ticket.weight - account.weight
+        account.weight = ticket.weight
+        return account
+
+    def _forget(self, now_s: float) -> None:
+        while self._idle:
+            tenant, since_s = next(iter(self._idle.items()))
+            if now_s - since_s < ACTIVE_S:
+                return
+            del self._idle[tenant]
+            self._weights -= self._accounts.pop(tenant).weight
+        if not self._accounts:
+            # Sums of what comes and goes drift.
+            self._weights = 0.0
+
+    def _learn(self, cost: float, held_s: float) -> None:
+        if not self._mean_held_s:
+            self._mean_cost, self._mean_held_s = cost, held_s
+            return
+        self._mean_cost += _MEMORY * (cost - self._mean_cost)
+        self._mean_held_s += _MEMORY * (held_s - self._mean_held_s)

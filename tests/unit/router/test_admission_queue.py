@@ -1,0 +1,238 @@
+"""Who waits for a place, until when, and what those hear that get none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from outrider.errors import Code, Overloaded
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.router.admission_queue import AdmissionQueue
+from outrider_controller.router.config import AdmissionConfig
+from outrider_controller.router.fleet import TargetLink
+from outrider_controller.router.telemetry import RouterTelemetry
+from prometheus_client import CollectorRegistry
+
+from tests.simulation.virtual_time import VirtualLoop, run_virtually
+from tests.unit.router.requests import a_request
+
+
+class NoEvents:
+    async def emit(self, kind: str, fields: Mapping[str, str | int | float | bool]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    info: worker.WorkerInfo
+
+
+@dataclass
+class Fleet:
+    """Targets with so many places each."""
+
+    places: list[int]
+    elsewhere: int = 0
+    leaving: int = 0
+    num_routers: int = 1
+
+    def live_targets(self, model: str) -> list[TargetLink]:
+        return [cast(TargetLink, Target(worker.WorkerInfo(max_sequences=count))) for count in self.places]
+
+    def num_elsewhere(self, one: TargetLink) -> int:
+        return self.elsewhere
+
+    def num_leaving(self, model: str) -> int:
+        return self.leaving
+
+
+@dataclass
+class Router:
+    """An admission queue, and what became of each request."""
+
+    queue: AdmissionQueue
+    registry: CollectorRegistry
+    refusals: list[tuple[str, float, Overloaded]] = field(default_factory=list)
+    """By tenant, with the time that it took."""
+    done: list[str] = field(default_factory=list)
+
+    async def ask(self, tenant: str = "t", seconds: float = 1.0, deadline_s: float | None = None, **more: Any) -> None:
+        started_s = asyncio.get_running_loop().time()
+        request = a_request(tenant=tenant, expected_tokens=97, **more)
+        try:
+            async with self.queue.place(request, deadline_s):
+                await asyncio.sleep(seconds)
+            self.done.append(tenant)
+        except Overloaded as refused:
+            self.refusals.append((tenant, asyncio.get_running_loop().time() - started_s, refused))
+
+    def asks(self, times: int, tenant: str = "t", **more: Any) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self.ask(tenant, **more)) for _ in range(times)]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        return self.queue.num_running, self.queue.num_waiting
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, labels)
+
+
+@asynccontextmanager
+async def router(fleet: Fleet, **config: Any) -> AsyncIterator[Router]:
+    registry = CollectorRegistry()
+    telemetry = RouterTelemetry(registry, NoEvents())
+    yield Router(AdmissionQueue(AdmissionConfig(**config), fleet, telemetry), registry)
+
+
+def test_who_finds_no_place_waits_for_one() -> None:
+    async def work() -> None:
+        async with router(Fleet([1, 1])) as one:
+            tasks = one.asks(6)
+            await asyncio.sleep(0)
+            assert one.held == (2, 4)
+            assert one.value("outrider_admission_queue_length", tenant="t") == 4
+            await asyncio.gather(*tasks)
+            assert (one.held, len(one.done)) == ((0, 0), 6)
+            assert one.value("outrider_admission_queue_length", tenant="t") == 0
+            # Two at once, two after a second, two after two.
+            assert one.value("outrider_admission_queue_seconds_sum", tenant="t") == pytest.approx(6)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_whom_nobody_could_serve_in_time_is_refused_at_once_with_the_time_until_it_may_be() -> None:
+    async def work() -> None:
+        async with router(Fleet([2]), queue_timeout_s=10) as one:
+            await asyncio.gather(*one.asks(2))
+            tasks = one.asks(100)
+            await asyncio.sleep(0)
+            # Two a second, and half of ten seconds: some ten wait.
+            assert one.held == (2, 11)
+            assert len(one.refusals) == 87 and all(took_s == 0 for _, took_s, _ in one.refusals)
+            error = one.refusals[0][2]
+            assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
+            # Eleven wait, and it would be the twelfth.
+            assert error.retry_after_s == pytest.approx(6)
+            await asyncio.gather(*tasks)
+            assert len(one.refusals) == 87
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_a_deadline_is_answered_before_the_client_gives_up() -> None:
+    async def work() -> None:
+        async with router(Fleet([1]), queue_timeout_s=10) as one:
+            holding = one.asks(1, seconds=60)
+            await asyncio.gather(*one.asks(1, deadline_s=2.0), *one.asks(1, deadline_s=0.5), *one.asks(1))
+            took_s = sorted(took_s for _, took_s, _ in one.refusals)
+            assert took_s == pytest.approx([0.4, 1.75, 10.0])
+            assert {error.reason for *_, error in one.refusals} == {"QUEUE_TIMEOUT"}
+            assert all(error.retry_after_s for *_, error in one.refusals)
+            await asyncio.gather(*holding)
+            assert one.held == (0, 0)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_a_client_that_leaves_frees_its_place_and_its_turn() -> None:
+    async def work() -> None:
+        async with router(Fleet([1])) as one:
+            holding, leaving, last = one.asks(1, seconds=60) + one.asks(1) + one.asks(1)
+            await asyncio.sleep(1)
+            for task in (leaving, holding):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await asyncio.sleep(0)
+            assert one.held == (1, 0)
+            await last
+            assert one.held == (0, 0)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_a_full_queue_makes_room_for_a_tenant_that_has_less_in_it() -> None:
+    async def work() -> None:
+        async with router(Fleet([1]), max_queued=3) as one:
+            tasks = one.asks(4, "greedy") + one.asks(1, "quiet")
+            await asyncio.sleep(0)
+            assert one.held == (1, 3)
+            tasks += one.asks(1, "greedy")
+            await asyncio.gather(*tasks)
+            assert [tenant for tenant, *_ in one.refusals] == ["greedy", "greedy"]
+            assert "quiet" in one.done
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_what_another_router_had_begun_does_not_wait() -> None:
+    async def work() -> None:
+        async with router(Fleet([1])) as one:
+            tasks = one.asks(2) + one.asks(1, "moved", resume=(5,))
+            await asyncio.sleep(0)
+            assert one.held == (2, 1)
+            await asyncio.gather(*tasks)
+            assert one.done[:2] == ["t", "moved"]
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_places_that_other_routers_have_taken_are_not_there() -> None:
+    async def work() -> None:
+        fleet = Fleet([4], elsewhere=3)
+        async with router(fleet) as one:
+            tasks = one.asks(3)
+            await asyncio.sleep(0)
+            assert one.held == (1, 2)
+            fleet.elsewhere = 2
+            one.queue.fleet_changed()
+            assert one.held == (2, 1)
+            await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_what_runs_at_a_target_that_drains_takes_no_place_at_the_others() -> None:
+    async def work() -> None:
+        fleet = Fleet([2, 2])
+        async with router(fleet) as one:
+            tasks = one.asks(6)
+            await asyncio.sleep(0)
+            assert one.held == (4, 2)
+            fleet.places, fleet.leaving = [2], 2
+            one.queue.fleet_changed()
+            assert one.held == (4, 2)
+            fleet.places = [2, 2]
+            one.queue.fleet_changed()
+            assert one.held == (6, 0)
+            await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_where_no_target_is_left_whoever_waits_is_let_go_to_look_for_one() -> None:
+    async def work() -> None:
+        fleet = Fleet([1])
+        async with router(fleet) as one:
+            tasks = one.asks(5)
+            await asyncio.sleep(0)
+            fleet.places = []
+            one.queue.fleet_changed()
+            assert one.held == (5, 0)
+            await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_a_router_carries_no_more_than_it_may_however_large_the_fleet_is() -> None:
+    async def work() -> None:
+        async with router(Fleet([0, 100]), max_sessions=3) as one:
+            tasks = one.asks(5)
+            await asyncio.sleep(0)
+            assert one.held == (3, 2)
+            await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
