@@ -232,8 +232,8 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         # Not the fused execution: it has oneDNN make a kernel for every number of rows, and keep the last 1024. That is
         # half a gigabyte, which is reached slowly and would hide a leak.
         configs = {role: EngineConfig(num_blocks=count, execution="native") for role, count in blocks.items()}
-        engine, target = await _target(stack, model, server.url, configs["target"])
-        draft = await _draft(stack, model, server.url, configs["draft"])
+        engine, target = await start_target(stack, model, server.url, configs["target"])
+        draft = await start_draft(stack, model, server.url, configs["draft"])
         async with asyncio.timeout(_SETTLE_S):
             while len(await store.workers()) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -242,7 +242,7 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
         yield Stay(router_pb2_grpc.RouterServiceStub(channel), running, target, draft, engine, blocks)
 
 
-async def _target(
+async def start_target(
     stack: AsyncExitStack, model: Path, url: str, engine_config: EngineConfig
 ) -> tuple[Engine, TargetServicer]:
     from outrider.target.config import TargetConfig
@@ -254,7 +254,7 @@ async def _target(
     return engine, running.servicer
 
 
-async def _draft(stack: AsyncExitStack, model: Path, url: str, engine_config: EngineConfig) -> DraftServicer:
+async def start_draft(stack: AsyncExitStack, model: Path, url: str, engine_config: EngineConfig) -> DraftServicer:
     from outrider.draft.config import DraftConfig
     from outrider.draft.process import describe, serve
     from outrider.drafters import load_drafter

@@ -166,6 +166,8 @@ class Dispatcher:
                 active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
                 counted.append((active, active.draft, done))
                 active.respond(commit, done)
+                prompt_len = active.state.prompt_len
+                self.usage.round(active.request.tenant, done, prompt_len if done.base_len == prompt_len else 0)
                 active.failover.round_committed()
                 if done.finish_reason:
                     active.events.wake()
@@ -191,8 +193,6 @@ class Dispatcher:
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for active, draft, done in counted:
-            prompt_len = active.state.prompt_len
-            self.usage.round(active.request.tenant, done, prompt_len if done.base_len == prompt_len else 0)
             if draft is None or active.draft is not draft:
                 continue
             speculation = active.speculation

@@ -8,35 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from outrider.metadata.ledger import TenantUsage
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.worker.events import DrainExpired
+from outrider_controller.router.config import TraceConfig
 
-
-def spent(fleet: Any) -> dict[str, float]:
-    """By the workers' own counters."""
-    targets, drafts = [t.stats for t in fleet.targets], [d.stats for d in fleet.drafts]
-    return {
-        "output_tokens": sum(s.num_committed_tokens for s in targets),
-        "drafted_tokens": sum(s.num_draft_tokens + s.num_siblings for s in targets),
-        "verified_tokens": sum(s.num_verified_tokens + s.num_siblings for s in targets),
-        "accepted_tokens": sum(s.num_accepted_tokens for s in targets),
-        "target_us": sum(s.busy_s for s in targets) * 1e6,
-        "target_wasted_us": sum(s.wasted_s for s in targets) * 1e6,
-        "draft_us": sum(s.busy_s for s in drafts) * 1e6,
-    }
-
-
-def billed(sums: TenantUsage) -> dict[str, float]:
-    return {
-        "output_tokens": sums.output_tokens,
-        "drafted_tokens": sums.drafted_tokens,
-        "verified_tokens": sums.verified_tokens,
-        "accepted_tokens": sums.accepted_tokens,
-        "target_us": sums.target_useful_us + sums.target_wasted_us,
-        "target_wasted_us": sums.target_wasted_us,
-        "draft_us": sums.draft_useful_us + sums.draft_wasted_us,
-    }
+from tests.bills import billed, spent
 
 
 async def ask(fleet: Any, number: int, chance: random.Random) -> None:
@@ -55,9 +31,21 @@ async def ask(fleet: Any, number: int, chance: random.Random) -> None:
                 return
 
 
+async def test_every_token_is_billed_once_though_a_trace_forgets_it(fleet: Any) -> None:
+    await fleet.target()
+    await fleet.draft()
+    await fleet.start(traces=TraceConfig())
+    answers = await asyncio.gather(*(fleet.ask(fleet.request(max_new_tokens=n)) for n in (1, 7, 40)))
+    [(tenant, usage)] = fleet.router.dispatcher.usage.sums.items()
+    assert (tenant, usage.requests, usage.prompt_tokens, usage.output_tokens) == ("t", 3, 9, 48)
+    assert usage.drafted_tokens == sum(answer.metrics.num_draft_tokens for answer in answers)
+    assert usage.accepted_tokens == sum(answer.metrics.num_accepted_draft_tokens for answer in answers)
+
+
 async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventually: Any) -> None:
     chance = random.Random(1)
-    before = spent(real_fleet)
+    of_workers = [t.stats for t in real_fleet.targets], [d.stats for d in real_fleet.drafts]
+    before = spent(*of_workers)
     for wave in range(5):
         asking = [asyncio.create_task(ask(real_fleet, number, chance)) for number in range(10)]
         if wave == 2:
@@ -70,14 +58,11 @@ async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventu
     assert {"t0", "t1", "t2"} == set(sums)
 
     def missing() -> dict[str, tuple[float, float]]:
-        total = TenantUsage()
-        for each in sums.values():
-            total.add(each)
-        of_workers = {name: value - before[name] for name, value in spent(real_fleet).items()}
+        counted = {name: value - before[name] for name, value in spent(*of_workers).items()}
         return {
-            name: (value, of_workers[name])
-            for name, value in billed(total).items()
-            if value != pytest.approx(of_workers[name], rel=0.005)
+            name: (value, counted[name])
+            for name, value in billed(sums.values()).items()
+            if value != pytest.approx(counted[name], rel=0.005)
         }
 
     # What workers say last is on its way.
