@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from outrider_controller.cli.exits import HELP, CommandError, ExitCode
 
@@ -22,6 +23,8 @@ _COMMANDS = {
     "generate": (f"{_PACKAGE}.generate", "generate", "Ask a running stack for an answer."),
     "get": (f"{_PACKAGE}.get", "get", "List what is running."),
     "events": (f"{_PACKAGE}.events", "events", "Show what has happened, and with -w what happens."),
+    "describe": (f"{_PACKAGE}.describe", "describe", "Show all that is known of a worker, tenant or key."),
+    "top": (f"{_PACKAGE}.top", "top", "Show what tenants and workers do, live."),
     "cordon": (f"{_PACKAGE}.cordon", "cordon", "Send nothing new to a worker."),
     "uncordon": (f"{_PACKAGE}.cordon", "uncordon", "Send work to a worker again."),
     "drain": (f"{_PACKAGE}.cordon", "drain", "Empty a worker, so that it can be stopped."),
@@ -36,6 +39,7 @@ _COMMANDS = {
     "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),
     "gateway": (f"{_PACKAGE}.foreground", "gateway", "Run one gateway in the foreground."),
     "controller": (f"{_PACKAGE}.foreground", "controller", "Run router and control plane in the foreground."),
+    "completion": (f"{_PACKAGE}.completion", "completion", "Print a script that completes commands in a shell."),
     "version": (f"{_PACKAGE}.version", "version_command", "Print the version."),
 }
 
@@ -56,6 +60,11 @@ class LazyGroup(click.Group):
         module, attribute, _ = self._table[cmd_name]
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        named = [(name, line) for name, (_, _, line) in self._table.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=line) for name, line in named), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -28,12 +28,14 @@ control_option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Co
 def ask_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]], where: str = "") -> R:
     """Calls `ask(stub, metadata)` with the operator's credential. Raises CommandError, which begins with `where`."""
 
-    async def run() -> R:
-        async with create_channel(address) as channel:
-            credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
-            try:
-                return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
-            except grpc.RpcError as error:
-                raise CommandError.of(from_rpc_error(error), where or f"control plane at {address}") from error
+    return asyncio.run(call_control(address, ask, where))
 
-    return asyncio.run(run())
+
+async def call_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]], where: str = "") -> R:
+    """The same in an event loop."""
+    async with create_channel(address) as channel:
+        credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+        try:
+            return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
+        except grpc.RpcError as error:
+            raise CommandError.of(from_rpc_error(error), where or f"control plane at {address}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -48,7 +49,8 @@ def events(
                 if output == "json" and not watch:
                     found.append(event_row(event))
                 else:
-                    click.echo(_line(event) if output == "table" else json.dumps(document("event", event_row(event))))
+                    row = event_row(event)
+                    click.echo(event_line(row) if output == "table" else json.dumps(document("event", row)))
 
     ask_control(control, read)
     if output == "json" and not watch:
@@ -59,9 +61,9 @@ def event_row(event: control_pb2.Event) -> dict[str, Any]:
     return {"id": event.id, "time": moment(event.unix_ms / 1000), "kind": event.kind, "fields": dict(event.fields)}
 
 
-def _line(event: control_pb2.Event) -> str:
-    said = " ".join(f"{name}={_word(event.fields[name])}" for name in _ordered(event.fields))
-    return f"{moment(event.unix_ms / 1000)}  {event.kind:<20}  {said}"
+def event_line(row: Mapping[str, Any]) -> str:
+    said = " ".join(f"{name}={_word(row['fields'][name])}" for name in _ordered(row["fields"]))
+    return f"{row['time']}  {row['kind']:<20}  {said}"
 
 
 def _ordered(fields: Any) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import click
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import contexts
 from outrider_controller.cli.client import list_workers
-from outrider_controller.cli.endpoints import context_option, endpoint_option
+from outrider_controller.cli.control import control_option
+from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import columns, emit_json, note, output_option, print_rows
+from outrider_controller.cli.output import emit_json, note, output_option, table_lines
+from outrider_controller.cli.sequences import get_sequences
 from outrider_controller.cli.tenants import get_keys, get_tenants
 from outrider_controller.cli.usage import get_usage
+from outrider_controller.cli.watching import show_rows, watch_option
 from outrider_controller.control.rows import worker_rows
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
@@ -30,23 +34,27 @@ def get() -> None:
 @get.command("workers")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
+@watch_option
 @context_option
-@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+@control_option
 @output_option("table", "wide", "json", "yaml", "name")
-def workers(ids: tuple[str, ...], role: str | None, control: str, output: str) -> None:
+def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
     With IDs only those; exit code 3 if one of them does not exist.
     """
-    answer = asyncio.run(list_workers(control, _ROLES.get(role or "", worker_pb2.WORKER_ROLE_UNSPECIFIED)))
-    if not answer.metadata_available:
-        note("the metadata store is away: this is the last known list")
-    rows = worker_rows(answer.workers)
-    unknown = set(ids) - {row["id"] for row in rows}
-    if unknown:
-        raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
-    shown = _WIDE if output == "wide" else _TABLE
-    print_rows("workers", "workers", [row for row in rows if not ids or row["id"] in ids], shown, output)
+
+    def read() -> list[dict[str, Any]]:
+        answer = asyncio.run(list_workers(control, _ROLES.get(role or "", worker_pb2.WORKER_ROLE_UNSPECIFIED)))
+        if not answer.metadata_available:
+            note("the metadata store is away: this is the last known list")
+        rows = worker_rows(answer.workers)
+        unknown = set(ids) - {row["id"] for row in rows}
+        if unknown:
+            raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
+        return [row for row in rows if not ids or row["id"] in ids]
+
+    show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)
 
 
 @get.command("contexts")
@@ -63,10 +71,10 @@ def list_contexts(output: str) -> None:
         for row in rows:
             click.echo(row["name"])
     else:
-        header = [name.upper() for name in _CONTEXT]
-        click.echo(columns(header, [[row[name] for name in _CONTEXT] for row in rows]))
+        click.echo("\n".join(table_lines(rows, _CONTEXT)))
 
 
+get.add_command(get_sequences)
 get.add_command(get_tenants)
 get.add_command(get_keys)
 get.add_command(get_usage)

@@ -77,21 +77,30 @@ def moment(unix_s: float) -> str | None:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if unix_s else None
 
 
-def print_rows(kind: str, name: str, rows: Sequence[dict[str, Any]], shown: Sequence[str], output: str) -> None:
+def print_rows(kind: str, name: str, rows: Sequence[Mapping[str, Any]], shown: Sequence[str], output: str) -> None:
     """In the format asked for. Names are those of the first column."""
     if output == "json":
-        emit_json(kind, {name: list(rows)})
+        emit_json(kind, {name: [dict(row) for row in rows]})
     elif output == "yaml":
-        click.echo(yaml.safe_dump(document(kind, {name: list(rows)}), sort_keys=False, allow_unicode=True), nl=False)
+        click.echo(
+            yaml.safe_dump(document(kind, {name: [dict(row) for row in rows]}), sort_keys=False, allow_unicode=True),
+            nl=False,
+        )
     elif output == "name":
         for row in rows:
             click.echo(row[shown[0]])
     else:
-        header = [column.upper().replace("_", "-") for column in shown]
-        click.echo(columns(header, [[_cell(row[column]) for column in shown] for row in rows]))
+        click.echo("\n".join(table_lines(rows, shown)))
 
 
-def _cell(value: object) -> object:
+def table_lines(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:
+    """The header, and a line a row."""
+    header = [column.upper().replace("_", "-") for column in shown]
+    return columns(header, [[cell(row[column]) for column in shown] for row in rows]).splitlines()
+
+
+def cell(value: object) -> object:
+    """As a table shows it."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     if isinstance(value, bool):

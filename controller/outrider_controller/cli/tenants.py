@@ -17,7 +17,9 @@ from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
 from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants_file import read_tenants
+from outrider_controller.cli.watching import show_rows, watch_option
 
+KEY_COLUMNS = ("id", "tenant", "scopes", "created", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
 _SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
 _CHANGES = {
@@ -98,7 +100,7 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
 
     answer = ask_control(control, make)
     if output == "json":
-        emit_json("key", {"key": answer.key, **_key_row(answer.info)})
+        emit_json("key", {"key": answer.key, **key_row(answer.info)})
         return
     note(f"{answer.info.id} of {tenant}; it is not shown again")
     click.echo(answer.key)
@@ -152,10 +154,11 @@ def delete_tenant(name: str, yes: bool, control: str) -> None:
 @click.command("tenants")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
+@watch_option
 @context_option
 @control_option
 @output_option("table", "wide", "json", "yaml", "name")
-def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -> None:
+def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, output: str) -> None:
     """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
 
     async def listed(stub: Control, credential: Credential) -> tuple[list[tenants_pb2.Tenant], int]:
@@ -175,40 +178,49 @@ def get_tenants(names: tuple[str, ...], limit: int, control: str, output: str) -
             if not token or len(found) >= limit:
                 return found, page.num_tenants
 
-    found, total = ask_control(control, listed)
-    if total > len(found):
-        note(f"{len(found)} of {total} tenants (--limit)")
-    rows = [_tenant_row(tenant) for tenant in found]
+    def read() -> list[dict[str, Any]]:
+        found, total = ask_control(control, listed)
+        if total > len(found):
+            note(f"{len(found)} of {total} tenants (--limit)")
+        return [tenant_row(tenant) for tenant in found]
+
     shown = ("name", "weight", "models", *_QUOTAS)
-    print_rows("tenants", "tenants", rows, (*shown, "version") if output == "wide" else shown, output)
+    show_rows("tenants", read, (*shown, "version") if output == "wide" else shown, output, watch=watch)
 
 
 @click.command("keys")
 @click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
+@watch_option
 @context_option
 @control_option
 @output_option("table", "json", "yaml", "name")
-def get_keys(tenant: str, limit: int, control: str, output: str) -> None:
+def get_keys(tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
     """List API keys by tenant: their ids, what they open, and until when. Never the keys."""
 
-    async def listed(stub: Control, credential: Credential) -> list[tenants_pb2.ApiKey]:
-        found: list[tenants_pb2.ApiKey] = []
-        token = ""
-        while True:
-            size = min(1000, limit - len(found))
-            request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
-            page = await stub.ListKeys(request, timeout=TIMEOUT_S, metadata=credential)
-            found += page.keys
-            token = page.next_page_token
-            if not token or len(found) >= limit:
-                return found
+    def read() -> list[dict[str, Any]]:
+        return [key_row(key) for key in ask_control(control, lambda stub, who: all_keys(stub, who, tenant, limit))]
 
-    rows = [_key_row(key) for key in ask_control(control, listed)]
-    print_rows("keys", "keys", rows, ("id", "tenant", "scopes", "created", "expires", "valid"), output)
+    show_rows("keys", read, KEY_COLUMNS, output, watch=watch)
 
 
-def _tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
+async def all_keys(
+    stub: Control, credential: Credential, tenant: str = "", limit: int = 1_000_000
+) -> list[tenants_pb2.ApiKey]:
+    """Of one tenant or of all, page by page."""
+    found: list[tenants_pb2.ApiKey] = []
+    token = ""
+    while True:
+        size = min(1000, limit - len(found))
+        request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
+        page = await stub.ListKeys(request, timeout=TIMEOUT_S, metadata=credential)
+        found += page.keys
+        token = page.next_page_token
+        if not token or len(found) >= limit:
+            return found
+
+
+def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
     quota = tenant.quota
     return {
         "name": tenant.name,
@@ -219,7 +231,7 @@ def _tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
     }
 
 
-def _key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
+def key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
     return {
         "id": key.id,
         "tenant": key.tenant,

@@ -14,8 +14,9 @@ from outrider.gateway.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import cluster_port
-from outrider.rpc.roles import RoleGuard
+from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, usage_pb2
@@ -28,6 +29,7 @@ from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
+from outrider_controller.control.routers import Routers
 from outrider_controller.control.tenants import Tenancy
 from outrider_controller.control.usage import bill
 from outrider_controller.control.workers import Workers
@@ -43,8 +45,9 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Translates, delegates, translates back."""
 
-    def __init__(self, store: MetadataStore, events: EventWriter) -> None:
+    def __init__(self, store: MetadataStore, events: EventWriter, routers: Routers) -> None:
         self._store = store
+        self._routers = routers
         self._workers = Workers(store, events)
         self._tenancy = Tenancy(store.tenants, events)
         self._feed = EventFeed(store)
@@ -71,6 +74,21 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def DrainWorker(self, request: control.DrainWorkerRequest, context: Context) -> control.DrainWorkerResponse:
         status = await self._workers.cordon(request.worker_id, request.reason, request.grace_s)
         return control.DrainWorkerResponse(worker=status)
+
+    async def ListSequences(
+        self, request: control.ListSequencesRequest, context: Context
+    ) -> control.ListSequencesResponse:
+        return await self._routers.sequences(request)
+
+    async def ListActivities(
+        self, request: control.ListActivitiesRequest, context: Context
+    ) -> control.ListActivitiesResponse:
+        return await self._routers.activities()
+
+    async def GetTrace(
+        self, request: control.ControlServiceGetTraceRequest, context: Context
+    ) -> control.ControlServiceGetTraceResponse:
+        return control.ControlServiceGetTraceResponse(traces=await self._routers.trace(request.request_id))
 
     async def ListTenants(self, request: control.ListTenantsRequest, context: Context) -> control.ListTenantsResponse:
         return await self._tenancy.list(request)
@@ -125,8 +143,9 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store))
+        servicer = ControlServicer(store, events, Routers(store, config.secret, connect_to(Role.ROUTER, config.tls)))
         server = create_server(guard=OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True)))
-        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events), server)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
         credentials = cluster_port(config.tls)
         life = await stack.enter_async_context(
             serving(server, config.listen, services=[SERVICE], signals=signals, credentials=credentials)

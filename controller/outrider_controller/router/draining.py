@@ -11,6 +11,7 @@ from outrider_controller.router.failover import Fault
 from outrider_controller.router.fleet import Fleet
 from outrider_controller.router.placement import same_weights
 from outrider_controller.router.sequences import ActiveRequest, SequenceTable
+from outrider_controller.router.tracing import now_us
 
 LoseTarget = Callable[[ActiveRequest, str, Fault], None]
 
@@ -32,6 +33,8 @@ def hand_over(fleet: Fleet, table: SequenceTable, lose_target: LoseTarget, now_u
 
 def _release_draft(table: SequenceTable, active: ActiveRequest) -> None:
     table.set_speculation(active, active.speculation.lost())
+    if active.draft is not None:
+        active.recorder.lost(active.draft.worker.info, "draining", now_us())
     table.release_draft(active)
     active.events.wake()
 

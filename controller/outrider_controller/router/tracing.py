@@ -15,13 +15,14 @@ from typing import Any
 
 import grpc
 from outrider.errors import InvalidRequest, UnknownRequest
-from outrider.protocol.rounds import Round
+from outrider.protocol.rounds import RequestStats, Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from outrider_controller.router.activity import Activity, Work
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.request import RequestState
@@ -29,6 +30,8 @@ from outrider_controller.router.speculation import Setting
 
 SERVICE = "outrider.rpc.v1.TraceService"
 _MAX_EVENTS = 64
+MAX_LISTED = 10_000
+"""Requests under way in one answer."""
 
 
 def now_us() -> int:
@@ -77,6 +80,8 @@ class Recorder:
         self._rounds: list[Round] = []
         self._started_us = now_us
         self._state: RequestState | None = None
+        self._on: dict[worker.WorkerRole.ValueType, str] = {}
+        self._lost: set[worker.WorkerRole.ValueType] = set()
 
     def placed(self, state: RequestState, mode: sequence.VerificationMode.ValueType, now_us: int) -> None:
         """A target was found."""
@@ -85,9 +90,12 @@ class Recorder:
         self.trace.placing_us = max(0, now_us - self._started_us)
 
     def opened(self, info: worker.WorkerInfo, now_us: int) -> None:
+        self._on[info.role] = info.worker_id
+        self._lost.discard(info.role)
         self._event(trace.TRACE_EVENT_KIND_OPENED, info, now_us)
 
     def lost(self, info: worker.WorkerInfo, reason: str, now_us: int) -> None:
+        self._lost.add(info.role)
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
     def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
@@ -120,6 +128,41 @@ class Recorder:
         if self.trace.running and not self._record_tokens:
             rounds = [_without_tokens(copy(done)) for done in rounds]
         return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(rounds))
+
+    def fits(self, request: trace.GetActivityRequest) -> bool:
+        return request.tenant in ("", self.request.tenant) and (
+            not request.worker_id or request.worker_id in self._on.values()
+        )
+
+    def work(self) -> Work:
+        """What it has come to."""
+        state, workers = self._state, tuple(self._on.values())
+        if state is None:
+            return Work(self.request.tenant, workers, 0, RequestStats())
+        return Work(self.request.tenant, workers, len(state.committed) - self.trace.resumed_tokens, state.stats)
+
+    def running(self, now_us: int) -> trace.RunningSequence:
+        """As a line of a list."""
+        work, request = self.work(), self.request
+        return trace.RunningSequence(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            model=request.model,
+            router_id=self.trace.router_id,
+            target_id=self._open_on(worker.WORKER_ROLE_TARGET),
+            draft_id=self._open_on(worker.WORKER_ROLE_DRAFT),
+            started_unix_us=self.trace.started_unix_us,
+            duration_us=max(0, now_us - self._started_us),
+            prompt_tokens=self.trace.prompt_tokens,
+            output_tokens=work.output_tokens,
+            max_draft_tokens=self._rounds[-1].max_draft_tokens if self._rounds else 0,
+            num_draft_tokens=work.stats.num_draft_tokens,
+            num_verified_tokens=work.stats.num_verified_tokens,
+            num_accepted_draft_tokens=work.stats.num_accepted_draft_tokens,
+        )
+
+    def _open_on(self, role: worker.WorkerRole.ValueType) -> str:
+        return "" if role in self._lost else self._on.get(role, "")
 
     def _update(self, now_us: int) -> None:
         self.trace.duration_us = max(0, now_us - self._started_us)
@@ -156,7 +199,9 @@ class Traces:
         self.router_id = ""
         self.on_end: OnEnd = lambda ended, request: None
         self._config = config
-        self._running: set[Recorder] = set()
+        # In the order in which they came.
+        self._running: dict[Recorder, None] = {}
+        self._activity = Activity()
         self._ended: deque[KeptTrace] = deque()
         self._num_rounds = 0
 
@@ -171,13 +216,14 @@ class Traces:
 
     def start(self, request: Request, now_us: int) -> Recorder:
         recorder = Recorder(self._config, request, self.router_id, now_us, time.time_ns() // 1000)
-        self._running.add(recorder)
+        self._running[recorder] = None
         return recorder
 
     def end(self, recorder: Recorder, error: str, now_us: int) -> None:
         """Remembers the trace, and forgets the oldest ones beyond the bounds."""
-        self._running.remove(recorder)
+        del self._running[recorder]
         recorder.ended(error, now_us)
+        self._activity.ended(recorder.work())
         kept = recorder.kept(now_us)
         self.on_end(kept, recorder.request)
         self._ended.append(kept)
@@ -190,6 +236,15 @@ class Traces:
         running = [recorder.kept(now_us) for recorder in self._running if recorder.request.request_id == request_id]
         known = [kept.message() for kept in (*self._ended, *running) if kept.request_id == request_id]
         return sorted(known, key=lambda found: found.started_unix_us)
+
+    def running(self, request: trace.GetActivityRequest, now_us: int) -> trace.GetActivityResponse:
+        """What runs, as far as it was asked for, and the sums of all."""
+        fitting = [recorder for recorder in self._running if recorder.fits(request)]
+        return trace.GetActivityResponse(
+            sequences=[recorder.running(now_us) for recorder in fitting[: request.max_sequences]],
+            num_sequences=len(fitting),
+            activities=self._activity.sums(recorder.work() for recorder in self._running),
+        )
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
@@ -210,3 +265,10 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
                 f"forgotten it (it remembers {len(self._traces)} requests that have ended)"
             )
         return trace.GetTraceResponse(traces=found)
+
+    async def GetActivity(
+        self, request: trace.GetActivityRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> trace.GetActivityResponse:
+        if request.max_sequences > MAX_LISTED:
+            raise InvalidRequest("max_sequences", f"{request.max_sequences}; at most {MAX_LISTED}")
+        return self._traces.running(request, now_us())

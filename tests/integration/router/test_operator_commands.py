@@ -14,10 +14,13 @@ from uuid import uuid4
 
 import pytest
 from outrider.metadata import MetadataStore
+from outrider.rpc.v1 import tenants_pb2
+from outrider.rpc.v1.router_pb2 import SPECULATION_MODE_ON
 from outrider_controller.cli.app import run
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
+from tests.fakes import FakeDraft, FakeTarget
 from tests.integration.router.conftest import Fleet
 
 T = TypeVar("T")
@@ -134,3 +137,55 @@ def test_a_worker_is_cordoned_drained_and_taken_back(cluster: Cluster, outrider:
     assert "no worker 'nobody'" in outrider("cordon", "nobody", code=3)
     assert "--grace" in outrider("drain", worker_id, "--grace", "soon", code=2)
     assert "not drained yet" in outrider("drain", worker_id, "--timeout", "0s", code=6)
+
+
+def test_running_requests_are_listed_described_summed_and_traced_through_the_control_plane(
+    cluster: Cluster, outrider: Callable[..., Any]
+) -> None:
+    running: list[asyncio.Task[Any]] = []
+
+    async def start(fleet: Fleet) -> tuple[str, str]:
+        target, draft = await fleet.target(FakeTarget(step_s=0.03)), await fleet.draft(FakeDraft(accuracy=1.0))
+        await fleet.start()
+        await fleet.store.tenants.put([tenants_pb2.Tenant(name="acme")], by="test")
+        ended = fleet.request(max_new_tokens=20, tenant="acme", request_id="ended")
+        await fleet.ask(ended)
+        more = {"tenant": "acme", "request_id": "long", "speculation": SPECULATION_MODE_ON, "max_draft_tokens": 1}
+        request = fleet.request(max_new_tokens=4000, **more)
+        running.append(asyncio.create_task(fleet.ask(request, timeout=100)))
+        async with asyncio.timeout(20):
+            while not draft.live:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return target.info.worker_id, draft.info.worker_id
+
+    async def stop(fleet: Fleet) -> None:
+        running[0].cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    target, draft = cluster.within(start)
+    (row,) = outrider("get", "sequences", "-o", "json")["sequences"]
+    assert (row["id"], row["tenant"], row["target"], row["draft"]) == ("long", "acme", target, draft)
+    assert outrider("get", "sequences", "--worker", draft, "-o", "name") == "long\n"
+    assert outrider("get", "sequences", "--tenant", "other", "-o", "name") == ""
+    eventually(lambda: outrider("get", "sequences", "-o", "json")["sequences"][0]["acceptance"] == 1.0)
+
+    described = outrider("describe", "worker", target, "-o", "json")
+    assert described["worker"]["role"] == "target" and described["num_sequences"] == 1
+    assert outrider("describe", "worker", target).split()[:2] == ["Id:", target]
+    described = outrider("describe", "tenant", "acme", "-o", "json")
+    assert (described["tenant"]["running"], described["tenant"]["ended"]) == (1, 1)
+    assert "long" in outrider("describe", "tenant", "acme")
+    assert "nobody" in outrider("describe", "tenant", "nobody", code=3)
+    assert "no key nobody" in outrider("describe", "key", "nobody", code=3)
+
+    found = outrider("top", "--interval", "0.5", "-o", "json")
+    (tenant,) = found["tenants"]
+    assert tenant["tenant"] == "acme" and tenant["tokens_per_s"] > 0 and tenant["acceptance"] == 1.0
+    by_worker = {one["worker"]: one for one in found["workers"]}
+    assert by_worker[target]["tokens_per_s"] > 0 and by_worker[draft]["judged_per_s"] > 0
+    assert "1 requests under way, 2 workers" in outrider("top", "--interval", "0.2")
+
+    (part,) = outrider("trace", "ended", "-o", "json")["traces"]
+    assert part["request_id"] == "ended" and part["output_tokens"] == 20
+    assert "UNKNOWN_REQUEST" in outrider("trace", "nothing", "-o", "json", code=3)
+    cluster.within(stop)

@@ -1,23 +1,21 @@
-"""Where traces come from: every router that holds a lease, and the gateway for what tokens stand for."""
+"""Where traces come from: the routers, through the control plane; and the gateway for what tokens stand for."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from outrider.errors import Code, OutriderError
 from outrider.rpc.channel import create_channel
 from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider.rpc.v1 import generation_pb2_grpc, trace_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.client import list_workers
-from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.control import TIMEOUT_S, call_control
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
 from outrider_controller.cli.trace.tokens import TokenBytes
 
@@ -33,34 +31,35 @@ def request_id_of(given: str) -> str:
     return given
 
 
-async def routers_of(control: str, given: Sequence[str]) -> list[str]:
-    """Addresses to ask. Raises CommandError."""
-    if given:
-        return list(given)
-    answer = await list_workers(control, worker_pb2.WORKER_ROLE_ROUTER)
-    if not answer.workers:
-        raise CommandError("no router holds a lease", ExitCode.UNAVAILABLE)
-    return [status.address for status in answer.workers]
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who is asked: the control plane, which asks all routers; or routers by address."""
 
+    control: str
+    routers: Sequence[str] = ()
 
-async def fetch(routers: Sequence[str], request_id: str) -> list[trace.RequestTrace]:
-    """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
-    answers = await asyncio.gather(*(_ask(router, request_id) for router in routers))
-    parts = [part for answer in answers if not isinstance(answer, OutriderError) for part in answer]
-    if parts:
+    async def fetch(self, request_id: str) -> list[trace.RequestTrace]:
+        """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
+        if not self.routers:
+            asked = control_pb2.ControlServiceGetTraceRequest(request_id=request_id)
+            answer = await call_control(
+                self.control, lambda stub, who: stub.GetTrace(asked, timeout=TIMEOUT_S, metadata=who)
+            )
+            return list(answer.traces)
+        parts: list[trace.RequestTrace] = []
+        refusal: CommandError | None = None
+        for router in self.routers:
+            try:
+                parts += await _ask(router, request_id)
+            except CommandError as error:
+                refusal = error
+        if refusal is not None and not parts:
+            raise refusal
         return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
-    faults = [error for error in answers if isinstance(error, OutriderError)]
-    other = next((error for error in faults if error.code is not Code.NOT_FOUND), None)
-    if other is not None:
-        raise CommandError.of(other, f"router at {routers[faults.index(other)]}")
-    raise CommandError(
-        f"no router knows request {request_id!r}: never carried, or forgotten since (each remembers its last ones)",
-        ExitCode.NOT_FOUND,
-        reason="UNKNOWN_REQUEST",
-    )
 
 
-async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace] | OutriderError:
+async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
+    """Raises CommandError."""
     async with create_channel(router) as channel:
         stub = trace_pb2_grpc.TraceServiceStub(channel)
         try:
@@ -70,7 +69,7 @@ async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace] | O
                 metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", "")),
             )
         except grpc.RpcError as error:
-            return from_rpc_error(error)
+            raise CommandError.of(from_rpc_error(error), f"router at {router}") from error
         return answer.traces
 
 

@@ -23,9 +23,9 @@ _SETTLE_S = 1.0
 @click.command("trace")
 @click.argument("request_id", metavar="REQUEST")
 @context_option
-@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane that knows the routers")
+@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
-@click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask only this one; may be repeated.")
+@click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this one itself; may be repeated.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")
 @click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
 @output_option("text", "json")
@@ -77,10 +77,10 @@ async def show(
 ) -> list[trace.RequestTrace]:
     """Prints the trace unless `quiet`; returns its parts. Raises CommandError."""
     asked, known = asking.request_id_of(request_id), asking.Dictionary(gateway)
-    found = await asking.routers_of(control, routers)
-    parts = await _settled(found, asked)
+    source = asking.Source(control, routers)
+    parts = await _settled(source, asked)
     if follow:
-        return await _follow(found, asked, parts, known, colour=colour, echo=_silence if quiet else _echo)
+        return await _follow(source, asked, parts, known, colour=colour, echo=_silence if quiet else _echo)
     if not quiet:
         for number, part in enumerate(parts):
             painter = TokenPainter(await known.look_up(part.model, token_ids(part.rounds)), colour)
@@ -96,11 +96,11 @@ def drawn(part: trace.RequestTrace, painter: TokenPainter) -> list[str]:
     return [*above, *_lines(part, rounds, 0), *below]
 
 
-async def _settled(routers: Sequence[str], request_id: str) -> list[trace.RequestTrace]:
+async def _settled(source: asking.Source, request_id: str) -> list[trace.RequestTrace]:
     """The parts; of a request that has just finished, without the last moment in which its call still ends."""
     give_up_s = asyncio.get_running_loop().time() + _SETTLE_S
     while True:
-        parts = await asking.fetch(routers, request_id)
+        parts = await source.fetch(request_id)
         settling = any(part.running and part.finish_reason for part in parts)
         if not settling or asyncio.get_running_loop().time() > give_up_s:
             return parts
@@ -108,7 +108,7 @@ async def _settled(routers: Sequence[str], request_id: str) -> list[trace.Reques
 
 
 async def _follow(
-    routers: Sequence[str],
+    source: asking.Source,
     request_id: str,
     parts: list[trace.RequestTrace],
     known: asking.Dictionary,
@@ -132,7 +132,7 @@ async def _follow(
         if not any(part.running for part in parts):
             break
         await asyncio.sleep(_POLL_S)
-        parts = await asking.fetch(routers, request_id)
+        parts = await source.fetch(request_id)
     for rounds, part in zip(tables, parts, strict=True):
         echo([rounds.sums(part.rounds), "", *table.summary(part)])
     echo([table.LEGEND, tables[-1].legend])

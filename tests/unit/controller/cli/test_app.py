@@ -29,6 +29,17 @@ def test_what_makes_no_sense_is_a_usage_error(capsys: pytest.CaptureFixture[str]
     assert run(["no-such-command"]) == 2
 
 
+def test_a_shell_can_complete_commands_without_loading_them() -> None:
+    code = (
+        "import sys; from outrider_controller.cli.app import run; run([]); print({'torch', 'grpc'} & set(sys.modules))"
+    )
+    variables = {"_OUTRIDER_COMPLETE": "bash_complete", "COMP_WORDS": "outrider d", "COMP_CWORD": "1"}
+    start = (sys.executable, "-X", "importtime", "-c", code)
+    said = subprocess.run(start, capture_output=True, text=True, timeout=60, env={**os.environ, **variables})
+    assert "plain,describe\n" in said.stdout and "plain,drain\n" in said.stdout
+    assert "grpc" not in said.stderr
+
+
 @pytest.mark.parametrize(("given", "stdin"), [((), ""), ((), " \n"), (("",), ""), (("--raw",), "")])
 def test_an_empty_prompt_is_refused_before_anybody_is_asked(
     given: tuple[str, ...], stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,71 @@
+"""outrider get sequences"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from outrider.rpc.v1 import control_pb2, trace_pb2
+
+from outrider_controller.cli.control import TIMEOUT_S, ask_control, control_option
+from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.output import moment, note, output_option
+from outrider_controller.cli.watching import show_rows, watch_option
+
+COLUMNS = ("id", "tenant", "model", "output_tokens", "draft_tokens", "acceptance", "target", "draft", "seconds")
+_WIDE = (*COLUMNS, "prompt_tokens", "router", "started")
+
+
+@click.command("sequences")
+@click.option("--tenant", default="", metavar="NAME", help="Only this one's.")
+@click.option("--worker", default="", metavar="ID", help="Only those on this target or draft.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, metavar="N", help="At most so many."
+)
+@watch_option
+@context_option
+@control_option
+@output_option("table", "wide", "json", "yaml", "name")
+def get_sequences(tenant: str, worker: str, limit: int, watch: bool, control: str, output: str) -> None:
+    """List requests under way, the oldest first: where each is open, and how its drafts fare.
+
+    DRAFT-TOKENS: most drafted tokens a step now; 0: it decodes plainly. `outrider trace ID` shows every round of one.
+    """
+    request = control_pb2.ListSequencesRequest(limit=limit, tenant=tenant, worker_id=worker)
+
+    def read() -> list[dict[str, Any]]:
+        answer = ask_control(control, lambda stub, who: stub.ListSequences(request, timeout=TIMEOUT_S, metadata=who))
+        if answer.num_sequences > len(answer.sequences):
+            note(f"{len(answer.sequences)} of {answer.num_sequences} sequences (--limit)")
+        note_unreachable(answer.unreachable_routers)
+        return [sequence_row(sequence) for sequence in answer.sequences]
+
+    show_rows("sequences", read, _WIDE if output == "wide" else COLUMNS, output, watch=watch)
+
+
+def note_unreachable(routers: Sequence[str]) -> None:
+    if routers:
+        note(f"without what {', '.join(routers)} knows: no answer")
+
+
+def sequence_row(sequence: trace_pb2.RunningSequence) -> dict[str, Any]:
+    return {
+        "id": sequence.request_id,
+        "tenant": sequence.tenant,
+        "model": sequence.model,
+        "target": sequence.target_id,
+        "draft": sequence.draft_id,
+        "router": sequence.router_id,
+        "started": moment(sequence.started_unix_us / 1e6),
+        "seconds": round(sequence.duration_us / 1e6, 1),
+        "prompt_tokens": sequence.prompt_tokens,
+        "output_tokens": sequence.output_tokens,
+        "draft_tokens": sequence.max_draft_tokens,
+        "acceptance": acceptance(sequence.num_verified_tokens, sequence.num_accepted_draft_tokens),
+    }
+
+
+def acceptance(num_verified: int, num_accepted: int) -> float | None:
+    """Accepted of the drafted tokens that were judged; None where none were."""
+    return round(num_accepted / num_verified, 3) if num_verified else None

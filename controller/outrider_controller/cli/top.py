@@ -1,0 +1,149 @@
+"""outrider top"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from outrider.rpc.v1 import control_pb2, trace_pb2, worker_pb2
+
+from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
+from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.output import emit_json, output_option, table_lines
+from outrider_controller.cli.sequences import acceptance, note_unreachable
+from outrider_controller.control.rows import worker_row
+
+_TENANTS = ("tenant", "running", "requests_per_s", "tokens_per_s", "judged_per_s", "acceptance")
+_WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "judged_per_s", "acceptance")
+_SERVING = (worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET)
+# Cursor to the top; what is left of a line, and of the screen, is cleared.
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the control plane said at one moment."""
+
+    at_s: float
+    """Of this process's monotonic clock."""
+    workers: list[control_pb2.WorkerStatus]
+    activities: Mapping[tuple[str, str], trace_pb2.Activity]
+    """By tenant and "", or "" and worker."""
+    unreachable: list[str]
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print once and end, as without a terminal.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Over which rates are reckoned.",
+)
+@context_option
+@control_option
+@output_option("table", "json")
+def top(once: bool, interval: float, control: str, output: str) -> None:
+    """Show what tenants and workers do, live: rates over the last interval.
+
+    JUDGED-PER-S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
+    counts for the workers that it is on.
+    """
+    live = sys.stdout.isatty() and not once and output == "table"
+    before = _sample(control)
+    while True:
+        time.sleep(interval)
+        try:
+            now = _sample(control)
+        except CommandError as error:
+            if not live or error.exit_code not in _FOR_A_WHILE:
+                raise
+            _draw([str(error)])
+            continue
+        if live:
+            _draw(page(before, now))
+            before = now
+            continue
+        note_unreachable(now.unreachable)
+        if output == "json":
+            emit_json("top", {"tenants": tenant_rows(before, now), "workers": worker_rows(before, now)})
+        else:
+            click.echo("\n".join(page(before, now)))
+        return
+
+
+def _sample(control: str) -> Sample:
+    async def ask(stub: Control, who: Credential) -> Sample:
+        asked = control_pb2.ListActivitiesRequest()
+        activities = await stub.ListActivities(asked, timeout=TIMEOUT_S, metadata=who)
+        at_s = time.monotonic()
+        workers = await stub.ListWorkers(control_pb2.ListWorkersRequest(), timeout=TIMEOUT_S, metadata=who)
+        by_name = {(one.tenant, one.worker_id): one for one in activities.activities}
+        return Sample(at_s, list(workers.workers), by_name, list(activities.unreachable_routers))
+
+    return ask_control(control, ask)
+
+
+def page(before: Sample, now: Sample) -> list[str]:
+    """All lines."""
+    tenants, workers = tenant_rows(before, now), worker_rows(before, now)
+    running = sum(row["running"] for row in tenants)
+    missing = f"; no answer from {', '.join(now.unreachable)}" if now.unreachable else ""
+    head = f"{time.strftime('%H:%M:%S')}  {running} requests under way, {len(workers)} workers{missing}"
+    return [head, "", *table_lines(tenants, _TENANTS), "", *table_lines(workers, _WORKERS)]
+
+
+def tenant_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    """Those that do most come first."""
+    rows = [
+        {"tenant": tenant, "running": one.num_running, **_rates(before, now, (tenant, ""))}
+        for (tenant, _), one in now.activities.items()
+        if tenant
+    ]
+    return sorted(rows, key=lambda row: (-row["tokens_per_s"], -row["running"], row["tenant"]))
+
+
+def worker_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    """Targets, then drafts."""
+    serving = [status for status in now.workers if status.info.role in _SERVING]
+    return [_worker(before, now, status) for status in sorted(serving, key=lambda s: (-s.info.role, s.info.worker_id))]
+
+
+def _worker(before: Sample, now: Sample, status: control_pb2.WorkerStatus) -> dict[str, Any]:
+    row = worker_row(status)
+    used = 1 - row["free_blocks"] / row["num_blocks"] if row["num_blocks"] else None
+    return {
+        "worker": row["id"],
+        **{name: row[name] for name in ("role", "status", "running", "waiting")},
+        "kv_use": None if used is None else f"{used:.0%}",
+        **_rates(before, now, ("", row["id"])),
+    }
+
+
+def _rates(before: Sample, now: Sample, name: tuple[str, str]) -> dict[str, Any]:
+    """Of one tenant or worker, between the two. What fell, as where a router has gone, counts as nothing."""
+    nothing = trace_pb2.Activity()
+    then, one = before.activities.get(name, nothing), now.activities.get(name, nothing)
+    elapsed_s = max(now.at_s - before.at_s, 1e-3)
+    verified = max(0, one.num_verified_tokens - then.num_verified_tokens)
+    accepted = max(0, one.num_accepted_draft_tokens - then.num_accepted_draft_tokens)
+    return {
+        "requests_per_s": round(max(0, one.num_ended - then.num_ended) / elapsed_s, 1),
+        "tokens_per_s": round(max(0, one.output_tokens - then.output_tokens) / elapsed_s, 1),
+        "judged_per_s": round(verified / elapsed_s, 1),
+        "acceptance": acceptance(verified, accepted),
+    }
+
+
+def _draw(lines: list[str]) -> None:
+    shown = lines[: shutil.get_terminal_size().lines - 1]
+    click.echo(_HOME + "".join(line + _CLEAR_LINE + "\n" for line in shown) + _CLEAR_BELOW, nl=False)

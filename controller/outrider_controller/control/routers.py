@@ -1,0 +1,115 @@
+"""What routers know of requests, asked of all at once: so that operators need the control plane's address alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
+from outrider.metadata import LeaseRecord
+from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.roles import ClusterSecret, Role, bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import trace_pb2 as trace
+from outrider.rpc.v1 import trace_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+
+MAX_SEQUENCES, _SEQUENCES = 10_000, 1000
+_TIMEOUT_S = 5.0
+_MAX_ID_CHARS = 128
+
+T = TypeVar("T")
+Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
+
+
+class Leases(Protocol):
+    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[T]):
+    """Of all routers with a lease."""
+
+    given: list[T]
+    failed: dict[str, OutriderError]
+    """By the router's id."""
+
+
+class Routers:
+    """Asks; keeps nothing."""
+
+    def __init__(self, leases: Leases, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
+        self._leases = leases
+        self._connect = connect
+        self._credential = bearer(secret.token(Role.CONTROL)) if secret is not None else ()
+
+    async def sequences(self, request: control.ListSequencesRequest) -> control.ListSequencesResponse:
+        if request.limit > MAX_SEQUENCES:
+            raise InvalidRequest("limit", f"{request.limit}; at most {MAX_SEQUENCES}")
+        limit = request.limit or _SEQUENCES
+        asked = trace.GetActivityRequest(max_sequences=limit, tenant=request.tenant, worker_id=request.worker_id)
+        answers = await self._ask_all(lambda stub, who: stub.GetActivity(asked, timeout=_TIMEOUT_S, metadata=who))
+        found = [sequence for answer in answers.given for sequence in answer.sequences]
+        found.sort(key=lambda sequence: sequence.started_unix_us)
+        return control.ListSequencesResponse(
+            sequences=found[:limit],
+            num_sequences=sum(answer.num_sequences for answer in answers.given),
+            unreachable_routers=sorted(answers.failed),
+        )
+
+    async def activities(self) -> control.ListActivitiesResponse:
+        asked = trace.GetActivityRequest()
+        answers = await self._ask_all(lambda stub, who: stub.GetActivity(asked, timeout=_TIMEOUT_S, metadata=who))
+        sums: dict[tuple[str, str], trace.Activity] = {}
+        for one in (activity for answer in answers.given for activity in answer.activities):
+            _add(sums.setdefault((one.worker_id, one.tenant), trace.Activity()), one)
+        return control.ListActivitiesResponse(
+            activities=[sums[name] for name in sorted(sums)], unreachable_routers=sorted(answers.failed)
+        )
+
+    async def trace(self, request_id: str) -> list[trace.RequestTrace]:
+        """Raises UnknownRequest, or what kept a router from answering where no other knows the request."""
+        if not 0 < len(request_id) <= _MAX_ID_CHARS:
+            raise InvalidRequest("request_id", f"has to have 1 to {_MAX_ID_CHARS} characters")
+        asked = trace.GetTraceRequest(request_id=request_id)
+        answers = await self._ask_all(lambda stub, who: stub.GetTrace(asked, timeout=_TIMEOUT_S, metadata=who))
+        parts = [part for answer in answers.given for part in answer.traces]
+        if parts:
+            return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
+        for router_id, error in answers.failed.items():
+            if error.code is not Code.NOT_FOUND:
+                raise Unavailable(f"{router_id} did not answer, and no other router knows it: {error}")
+        raise UnknownRequest(
+            f"no router knows {request_id!r}: never carried, or forgotten since (each remembers its last ones)"
+        )
+
+    async def _ask_all(self, ask: Ask[T]) -> Answers[T]:
+        records = await self._leases.workers(worker.WORKER_ROLE_ROUTER)
+        answers = await asyncio.gather(*(self._ask(record.address, ask) for record in records))
+        failed = {
+            record.info.worker_id: answer
+            for record, answer in zip(records, answers, strict=True)
+            if isinstance(answer, OutriderError)
+        }
+        return Answers([answer for answer in answers if not isinstance(answer, OutriderError)], failed)
+
+    async def _ask(self, address: str, ask: Ask[T]) -> T | OutriderError:
+        async with self._connect(address) as channel:
+            try:
+                return await ask(trace_pb2_grpc.TraceServiceStub(channel), self._credential)
+            except grpc.RpcError as error:
+                return from_rpc_error(error)
+
+
+def _add(found: trace.Activity, one: trace.Activity) -> None:
+    found.tenant, found.worker_id = one.tenant, one.worker_id
+    found.num_running += one.num_running
+    found.num_ended += one.num_ended
+    found.output_tokens += one.output_tokens
+    found.num_draft_tokens += one.num_draft_tokens
+    found.num_verified_tokens += one.num_verified_tokens
+    found.num_accepted_draft_tokens += one.num_accepted_draft_tokens

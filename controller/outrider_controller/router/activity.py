@@ -1,0 +1,73 @@
+"""What this router has carried, summed by tenant and by worker. Costs something when a request ends and when somebody
+asks, and nothing a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from outrider.protocol.rounds import RequestStats
+from outrider.rpc.v1 import trace_pb2 as trace
+
+# Beyond that the oldest name goes; a process that lives for months sees many workers.
+_MAX_NAMES = 4096
+
+Name = tuple[str, str]
+"""Of a tenant and "", or "" and a worker's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request has come to."""
+
+    tenant: str
+    workers: tuple[str, ...]
+    """Those that it is on, or was on last."""
+    output_tokens: int
+    stats: RequestStats
+
+    @property
+    def names(self) -> Iterator[Name]:
+        yield self.tenant, ""
+        for worker_id in self.workers:
+            yield "", worker_id
+
+
+@dataclass(slots=True)
+class Activity:
+    """Of one router, since it started."""
+
+    _ended: dict[Name, trace.Activity] = field(default_factory=dict)
+
+    def ended(self, work: Work) -> None:
+        for name in work.names:
+            found = _sum(self._ended, name)
+            found.num_ended += 1
+            _add(found, work)
+        while len(self._ended) > _MAX_NAMES:
+            del self._ended[next(iter(self._ended))]
+
+    def sums(self, running: Iterable[Work]) -> list[trace.Activity]:
+        """Of those that have ended and of those that run."""
+        sums: dict[Name, trace.Activity] = {}
+        for name, ended in self._ended.items():
+            _sum(sums, name).CopyFrom(ended)
+        for work in running:
+            for name in work.names:
+                found = _sum(sums, name)
+                found.num_running += 1
+                _add(found, work)
+        return list(sums.values())
+
+
+def _sum(sums: dict[Name, trace.Activity], name: Name) -> trace.Activity:
+    if name not in sums:
+        sums[name] = trace.Activity(tenant=name[0], worker_id=name[1])
+    return sums[name]
+
+
+def _add(found: trace.Activity, work: Work) -> None:
+    found.output_tokens += work.output_tokens
+    found.num_draft_tokens += work.stats.num_draft_tokens
+    found.num_verified_tokens += work.stats.num_verified_tokens
+    found.num_accepted_draft_tokens += work.stats.num_accepted_draft_tokens
