@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 from outrider.errors import Code
 from outrider.protocol.identity import PROTOCOL_VERSION
+from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
@@ -230,6 +231,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         """False: goes on with sequences it was told to close, as one that is late with everything would."""
         self.connect: Connect = create_channel
         """To drafts."""
+        self.tokenizer = b""
         self.num_steps = 0
         self.num_accepted = 0
         self._numbers = itertools.count(1)
@@ -254,6 +256,12 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         await self._running.wait()
         return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load)
+
+    async def GetTokenizer(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[target_pb2.TargetServiceGetTokenizerResponse]:
+        for chunk in chunks_of(self.tokenizer):
+            yield target_pb2.TargetServiceGetTokenizerResponse(chunk=chunk)
 
     async def Verify(self, requests: AsyncIterator[target_pb2.VerifyRequest], context: Any) -> None:  # type: ignore[override]
         stream, number = _Stream(context), next(self._numbers)

@@ -17,6 +17,7 @@ import openai
 import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.target.tokenizer import read_tokenizer
 
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 
@@ -99,13 +100,13 @@ async def test_quantization_runs_a_target_in_int8(environment: Path, tiny: Path)
         assert await said(process, r"serves .* at (127\.0\.0\.1:\d+)")
 
 
-@extra("gateway", torch=True)
+@extra("gateway")
 async def test_gateway_answers_over_http(environment: Path, tiny: Path) -> None:
-    tokenizer = ModelTokenizer.load(MODEL, tiny)
-    router = ScriptedRouter(saying([*tokenizer.encode("It is installed."), 2]), tokenizer.fingerprint)
+    tokenizer = ModelTokenizer.parse(read_tokenizer(tiny))
+    router = ScriptedRouter(saying([*tokenizer.encode("It is installed."), 2]))
     listens = ("--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--log-format", "human")
     async with routing(router) as address:
-        flags = (*listens, "--router", address, "--model-path", f"{MODEL}={tiny}")
+        flags = (*listens, "--router", address)
         async with started(environment, "outrider.gateway", *flags) as process:
             http = await said(process, r"HTTP on (127\.0\.0\.1:\d+)")
             async with openai.AsyncOpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=20) as client:

@@ -70,7 +70,6 @@ async def everything(directory: Path, tiny: Path) -> AsyncIterator[Running]:
             listen_grpc="127.0.0.1:0",
             listen_http="127.0.0.1:0",
             metadata_url=redis.url,
-            model_paths={"tiny": tiny},
             tls_dir=tls[Role.GATEWAY],
             public_tls_dir=str(public.directory),
         )

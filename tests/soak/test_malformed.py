@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.malformed import (
     Ends,
@@ -22,7 +21,7 @@ from tests.integration.gateway.malformed import (
     http_bodies,
     http_requests,
 )
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing
+from tests.integration.gateway.scripted_router import ScriptedRouter, routing
 from tests.integration.gateway.test_process import process
 
 NUM = 10_000
@@ -39,9 +38,9 @@ Send = Callable[[str, int, int], Awaitable[Ends]]
 @asynccontextmanager
 async def gateway(tiny: Path, *limits: str) -> AsyncIterator[tuple[Process, str, str]]:
     """The process, and its addresses for gRPC and HTTP."""
-    router = ScriptedRouter(answer_anything, ModelTokenizer.load(MODEL, tiny).fingerprint)
+    router = ScriptedRouter(answer_anything)
     async with routing(router) as address:
-        options = ("--router", address, "--model-path", f"{MODEL}={tiny}", "--max-body-bytes", str(1 << 20))
+        options = ("--router", address, "--max-body-bytes", str(1 << 20))
         async with process("--listen-http", "127.0.0.1:0", *options, *limits) as child:
             assert child.stderr is not None
             message = ""

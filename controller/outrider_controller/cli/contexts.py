@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 import psutil
+from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.models import cache_directory
 from outrider_controller.private import locked, make_private
 
 DEFAULT = "default"

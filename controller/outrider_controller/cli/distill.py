@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import click
+from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.models import DEFAULT_TARGET, cache_directory
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import columns, json_file_option, write_json
 from outrider_controller.cli.progress import Progress
 

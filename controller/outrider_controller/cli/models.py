@@ -8,15 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from outrider.user_cache import cache_directory
+
 from outrider_controller.cli.exits import CommandError
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 _SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
-
-
-def cache_directory() -> Path:
-    """OUTRIDER_CACHE, or ~/.cache/outrider: as the engine has it."""
-    return Path(os.environ.get("OUTRIDER_CACHE") or Path.home() / ".cache" / "outrider")
 
 
 def served_name(model: str) -> str:

@@ -20,11 +20,12 @@ from typing import Any
 
 from outrider.metadata.embedded import ServerCommand
 from outrider.rpc.v1 import control_pb2
+from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.client import list_models, list_workers
 from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import cache_directory, fetched
+from outrider_controller.cli.models import fetched
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.priorities import keep_first
 from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec

@@ -142,6 +142,7 @@ class WorkerPicker:
                 max_context_len=info.max_context_len,
                 vocab_size=info.vocab_size,
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
+                tokenizer_sha256=info.tokenizer_sha256,
                 num_targets=sum(t.info.model == name for t in live),
                 num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
             )

@@ -80,8 +80,8 @@ class Fleet:
         self._config = config
         self._listener = listener
         self._on_change = on_change
-        self._connect = connect
         self._num_routers = 1
+        self.connect = connect
         self._loads: dict[str, worker.WorkerLoad] = {}
         self.cordons: dict[str, control_pb2.Cordon] = {}
         """By worker: those that operators have taken out of use."""
@@ -207,7 +207,7 @@ class Fleet:
             self._seen[record.info.model] = record.info
             if worker_id not in links:
                 links[worker_id] = TargetLink(
-                    worker_id, record.address, self._listener, config.link, config.failover, self._connect
+                    worker_id, record.address, self._listener, config.link, config.failover, self.connect
                 )
         # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in self._loads and not link.up]

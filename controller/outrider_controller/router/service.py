@@ -40,6 +40,7 @@ from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
 from outrider_controller.router.sequences import NewResponse
 from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.tokenizers import tokenizer_chunks
 from outrider_controller.router.tracing import SERVICE as TRACE_SERVICE
 from outrider_controller.router.tracing import TraceServicer
 from outrider_controller.router.usage import LedgerWriter
@@ -250,6 +251,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
         return router.ListModelsResponse(models=self._dispatcher.picker.models())
+
+    async def GetTokenizer(
+        self, request: router.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[router.GetTokenizerResponse]:
+        fleet = self._dispatcher.fleet
+        await fleet.ready(self._ready_timeout_s)
+        async for chunk in tokenizer_chunks(fleet, request.model, request.tokenizer_sha256):
+            yield router.GetTokenizerResponse(chunk=chunk)
 
     def load(self) -> worker.WorkerLoad:
         return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining.is_set())

@@ -151,7 +151,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
 - {name: {{ $folder }}, mountPath: /run/secrets/{{ $folder }}, readOnly: true}
 {{- end }}
-{{- if .root.Values.models.existingClaim }}
+{{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
 {{- end -}}
@@ -175,7 +175,7 @@ annotations: {{- toYaml . | nindent 2 }}
 - name: {{ $folder }}
   secret: {secretName: {{ $secret | quote }}, defaultMode: 0440}
 {{- end }}
-{{- if .root.Values.models.existingClaim }}
+{{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
 - name: models
   persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim | quote }}, readOnly: true}
 {{- end }}

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from outrider.engine.digests import file_digest
-from outrider.engine.user_cache import cache_directory
+from outrider.user_cache import cache_directory
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_PROBE_S = 2.0

@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from outrider.engine.user_cache import cache_directory, private_directory
+from outrider.user_cache import cache_directory, private_directory
 
 log = logging.getLogger(__name__)
 

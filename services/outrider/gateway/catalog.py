@@ -1,21 +1,19 @@
-"""Which models are served, each with its tokenizer. A client's model name reaches the file system only from here,
-and only when a router says that some target serves it.
-"""
+"""Which models are served, each with its tokenizer, which a target sends through a router."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
 from outrider.errors import Unavailable, UnknownModel
 from outrider.gateway.routers import Router, RouterPool
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tokenizer.store import TokenizerStore
 from outrider.rpc.v1 import router_pb2
 
 log = logging.getLogger(__name__)
@@ -35,6 +33,10 @@ class Model:
     tokenizer: ModelTokenizer
 
 
+_Tokenizer: TypeAlias = tuple[str, str]
+"""Model, and hash of its tokenizer: a target that comes later may have another one."""
+
+
 @dataclass(slots=True)
 class _Loading:
     task: asyncio.Task[ModelTokenizer]
@@ -46,14 +48,17 @@ class Catalog:
     """What the routers serve, as of the last `refresh`."""
 
     routers: RouterPool
-    model_paths: Mapping[str, Path]
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
     _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
     _live: frozenset[str] = frozenset()
-    _loading: dict[str, _Loading] = field(default_factory=dict)
+    _loading: dict[_Tokenizer, _Loading] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _store: TokenizerStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._store = TokenizerStore(self.routers)
 
     @property
     def live(self) -> list[router_pb2.ServedModel]:
@@ -63,7 +68,8 @@ class Catalog:
     @property
     def ready(self) -> list[str]:
         """Names of those among them whose tokenizers are loaded: requests for them are answered at once."""
-        return [name for name in sorted(self._live) if name in self._loading and _loaded(self._loading[name].task)]
+        loaded = {model for (model, _), loading in self._loading.items() if _loaded(loading.task)}
+        return sorted(self._live & loaded)
 
     async def refresh(self) -> None:
         """Asks the routers. When none answers, everything stays as last known but nothing counts as live."""
@@ -75,13 +81,10 @@ class Catalog:
             self._served.update(found)
             self._live = frozenset(found)
             self._refreshed_s = time.monotonic()
-        for name in found:
-            self._load(name)
-
-    def preload(self) -> None:
-        """Begins to load the tokenizers whose place is configured, which takes seconds: a router may need as long."""
-        for name in self.model_paths:
-            self._load(name)
+        for served in found.values():
+            if served.tokenizer_sha256:
+                self._load(served)
+        self._forget()
 
     async def get(self, name: str) -> Model:
         """Raises UnknownModel for a name nobody serves, Unavailable when no router or no tokenizer of it can be had.
@@ -104,30 +107,35 @@ class Catalog:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tokenizer(self, served: router_pb2.ServedModel) -> ModelTokenizer:
-        loading = self._load(served.model)
+        if not served.tokenizer_sha256:
+            message = f"the targets of {served.model!r} have no tokenizer that a gateway could use"
+            raise Unavailable(message, reason="NO_TOKENIZER")
+        loading = self._load(served)
         try:
             # Shielded: one client that leaves must not end the loading for the others.
-            tokenizer = await asyncio.shield(loading.task)
-        except Exception as error:  # transformers fails in many ways on a damaged directory
+            return await asyncio.shield(loading.task)
+        except (Unavailable, ValueError) as error:
             message = f"the tokenizer of {served.model!r} is not available at this gateway"
             raise Unavailable(message, reason="TOKENIZER_UNAVAILABLE", retry_after_s=_RETRY_LOAD_S) from error
-        if served.tokenizer_fingerprint and served.tokenizer_fingerprint != tokenizer.fingerprint:
-            message = (
-                f"the tokenizer of {served.model!r} at this gateway ({tokenizer.fingerprint}) "
-                f"is not the target's ({served.tokenizer_fingerprint})"
-            )
-            raise Unavailable(message, reason="TOKENIZER_MISMATCH")
-        return tokenizer
 
-    def _load(self, name: str) -> _Loading:
-        known = self._loading.get(name)
+    def _load(self, served: router_pb2.ServedModel) -> _Loading:
+        key = served.model, served.tokenizer_sha256
+        known = self._loading.get(key)
         now_s = time.monotonic()
         if known is not None and not (_failed(known.task) and now_s - known.started_s > _RETRY_LOAD_S):
             return known
-        work = asyncio.to_thread(ModelTokenizer.load, name, self.model_paths.get(name))
-        loading = self._loading[name] = _Loading(asyncio.create_task(work), now_s)
-        loading.task.add_done_callback(lambda task: _report(name, task))
+        loading = self._loading[key] = _Loading(asyncio.create_task(self._fetched(*key)), now_s)
+        loading.task.add_done_callback(lambda task: _report(served.model, task))
         return loading
+
+    async def _fetched(self, model: str, sha256: str) -> ModelTokenizer:
+        return await asyncio.to_thread(ModelTokenizer.parse, await self._store.get(model, sha256))
+
+    def _forget(self) -> None:
+        """Tokenizers that no target has any more."""
+        current = {(served.model, served.tokenizer_sha256) for served in self._served.values()}
+        for key in [key for key, loading in self._loading.items() if key not in current and loading.task.done()]:
+            del self._loading[key]
 
 
 async def _ask(router: Router) -> list[router_pb2.ServedModel]:

@@ -73,8 +73,6 @@ class GatewayConfig:
     metadata_url: str | None = None
     """Where routers' leases are found; None when `routers` are given."""
     routers: tuple[str, ...] = ()
-    model_paths: dict[str, Path] = field(default_factory=dict)
-    """Model name → directory with its tokenizer, where the name alone does not tell."""
     limits: Limits = field(default_factory=Limits)
     failover: Failover = field(default_factory=Failover)
     tls_dir: str = ""
@@ -143,7 +141,6 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
             advertise=options.advertise,
             metadata_url=options.metadata,
             routers=tuple(options.router),
-            model_paths=dict(_model_path(given) for given in options.model_path),
             limits=Limits(**{limit.name: getattr(options, limit.name) for limit in fields(Limits)}),
             failover=Failover(window_s=options.failover_window_s),
             tls_dir=options.tls_dir,
@@ -157,13 +154,6 @@ def parse(arguments: Sequence[str] | None = None) -> GatewayConfig:
         )
     except (ValueError, OSError) as error:
         parser.error(str(error))
-
-
-def _model_path(given: str) -> tuple[str, Path]:
-    name, equals, path = given.partition("=")
-    if not equals or not name or not Path(path).is_dir():
-        raise ConfigError(f"--model-path {given!r} is not NAME=DIRECTORY")
-    return name, Path(path)
 
 
 _LIMITS = {
@@ -191,7 +181,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--advertise", default="", metavar="HOST:PORT", help="where others reach public gRPC; the bound one if empty")
     add("--metadata", metavar="URL", help="metadata store in which routers hold their leases")
     add("--router", action="append", default=[], metavar="HOST:PORT", help="a router; may be given several times")
-    add("--model-path", action="append", default=[], metavar="NAME=DIRECTORY", help="where a model's tokenizer is")
     for name, meaning in _LIMITS.items():
         default = getattr(limits, name)
         unit = "N" if isinstance(default, int) else "S"

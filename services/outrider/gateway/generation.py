@@ -36,7 +36,8 @@ from outrider.gateway.retry import RouterRetry
 from outrider.gateway.routers import RouterPool
 from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
-from outrider.gateway.tokenizer.model import ModelTokenizer, TemplateError, TooManyTokens
+from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
+from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.protocol import logprobs

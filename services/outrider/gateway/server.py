@@ -156,7 +156,7 @@ def _core(
     quotas: QuotaKeeper,
 ) -> Generator:
     return Generator(
-        catalog=Catalog(routers, config.model_paths),
+        catalog=Catalog(routers),
         routers=routers,
         admission=Admission(config.limits.max_running),
         metrics=metrics,
@@ -182,7 +182,6 @@ def _load(admission: Admission) -> worker_pb2.WorkerLoad:
 
 async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
     """Health follows what can be answered: SERVING while some model is ready."""
-    catalog.preload()
     while True:
         try:
             await catalog.refresh()

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
+from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import Role
 from outrider.rpc.server import STOP_SIGNALS
@@ -30,6 +31,7 @@ from outrider.target.opening import Limits
 from outrider.target.report import Report
 from outrider.target.scheduler import Batching
 from outrider.target.service import TargetServicer
+from outrider.target.tokenizer import read_tokenizer
 from outrider.target.worker import TargetWorker
 from outrider.worker import process
 from outrider.worker.inbox import Inbox
@@ -90,6 +92,7 @@ def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, work
         engine.info,
         model_revision=revision(path, engine.info, config.engine.quantization, shards=config.tensor_parallel),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
+        tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
     )
     return engine, info
@@ -136,5 +139,6 @@ def _servicer(
         TargetMetrics(registry, info, worker.stats),
         make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
         connect=connect_to(Role.DRAFT, config.tls),
+        tokenizer=read_tokenizer(resolve(config.model)),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )

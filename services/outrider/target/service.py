@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
+from outrider.errors import NotFound
+from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
@@ -38,12 +40,15 @@ class TargetServicer(
         connect: Connect = create_channel,
         max_silence_s: float = 1.0,
         read_leases: ReadLeases = no_leases,
+        tokenizer: bytes = b"",
     ) -> None:
-        """`connect`: to the drafts that routers name; `read_leases`: which of them there are. A stream
-        that heard nothing for `max_silence_s` hears of the next step, whatever is in it."""
+        """`connect`: to the drafts that routers name; `read_leases`: which of them there are; `tokenizer`: what
+        gateways need, serialised. A stream that heard nothing for `max_silence_s` hears of the next step, whatever is
+        in it."""
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
         self.stats = worker.stats
         self._limits = limits
+        self._tokenizer = tokenizer
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         self.pairs = Pairs(limits, clock, self.steps.post, self._answer, DraftLeases(read_leases, clock), connect)
@@ -58,6 +63,14 @@ class TargetServicer(
         self, request: target_pb2.TargetServiceGetInfoRequest, context: object
     ) -> target_pb2.TargetServiceGetInfoResponse:
         return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load_message())
+
+    async def GetTokenizer(
+        self, request: target_pb2.TargetServiceGetTokenizerRequest, context: object
+    ) -> AsyncIterator[target_pb2.TargetServiceGetTokenizerResponse]:
+        if not self._tokenizer:
+            raise NotFound("this target has no tokenizer that a gateway could use")
+        for chunk in chunks_of(self._tokenizer):
+            yield target_pb2.TargetServiceGetTokenizerResponse(chunk=chunk)
 
     # The generated type knows generators only.
     async def Verify(  # type: ignore[override]

@@ -11,15 +11,14 @@ import pytest
 from outrider.gateway.config import Failover, GatewayConfig, Limits
 from outrider.gateway.server import RunningGateway, running
 from outrider.gateway.tokenizer.model import ModelTokenizer
-
-from tests.integration.gateway.scripted_router import MODEL
+from outrider.target.tokenizer import read_tokenizer
 
 OpenGateway = Callable[..., AbstractAsyncContextManager[RunningGateway]]
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tiny: Path) -> ModelTokenizer:
-    return ModelTokenizer.load(MODEL, tiny)
+    return ModelTokenizer.parse(read_tokenizer(tiny))
 
 
 @pytest.fixture
@@ -38,7 +37,6 @@ def gateway(tiny: Path) -> OpenGateway:
             listen_grpc="127.0.0.1:0",
             listen_http="127.0.0.1:0",
             routers=routers,
-            model_paths={MODEL: tiny},
             limits=limits or Limits(),
             failover=failover or Failover(window_s=3.0),
             drain_timeout_s=drain_timeout_s,

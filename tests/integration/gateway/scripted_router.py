@@ -1,6 +1,6 @@
 """A real RouterService that says what a script tells it to. Also a process of its own, for tests that kill one:
 
-python scripted_router.py PORT FINGERPRINT PAUSE_S TOKEN_ID...
+python scripted_router.py PORT TOKENIZER_FILE PAUSE_S TOKEN_ID...
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import grpc
 from outrider.errors import Code, OutriderError
 from outrider.protocol.errors import to_route_error
+from outrider.protocol.tokenizers import chunks_of, sha256_of
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.telemetry.context import TraceContext
@@ -24,6 +27,16 @@ MODEL = "tiny"
 CONTEXT = 512
 VOCAB = 384
 SERVICE = "outrider.rpc.v1.RouterService"
+
+
+@cache
+def tiny_tokenizer_bytes() -> bytes:
+    """What a target of a tiny checkpoint sends."""
+    # Only here: a router in a process of its own is given the bytes, and starts at once.
+    from outrider.target.tokenizer import describe
+    from outrider.testing.tiny import tiny_tokenizer
+
+    return describe(tiny_tokenizer(VOCAB), (2,)).SerializeToString(deterministic=True)
 
 
 def round_of(
@@ -75,11 +88,15 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     """What it was asked, and how each call ended."""
 
     script: Script
-    fingerprint: str = ""
     models: tuple[str, ...] = (MODEL,)
     max_context_len: int = CONTEXT
+    tokenizer_sha256: str = ""
+    """Empty: the one that it has."""
+    tokenizer: bytes = field(default_factory=tiny_tokenizer_bytes)
     requests: list[router_pb2.RouteRequest] = field(default_factory=list)
     num_running: int = 0
+    num_tokenizers: int = 0
+    """Times that it sent one."""
     num_cancelled: int = 0
     timeouts_s: list[float | None] = field(default_factory=list)
     trace_contexts: list[TraceContext] = field(default_factory=list)
@@ -135,12 +152,19 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
                     model=name,
                     max_context_len=self.max_context_len,
                     vocab_size=VOCAB,
-                    tokenizer_fingerprint=self.fingerprint,
+                    tokenizer_sha256=self.tokenizer_sha256 or sha256_of(self.tokenizer),
                     num_targets=1,
                 )
                 for name in self.models
             ]
         )
+
+    async def GetTokenizer(
+        self, request: router_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[router_pb2.GetTokenizerResponse]:
+        self.num_tokenizers += 1
+        for chunk in chunks_of(self.tokenizer):
+            yield router_pb2.GetTokenizerResponse(chunk=chunk)
 
 
 @asynccontextmanager
@@ -160,9 +184,9 @@ async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _main(port: str, fingerprint: str, pause_s: str, *token_ids: str) -> None:
+async def _main(port: str, tokenizer: str, pause_s: str, *token_ids: str) -> None:
     script = saying([int(i) for i in token_ids], pause_s=float(pause_s))
-    async with routing(ScriptedRouter(script, fingerprint), f"127.0.0.1:{port}") as address:
+    async with routing(ScriptedRouter(script, tokenizer=Path(tokenizer).read_bytes()), f"127.0.0.1:{port}") as address:
         print(address, flush=True)
         await asyncio.Event().wait()
 

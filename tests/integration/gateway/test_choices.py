@@ -52,7 +52,7 @@ async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(echoing, tokenizer.fingerprint)
+    return ScriptedRouter(echoing)
 
 
 @pytest.fixture

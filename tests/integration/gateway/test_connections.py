@@ -37,7 +37,7 @@ AT_ONCE_S = 5.0
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(saying([40, 41, 2]), tokenizer.fingerprint)
+    return ScriptedRouter(saying([40, 41, 2]))
 
 
 async def connect(address: str, receive_buffer: int = 0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -255,7 +255,7 @@ async def test_idle_sockets_do_not_stop_a_gateway_that_may_open_few_files(tiny: 
     async with (
         routing(router) as address,
         process(
-            *("--listen-http", "127.0.0.1:0", "--router", address, "--model-path", f"{MODEL}={tiny}"),
+            *("--listen-http", "127.0.0.1:0", "--router", address),
             under=under_limit,
         ) as child,
     ):

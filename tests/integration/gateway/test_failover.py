@@ -72,7 +72,7 @@ async def collect(address: str) -> tuple[str, list[int], generation_pb2.StreamGe
 async def test_a_call_that_breaks_off_goes_on_at_the_other_router(
     gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
-    routers = [ScriptedRouter(breaking_after(3, saying(ids)), tokenizer.fingerprint) for _ in range(2)]
+    routers = [ScriptedRouter(breaking_after(3, saying(ids))) for _ in range(2)]
     async with (
         routing(routers[0]) as first,
         routing(routers[1]) as second,
@@ -98,7 +98,7 @@ async def test_a_request_submitted_again_names_the_revision_its_answer_began_on(
             first = False
             yield response
 
-    router = ScriptedRouter(breaking_after(len(ids) // 2 + 1, of_a_revision), tokenizer.fingerprint)
+    router = ScriptedRouter(breaking_after(len(ids) // 2 + 1, of_a_revision))
     async with routing(router) as address, gateway(address) as started:
         text, _, _ = await collect(started.grpc_address)
     assert text == TEXT
@@ -106,10 +106,11 @@ async def test_a_request_submitted_again_names_the_revision_its_answer_began_on(
 
 
 async def test_a_router_killed_in_mid_stream_costs_a_pause_and_no_token(
-    gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
+    gateway: OpenGateway, ids: list[int], tmp_path: Path
 ) -> None:
     port = free_port()
-    arguments = [str(port), tokenizer.fingerprint, "0.02", *map(str, ids)]
+    (tmp_path / "tokenizer").write_bytes(scripted_router.tiny_tokenizer_bytes())
+    arguments = [str(port), str(tmp_path / "tokenizer"), "0.02", *map(str, ids)]
     command = [sys.executable, scripted_router.__file__, *arguments]
     first = await asyncio.to_thread(start, command)
     second = None
@@ -147,7 +148,7 @@ async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
         if not request.resume_token_ids:
             yield round_of(ids[:2])
 
-    router = ScriptedRouter(once, tokenizer.fingerprint)
+    router = ScriptedRouter(once)
     began_s = time.monotonic()
     async with routing(router) as address, gateway(address, failover=Failover(window_s=0.8)) as started:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -170,7 +171,7 @@ def failing(error: Exception) -> Script:
 async def test_a_router_that_kills_itself_on_a_request_is_not_asked_for_ever(
     gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
-    router = ScriptedRouter(breaking_after(1, saying(ids)), tokenizer.fingerprint)
+    router = ScriptedRouter(breaking_after(1, saying(ids)))
     async with routing(router) as address, gateway(address, failover=Failover(max_moves=3)) as started:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(started.grpc_address)
@@ -181,8 +182,8 @@ async def test_a_router_that_kills_itself_on_a_request_is_not_asked_for_ever(
 async def test_a_draining_router_sends_a_new_request_to_the_other(
     gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
-    draining = ScriptedRouter(failing(Unavailable("going", reason="DRAINING")), tokenizer.fingerprint)
-    staying = ScriptedRouter(saying(ids), tokenizer.fingerprint)
+    draining = ScriptedRouter(failing(Unavailable("going", reason="DRAINING")))
+    staying = ScriptedRouter(saying(ids))
     async with routing(draining) as first, routing(staying) as second, gateway(first, second) as started:
         for _ in range(3):
             assert (await collect(started.grpc_address))[0] == TEXT
@@ -193,7 +194,7 @@ async def test_a_draining_router_sends_a_new_request_to_the_other(
 async def test_a_request_that_has_tokens_is_never_dropped_for_load(
     gateway: OpenGateway, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
-    router = ScriptedRouter(saying(ids), tokenizer.fingerprint)
+    router = ScriptedRouter(saying(ids))
     speak, calls = saying(ids), 0
 
     async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
@@ -231,8 +232,8 @@ async def test_routers_are_found_by_their_leases(
     tiny: Path, tmp_path: Path, tokenizer: ModelTokenizer, ids: list[int]
 ) -> None:
     with EmbeddedServer.start(tmp_path) as redis:
-        router = ScriptedRouter(saying(ids), tokenizer.fingerprint)
-        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", metadata_url=redis.url, model_paths={MODEL: tiny})
+        router = ScriptedRouter(saying(ids))
+        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", metadata_url=redis.url)
         info = worker_pb2.WorkerInfo(
             protocol_version=PROTOCOL_VERSION, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tokenizer_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying, until
@@ -35,7 +36,7 @@ def ids(tokenizer: ModelTokenizer) -> list[int]:
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
-    return ScriptedRouter(saying(ids, size=3), tokenizer.fingerprint)
+    return ScriptedRouter(saying(ids, size=3))
 
 
 @pytest.fixture
@@ -229,11 +230,47 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(s
         assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
 
 
-async def test_a_tokenizer_that_is_not_the_targets_is_refused(serve: Any, router: ScriptedRouter) -> None:
-    router.fingerprint = "somebody-elses"
+async def test_a_tokenizer_that_has_not_the_hash_that_was_told_is_refused(serve: Any, router: ScriptedRouter) -> None:
+    router.tokenizer_sha256 = "0" * 64
     async with serve() as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="a")))
-    assert (error.code, error.reason) == (Code.UNAVAILABLE, "TOKENIZER_MISMATCH")
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "TOKENIZER_UNAVAILABLE")
+
+
+async def test_a_model_whose_targets_have_no_tokenizer_says_so(serve: Any, router: ScriptedRouter) -> None:
+    router.tokenizer = b""
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(Request(model=MODEL, text="a")))
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "NO_TOKENIZER")
+
+
+async def test_a_tokenizer_is_asked_for_once_on_a_machine(
+    serve: Any, router: ScriptedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    for _ in range(2):
+        async with serve() as (_, stub):
+            assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
+    assert router.num_tokenizers == 1
+    # What is damaged there is asked for again.
+    (kept,) = (tmp_path / "tokenizers").iterdir()
+    kept.write_bytes(b"damaged")
+    async with serve() as (_, stub):
+        assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
+    assert router.num_tokenizers == 2
+
+
+async def test_a_gateway_follows_targets_that_come_back_with_another_tokenizer(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    async with serve() as (_, stub):
+        await stub.Generate(Request(model=MODEL, text="a"))
+        other = tokenizer_pb2.Tokenizer.FromString(router.tokenizer)
+        other.eos_token_ids[:] = [5]
+        router.tokenizer = other.SerializeToString(deterministic=True)
+        async with asyncio.timeout(30):
+            while list(router.requests[-1].stopping.stop_token_ids) != [5]:
+                await stub.Generate(Request(model=MODEL, text="a"))
 
 
 async def test_health_follows_whether_a_model_is_served(serve: Any, router: ScriptedRouter) -> None:

@@ -43,7 +43,7 @@ def ids(tokenizer: ModelTokenizer) -> list[int]:
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
-    return ScriptedRouter(saying(ids, size=3), tokenizer.fingerprint)
+    return ScriptedRouter(saying(ids, size=3))
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ async def test_a_chat_uses_the_models_template(serve: Any, router: ScriptedRoute
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].message.role == "assistant"
     rendered = "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    decoded = tokenizer.tokenizer.decode(router.requests[0].prompt_token_ids)
+    decoded = tokenizer.tokenizer.decode(router.requests[0].prompt_token_ids, skip_special_tokens=False)
     assert decoded == rendered
 
 

@@ -177,7 +177,7 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(saying([40, 2]), tokenizer.fingerprint)
+    return ScriptedRouter(saying([40, 2]))
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ class Served:
 
 @pytest.fixture
 async def served(gateway: OpenGateway, server: EmbeddedServer, tokenizer: ModelTokenizer) -> AsyncIterator[Served]:
-    router = ScriptedRouter(saying([*tokenizer.encode("Yes."), 2]), tokenizer.fingerprint)
+    router = ScriptedRouter(saying([*tokenizer.encode("Yes."), 2]))
     async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
         yield Served(running, router)
 

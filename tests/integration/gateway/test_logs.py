@@ -35,7 +35,7 @@ async def test_no_line_holds_a_prompt(gateway: OpenGateway, tokenizer: ModelToke
         raise OutriderError(f"a fault that quotes {MARKER}")
         yield round_of([])
 
-    async with routing(ScriptedRouter(answer, tokenizer.fingerprint)) as router, gateway(router) as started:
+    async with routing(ScriptedRouter(answer)) as router, gateway(router) as started:
         url = f"http://{started.http_address}/v1/completions"
         async with httpx.AsyncClient(timeout=30) as http:
             for body in ({"prompt": MARKER, "max_tokens": 2}, {"prompt": MARKER, "stop": 7}, {"prompt": [MARKER]}):

@@ -20,7 +20,7 @@ SOON = replace(LIMITS, header_timeout_s=0.2, idle_timeout_s=0.2, body_timeout_s=
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
-    return ScriptedRouter(answer_anything, tokenizer.fingerprint)
+    return ScriptedRouter(answer_anything)
 
 
 def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

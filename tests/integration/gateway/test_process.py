@@ -48,10 +48,10 @@ async def serving_at(child: Process) -> str:
 
 async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, tokenizer: ModelTokenizer) -> None:
     ids = [*tokenizer.encode(TEXT), 2]
-    router = ScriptedRouter(saying(ids, pause_s=0.05), tokenizer.fingerprint)
+    router = ScriptedRouter(saying(ids, pause_s=0.05))
     async with (
         routing(router) as address,
-        process("--listen-http", "127.0.0.1:0", "--router", address, "--model-path", f"{MODEL}={tiny}") as child,
+        process("--listen-http", "127.0.0.1:0", "--router", address) as child,
     ):
         http_address = await serving_at(child)
         async with openai.AsyncOpenAI(base_url=f"http://{http_address}/v1", api_key="none") as client:

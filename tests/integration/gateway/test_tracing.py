@@ -38,7 +38,7 @@ def ids(tokenizer: ModelTokenizer) -> list[int]:
 
 @pytest.fixture
 def router(tokenizer: ModelTokenizer, ids: list[int]) -> ScriptedRouter:
-    return ScriptedRouter(saying(ids, size=3), tokenizer.fingerprint)
+    return ScriptedRouter(saying(ids, size=3))
 
 
 @pytest.fixture

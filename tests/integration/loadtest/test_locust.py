@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.server import running
-from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 
@@ -29,10 +28,9 @@ tenants:
 async def test_users_of_both_apis_are_served_and_reported(tiny: Path, tmp_path: Path) -> None:
     profile = tmp_path / "own.yaml"
     profile.write_text(_PROFILE)
-    fingerprint = ModelTokenizer.load(MODEL, tiny).fingerprint
-    router = ScriptedRouter(saying(list(range(65, 105)), size=3, pause_s=0.01), fingerprint)
+    router = ScriptedRouter(saying(list(range(65, 105)), size=3, pause_s=0.01))
     async with routing(router) as address:
-        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", routers=(address,), model_paths={MODEL: tiny})
+        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", routers=(address,))
         async with running(config) as gateway:
             where = ["--http", gateway.http_address, "--grpc", gateway.grpc_address, "--model", MODEL]
             command = ["-m", "loadtest", "--profile", str(profile), "--out", str(tmp_path), *where]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens, _token_bytes
+from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.testing.tiny import tiny_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -108,7 +109,7 @@ def test_a_text_is_refused_by_its_length_only_when_that_is_certain() -> None:
     tokens = _token_bytes(tiny.backend_tokenizer)
     most = bound(tiny.backend_tokenizer)
     assert most is not None
-    tokenizer = ModelTokenizer("", (), tokens, tiny, most)
+    tokenizer = ModelTokenizer((), tokens, tiny.backend_tokenizer, ChatTemplate({}, {}), most)
     tokenizer.check_len("a" * 5 * most, 5)
     with pytest.raises(TooManyTokens) as caught:
         tokenizer.check_len("a" * 5 * most + "a", 5)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from outrider.gateway.config import parse, split_address
 
 
-def test_routers_models_and_limits_are_taken_over(tmp_path: Path) -> None:
+def test_routers_models_and_limits_are_taken_over() -> None:
     config = parse(
         [
             *("--router", "a:1", "--router", "b:2"),
-            *("--model-path", f"m={tmp_path}"),
             *("--max-body-bytes", "1000", "--failover-window-s", "7"),
             *("--max-streams", "9", "--header-timeout-s", "1.5"),
         ]
     )
     assert config.routers == ("a:1", "b:2")
-    assert config.model_paths == {"m": tmp_path}
     assert (config.limits.max_body_bytes, config.failover.window_s) == (1000, 7)
     assert (config.limits.max_streams, config.limits.header_timeout_s) == (9, 1.5)
 
@@ -29,8 +25,6 @@ def test_routers_models_and_limits_are_taken_over(tmp_path: Path) -> None:
         ([], "--router"),
         (["--router", "nowhere"], "nowhere"),
         (["--router", "a:99999"], "a:99999"),
-        (["--router", "a:1", "--model-path", "m"], "--model-path"),
-        (["--router", "a:1", "--model-path", "m=/does/not/exist"], "--model-path"),
         (["--router", "a:1", "--max-running", "0"], "max_running"),
         (["--router", "a:1", "--request-timeout-s", "nan"], "request_timeout_s"),
         (["--router", "a:1", "--idle-timeout-s", "inf"], "idle_timeout_s"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.threads import SHORT_CHARS, TokenizerThreads
+from outrider.target.tokenizer import read_tokenizer
 
 LONG = SHORT_CHARS + 1
 
@@ -49,7 +50,7 @@ async def test_a_prompt_whose_client_leaves_while_it_waits_is_never_tokenised(th
 
 
 def test_other_threads_run_while_a_text_is_tokenised(tiny: Path) -> None:
-    tokenizer = ModelTokenizer.load("tiny", tiny)
+    tokenizer = ModelTokenizer.parse(read_tokenizer(tiny))
     done = threading.Event()
 
     def tokenise() -> None:

@@ -1,19 +1,19 @@
-"""One model's tokenizer and chat template, read from its directory. Knows no request and no network."""
+"""One model's tokenizer and chat template, as a target has sent them. Knows no request and no network."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+from tokenizers import Tokenizer
+
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
+from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.gateway.tokenizer.text import TokenBytes
-
-
-class TemplateError(ValueError):
-    """The chat template refuses these messages, or there is none."""
+from outrider.rpc.v1 import tokenizer_pb2
 
 
 class TooManyTokens(ValueError):
@@ -28,40 +28,30 @@ class TooManyTokens(ValueError):
 class ModelTokenizer:
     """Immutable and safe to use from several threads at once."""
 
-    fingerprint: str
     eos_token_ids: tuple[int, ...]
     token_bytes: TokenBytes
-    tokenizer: Any
-    """A transformers tokenizer with a `tokenizers` backend."""
+    tokenizer: Tokenizer
+    template: ChatTemplate
     max_bytes_per_token: int | None = None
     """The most bytes of a prompt that become one token; None where nothing bounds them."""
 
     @classmethod
-    def load(cls, name: str, path: Path | None) -> ModelTokenizer:
-        """Reads `path`, or the checkpoint known as `name`. Blocks: seconds the first time.
-
-        Raises CheckpointError, OSError or ValueError, each naming the file or the reason.
-        """
-        # Imported here: both take seconds to import, and the gateway serves and answers health checks meanwhile.
-        from transformers import AutoTokenizer
-
-        from outrider.engine import checkpoints
-
-        directory = path or checkpoints.resolve(name)
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False, local_files_only=True)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            raise ValueError(f"{directory}/tokenizer.json: missing; only fast tokenizers are served")
-        # A checkpoint may ship with truncation switched on, which would shorten prompts silently.
-        backend.no_truncation()
-        backend.no_padding()
-        token_bytes = _token_bytes(backend)
+    def parse(cls, data: bytes) -> ModelTokenizer:
+        """From a serialised Tokenizer. Blocks, for a second with a large vocabulary. Raises ValueError."""
+        try:
+            sent = tokenizer_pb2.Tokenizer.FromString(data)
+            tokenizer = Tokenizer.from_buffer(sent.json)
+        except DecodeError as error:
+            raise ValueError(f"tokenizer: not a Tokenizer message: {error}") from error
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"tokenizer.json: {error}") from error
+        token_bytes = _token_bytes(tokenizer)
         return cls(
-            fingerprint=checkpoints.tokenizer_fingerprint(directory),
-            eos_token_ids=_eos_token_ids(checkpoints.eos_token_ids(directory), tokenizer),
+            eos_token_ids=tuple(sent.eos_token_ids),
             token_bytes=token_bytes,
             tokenizer=tokenizer,
-            max_bytes_per_token=max_bytes_per_token(json.loads(backend.to_str()), token_bytes.table),
+            template=ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}")),
+            max_bytes_per_token=max_bytes_per_token(json.loads(tokenizer.to_str()), token_bytes.table),
         )
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
@@ -72,7 +62,7 @@ class ModelTokenizer:
         """One token as text: a special one by its name; bytes that are no text of their own, as OpenAI writes them."""
         data = self.token_bytes.of(token_id)
         if not data:
-            return str(self.tokenizer.backend_tokenizer.id_to_token(token_id) or "")
+            return str(self.tokenizer.id_to_token(token_id) or "")
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -82,12 +72,12 @@ class ModelTokenizer:
         """Token ids of a piece of text, with nothing around it."""
         return self._encode(text, None, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], max_tokens: int | None = None) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None) -> list[int]:
         """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
         TooManyTokens.
         """
         # The template writes the special tokens itself.
-        return self._encode(self.render(messages), max_tokens, add_special_tokens=False)
+        return self._encode(self.template.render(messages), max_tokens, add_special_tokens=False)
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens where the length of `text` tells. Texts of a few tokens too many pass."""
@@ -101,31 +91,11 @@ class ModelTokenizer:
         if max_tokens is not None:
             self.check_len(text, max_tokens)
         # A batch of one: unlike `encode` it lets other threads run meanwhile.
-        [encoding] = self.tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        from jinja2 import TemplateError as JinjaError
 
-        if not self.tokenizer.chat_template:
-            raise TemplateError("this model has no chat template; send a plain prompt instead")
-        try:
-            rendered = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except (JinjaError, TypeError, ValueError) as error:
-            raise TemplateError(f"refused by the model's chat template: {error}") from error
-        return str(rendered)
-
-
-def _eos_token_ids(declared: tuple[int, ...], tokenizer: Any) -> tuple[int, ...]:
-    ids = set(declared)
-    if tokenizer.eos_token_id is not None:
-        ids.add(int(tokenizer.eos_token_id))
-    return tuple(sorted(ids))
-
-
-def _token_bytes(backend: Any) -> TokenBytes:
+def _token_bytes(backend: Tokenizer) -> TokenBytes:
     size = backend.get_vocab_size(with_added_tokens=True)
     # Added tokens may leave gaps in the ids, so the highest id bounds the table and not the count.
     highest = max(backend.get_vocab(with_added_tokens=True).values(), default=size - 1)

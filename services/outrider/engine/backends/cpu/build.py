@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from outrider.engine.backends.cpu.variants import VARIANTS, Variant
-from outrider.engine.user_cache import cache_directory, check_private, private_directory
+from outrider.user_cache import cache_directory, check_private, private_directory
 
 SOURCES = Path(__file__).with_name("llama")
 FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC", "-pthread")

@@ -1,0 +1,76 @@
+"""Tokenizers as targets have sent them: on this machine by their hash, else from a router.
+
+What lies there under its hash is believed only if it has it, so it does not matter who wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+
+from outrider.errors import Unavailable
+from outrider.gateway.routers import Router, RouterPool
+from outrider.protocol.tokenizers import joined, sha256_of
+from outrider.rpc.v1 import router_pb2
+from outrider.user_cache import cache_directory
+
+log = logging.getLogger(__name__)
+
+_FETCH_TIMEOUT_S = 60.0
+
+
+class TokenizerStore:
+    """Where no cache can be written, each start of the gateway asks a router again."""
+
+    def __init__(self, routers: RouterPool) -> None:
+        self._routers = routers
+
+    async def get(self, model: str, sha256: str) -> bytes:
+        """A serialised Tokenizer with this hash. Raises Unavailable."""
+        known = await asyncio.to_thread(_read, sha256)
+        if known is not None:
+            return known
+        router = await self._routers.pick()
+        try:
+            data = await joined(_fetch(router, model, sha256), sha256)
+        except grpc.aio.AioRpcError as error:
+            self._routers.failed(router)
+            raise Unavailable(f"tokenizer: {error.details() or error.code().name}", reason="NO_TOKENIZER") from error
+        await asyncio.to_thread(_keep, sha256, data)
+        log.info("the tokenizer of %s came from router %s: %d bytes", model, router.address, len(data))
+        return data
+
+
+async def _fetch(router: Router, model: str, sha256: str) -> AsyncIterator[bytes]:
+    request = router_pb2.GetTokenizerRequest(model=model, tokenizer_sha256=sha256)
+    async for part in router.stub.GetTokenizer(request, timeout=_FETCH_TIMEOUT_S, metadata=router.credential):
+        yield part.chunk
+
+
+def _file(sha256: str) -> Path:
+    return cache_directory() / "tokenizers" / sha256
+
+
+def _read(sha256: str) -> bytes | None:
+    try:
+        data = _file(sha256).read_bytes()
+    except OSError:
+        return None
+    return data if sha256_of(data) == sha256 else None
+
+
+def _keep(sha256: str, data: bytes) -> None:
+    try:
+        file = _file(sha256)
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as scratch:
+            scratch.write(data)
+        os.replace(scratch.name, file)
+    except OSError as error:
+        log.info("tokenizers are asked for again at the next start: %s", error)
