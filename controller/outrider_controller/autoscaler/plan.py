@@ -130,14 +130,11 @@ class Decision:
     """Of it, an 80 % interval."""
     rounds: float = 0.0
     """Of evidence, ever."""
+    draft: str = ""
+    """The version that this is about: the best of those that can be had."""
     price: float = 0.0
     until_s: float = math.inf
     """Before then the mode does not change by itself."""
-
-    @property
-    def best_draft(self) -> str:
-        """Empty where no request gets one."""
-        return max(self.draft_shares, key=lambda each: each[1])[0] if self.draft_shares else ""
 
     @property
     def trial_share(self) -> float:
@@ -204,6 +201,11 @@ class Plan:
             _policies=[decision.policy for decision in decisions.values()],
         )
 
+    @property
+    def estimated(self) -> bool:
+        """It was made here, and is not only what another process decided."""
+        return self._estimate is not None
+
     def decision(self, cell: Cell) -> Decision | None:
         """None for a cell that was not planned for."""
         number = self.index.get(cell)
@@ -248,6 +250,7 @@ class Plan:
             lower=saving - error,
             upper=saving + error,
             rounds=float(self._seen[best]),
+            draft=self._drafts[best],
             price=state.price if state is not None else 0.0,
             until_s=policy.until_s if forced else float(self.since_s[number]) + DWELL_S,
         )

@@ -22,12 +22,13 @@ class Planner:
     def __init__(self) -> None:
         self.beliefs = Beliefs()
         self.plan = Plan()
+        self._resumed: Mapping[Cell, Decision] = {}
         self._planned_for: tuple[object, ...] = ()
 
     def resume(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief], now_s: float) -> None:
         """Goes on from what another process decided and believed."""
         self.beliefs.restore(beliefs)
-        self.plan = Plan.resumed(decisions, now_s)
+        self.plan, self._resumed = Plan.resumed(decisions, now_s), decisions
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         self.beliefs.learn(evidence)
@@ -38,9 +39,12 @@ class Planner:
         last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s)
         return dict(self.plan.changed(last))
 
-    def decisions(self) -> dict[Cell, Decision]:
-        """All that are in force."""
-        return dict(self.plan.changed(Plan()))
+    def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
+        """Those in force, of one tenant or of all."""
+        wanted = [cell for cell in self.plan.cells if tenant in (None, cell.tenant)]
+        if not self.plan.estimated:
+            return {cell: self._resumed[cell] for cell in wanted}
+        return {cell: decision for cell in wanted if (decision := self.plan.decision(cell)) is not None}
 
     def belief(self, cell: Cell, draft: str) -> Belief:
         pairing = Pairing(*cell, draft)

@@ -13,9 +13,23 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
 MAX_TENANTS = 10_000
-_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict}
+_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict}
 _QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int}
-_KINDS: dict[type, str] = {str: "text", list: "a list", float: "a number", dict: "a mapping", int: "a whole number"}
+_SPECULATION = {
+    "max_draft_tokens": int,
+    "max_wait_ms": int,
+    "weight": float,
+    "min_acceptance": float,
+    "clients_may_not_insist": bool,
+}
+_KINDS: dict[type, str] = {
+    str: "text",
+    list: "a list",
+    float: "a number",
+    dict: "a mapping",
+    int: "a whole number",
+    bool: "true or false",
+}
 
 
 def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
@@ -41,6 +55,9 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
 def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
     fields = _mapping(where, given, _FIELDS)
     quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
+    if "speculation" in fields:
+        said = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
+        fields["speculation"] = tenants_pb2.SpeculationPolicy(**said)
     for i, model in enumerate(fields.get("models", [])):
         _check_kind(f"{where}.models[{i}]", model, str)
     try:
@@ -64,7 +81,7 @@ def _check_kind(where: str, value: Any, kind: type) -> None:
     if kind is int and isinstance(value, int) and not 0 <= value < 2**63:
         raise _refused(f"{where}: {value} is out of range")
     fits = isinstance(value, int | float) if kind is float else isinstance(value, kind)
-    if not fits or isinstance(value, bool):
+    if not fits or isinstance(value, bool) is not (kind is bool):
         raise _refused(f"{where}: {str(value)[:80]!r} is not {_KINDS[kind]}")
 
 

@@ -19,7 +19,7 @@ from outrider.rpc.credentials import cluster_port
 from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import control_pb2_grpc, usage_pb2
+from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.metrics import MetadataCollector
@@ -29,7 +29,11 @@ from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
+from outrider_controller.control.follow import SERVICE as POLICY_SERVICE
+from outrider_controller.control.follow import PolicyServicer
+from outrider_controller.control.leading import PlanLeader
 from outrider_controller.control.routers import Routers
+from outrider_controller.control.speculation import Speculation
 from outrider_controller.control.tenants import Tenancy
 from outrider_controller.control.usage import bill
 from outrider_controller.control.workers import Workers
@@ -45,10 +49,12 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Translates, delegates, translates back."""
 
-    def __init__(self, store: MetadataStore, events: EventWriter, routers: Routers) -> None:
+    def __init__(self, store: MetadataStore, events: EventWriter, routers: Routers, leader: PlanLeader) -> None:
         self._store = store
         self._routers = routers
         self._workers = Workers(store, events)
+        self._leader = leader
+        self._speculation = Speculation(store.plans, leader)
         self._tenancy = Tenancy(store.tenants, events)
         self._feed = EventFeed(store)
 
@@ -97,7 +103,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return control.GetTenantResponse(tenant=await self._tenancy.get(request.name))
 
     async def PutTenants(self, request: control.PutTenantsRequest, context: Context) -> control.PutTenantsResponse:
-        return await self._tenancy.put(request)
+        response = await self._tenancy.put(request)
+        self._leader.changed()
+        return response
 
     async def DeleteTenant(
         self, request: control.DeleteTenantRequest, context: Context
@@ -112,6 +120,14 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def RevokeKey(self, request: control.RevokeKeyRequest, context: Context) -> control.RevokeKeyResponse:
         return control.RevokeKeyResponse(info=await self._tenancy.revoke_key(request.id))
+
+    async def SetSpeculation(
+        self, request: control.SetSpeculationRequest, context: Context
+    ) -> control.SetSpeculationResponse:
+        return control.SetSpeculationResponse(override=await self._speculation.set(request))
+
+    async def Explain(self, request: control.ExplainRequest, context: Context) -> control.ExplainResponse:
+        return self._speculation.explain(request.tenant)
 
     async def WatchEvents(
         self, request: control.WatchEventsRequest, context: Context
@@ -143,17 +159,20 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store))
-        servicer = ControlServicer(store, events, Routers(store, config.secret, connect_to(Role.ROUTER, config.tls)))
+        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events)
+        routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         server = create_server(guard=OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True)))
-        control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
-        credentials = cluster_port(config.tls)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events, routers, leader), server)
+        policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
+        services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls)
         life = await stack.enter_async_context(
-            serving(server, config.listen, services=[SERVICE], signals=signals, credentials=credentials)
+            serving(server, config.listen, services=services, signals=signals, credentials=credentials)
         )
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
+        await stack.enter_async_context(beside(leader.run(), "plan"))
         await stack.enter_async_context(beside(FleetWatch(store, store.cordons, events).run(), "watch fleet"))
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield life

@@ -16,6 +16,7 @@ from outrider.errors import InvalidRequest
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.tenants import TenantStore
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
@@ -129,10 +130,23 @@ def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
     for i, model in enumerate(tenant.models):
         if not 1 <= len(model) <= _MAX_MODEL_CHARS or not model.isprintable():
             raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
+    _check_speculation(f"{where}.speculation", tenant.speculation)
     quota = tenant.quota
     _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)
     _check_bound(where, quota, "tokens_per_minute", _MAX_TOKENS)
     _check_bound(where, quota, "concurrent_requests", _MAX_CONCURRENT)
+
+
+def _check_speculation(where: str, policy: tenants.SpeculationPolicy) -> None:
+    if policy.HasField("max_draft_tokens") and policy.max_draft_tokens > MAX_DRAFT_TOKENS:
+        raise InvalidRequest(f"{where}.max_draft_tokens", f"{policy.max_draft_tokens} is above {MAX_DRAFT_TOKENS}")
+    if policy.HasField("max_wait_ms") and policy.max_wait_ms * 1000 > MAX_WAIT_US:
+        raise InvalidRequest(f"{where}.max_wait_ms", f"{policy.max_wait_ms} is above {MAX_WAIT_US // 1000}")
+    if policy.weight and not 0.01 <= policy.weight <= MAX_WEIGHT:
+        raise InvalidRequest(f"{where}.weight", f"{policy.weight:g} is not from 0.01 to {MAX_WEIGHT:g}")
+    if policy.HasField("min_acceptance") and not 0 < policy.min_acceptance <= 1:
+        message = f"{policy.min_acceptance:g} is not above 0 and at most 1; leave it out for no floor"
+        raise InvalidRequest(f"{where}.min_acceptance", message)
 
 
 def _check_bound(where: str, quota: tenants.Quota, name: str, most: float) -> None:

@@ -21,6 +21,7 @@ from outrider.rpc.v1 import target_pb2
 from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.router.admission import Request
 from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.assignment import Assigner, Directory, WorkerPicker
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 # Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
 # as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
 _DECISIONS_PER_STEP = 8
-_PLAN_EVERY_S = 1.0
+PLAN_EVERY_S = 1.0
 
 
 class Dispatcher:
@@ -208,10 +209,11 @@ class Dispatcher:
             if setting is not None:
                 self.table.set_speculation(active, setting)
 
+    def target_states(self) -> dict[str, TargetState]:
+        return target_states(self.fleet, now_us() / 1e6)
+
     def replan(self) -> None:
-        self.plan_changed(
-            self.policy.replan(target_states(self.fleet, now_us() / 1e6), asyncio.get_running_loop().time())
-        )
+        self.plan_changed(self.policy.replan(self.target_states(), asyncio.get_running_loop().time()))
 
     def plan_changed(self, cells: Collection[Cell]) -> None:
         """What was decided anew holds for requests under way as for those to come."""
@@ -304,13 +306,13 @@ def _active_request(
 async def _keep_planning(dispatcher: Dispatcher) -> None:
     async def replan_and_rest() -> None:
         dispatcher.replan()
-        await asyncio.sleep(_PLAN_EVERY_S)
+        await asyncio.sleep(PLAN_EVERY_S)
 
     def failed(error: Exception) -> None:
         log.error("planning failed", exc_info=error)
 
     # The last plan holds.
-    await keep_running(replan_and_rest, Backoff(_PLAN_EVERY_S, _PLAN_EVERY_S), failed)
+    await keep_running(replan_and_rest, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)
 
 
 @asynccontextmanager

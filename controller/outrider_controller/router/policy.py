@@ -105,7 +105,7 @@ class Policy:
 
     def told(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
         """What the control plane has decided, and what it believes, on which this router would go on alone."""
-        self.led = True
+        self.led, self._left_s = True, None
         self.decisions.update(decisions)
         self._beliefs.update(beliefs)
 

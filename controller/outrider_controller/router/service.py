@@ -30,6 +30,7 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import beside
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
@@ -38,6 +39,7 @@ from prometheus_client import CollectorRegistry
 from outrider_controller.router.admission import Request, check_model_name, check_request
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
+from outrider_controller.router.following import Follower
 from outrider_controller.router.sequences import NewResponse
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tokenizers import tokenizer_chunks
@@ -55,6 +57,8 @@ OutriderError."""
 SERVICE = "outrider.rpc.v1.RouterService"
 # A response is small: some hundred bytes, and some thousand for a long commit. Gateways accept 32 MiB.
 _MAX_RESPONSES = 4096
+# Of a router that starts, for the control plane's first decisions.
+_PLAN_TIMEOUT_S = 1.0
 
 
 class Responses:
@@ -341,6 +345,11 @@ async def running_router(
         ops.ready["targets"] = lambda: dispatcher.fleet.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
+        control = connect_to(Role.CONTROL, config.tls)
+        follower = Follower(info.worker_id, dispatcher, store, control, config.secret)
+        await stack.enter_async_context(beside(follower.run(), "follow the plan"))
+        # The first request that comes is to run in its tenant's mode.
+        await follower.tried(_PLAN_TIMEOUT_S)
         await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
         log.info("router %s listens on %s", info.worker_id, life.address)
         yield RunningRouter(info.worker_id, life, dispatcher, ops.registry, ops_address)

@@ -64,6 +64,26 @@ class Keys:
         """Exists from the first API key on, for good: revoking the last one opens nothing."""
         return f"{self.namespace}:keysrequired"
 
+    @property
+    def leader(self) -> str:
+        """Id of the control plane that leads. Expires unless it is renewed."""
+        return f"{self.namespace}:leader"
+
+    @property
+    def leader_epoch(self) -> str:
+        """Counts leaders."""
+        return f"{self.namespace}:leaderepoch"
+
+    @property
+    def plan(self) -> str:
+        """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of whoever wrote last."""
+        return f"{self.namespace}:plan"
+
+    @property
+    def overrides(self) -> str:
+        """Hash: tenant → a serialized SpeculationOverride."""
+        return f"{self.namespace}:overrides"
+
     def quota(self, tenant: str) -> str:
         """Hash: what is left of the tenant's quota of `requests` and `tokens`, and `at` which second that was."""
         return f"{self.namespace}:quota:{tenant}"

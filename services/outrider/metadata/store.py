@@ -27,6 +27,7 @@ from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.lease import Lease
 from outrider.metadata.ledger import LedgerStore
+from outrider.metadata.plans import PlanStore
 from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
 from outrider.metadata.quota import QuotaStore
 from outrider.metadata.tenants import TenantStore
@@ -97,6 +98,7 @@ class MetadataStore:
         self.quotas = QuotaStore(link, keys)
         self.cordons = CordonStore(link, keys)
         self.ledger = LedgerStore(link, keys)
+        self.plans = PlanStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = Directory()

@@ -80,12 +80,14 @@ CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
     **_service("RouterService", dict.fromkeys(("RouteMany", "GetTokenizer"), _roles(Role.GATEWAY))),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
+    **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
     **_service("TraceService", dict.fromkeys(("GetTrace", "GetActivity"), _roles(Role.CONTROL, Role.OPERATOR))),
     **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL)}),
     **_service("TargetService", dict.fromkeys(("Verify", "GetTokenizer"), _roles(Role.ROUTER))),
     **_service("DraftService", {"GetInfo": _roles(Role.TARGET, Role.CONTROL), "Draft": _roles(Role.TARGET)}),
     **_service(
-        "ControlService", dict.fromkeys(("ListWorkers", "GetWorker", "ListActivities", "WatchEvents"), _OBSERVE)
+        "ControlService",
+        dict.fromkeys(("ListWorkers", "GetWorker", "ListActivities", "WatchEvents", "Explain"), _OBSERVE),
     ),
     **_service(
         "ControlService",
@@ -104,6 +106,7 @@ CALLS: dict[str, Access] = {
                 "GetUsage",
                 "ListSequences",
                 "GetTrace",
+                "SetSpeculation",
             ),
             _OPERATE,
         ),

@@ -1,0 +1,41 @@
+"""PolicyService: translates, delegates to whoever makes the plan, translates back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+from outrider.rpc.v1 import policy_pb2 as policy
+from outrider.rpc.v1 import policy_pb2_grpc
+from outrider.supervision import until_first_ends
+
+from outrider_controller.control.leading import Follower, PlanLeader
+
+SERVICE = "outrider.rpc.v1.PolicyService"
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    def __init__(self, leader: PlanLeader) -> None:
+        self._leader = leader
+
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once.
+    async def Follow(  # type: ignore[override]
+        self, requests: AsyncIterator[policy.FollowRequest], context: Context
+    ) -> None:
+        follower = self._leader.follow()
+        try:
+            await until_first_ends(self._read(follower, context), self._write(follower, context))
+        finally:
+            self._leader.followers.discard(follower)
+
+    async def _read(self, follower: Follower, context: Context) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self._leader.heard(follower, message)
+
+    async def _write(self, follower: Follower, context: Context) -> None:
+        while True:
+            decisions = await follower.next()
+            await context.write(policy.FollowResponse(epoch=self._leader.epoch, decisions=decisions))

@@ -1,0 +1,57 @@
+"""What operators say of a tenant's speculation, and what they may ask: checked here, by the field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from outrider.errors import InvalidRequest
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import tenants_pb2 as tenants
+
+from outrider_controller.control.leading import PlanLeader
+from outrider_controller.control.tenants import caller, check_name
+
+_MAX_TTL_MS = 366 * 86_400_000
+
+
+class Overrides(Protocol):
+    """The part of the metadata store that keeps operators' words."""
+
+    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
+
+
+class Speculation:
+    def __init__(self, store: Overrides, leader: PlanLeader, wall_clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._leader = leader
+        self._wall_clock = wall_clock
+
+    async def set(self, request: control.SetSpeculationRequest) -> tenants.SpeculationOverride:
+        """What holds from now on. Raises InvalidRequest; Unavailable where that cannot be written."""
+        check_name("tenant", request.tenant)
+        if request.setting not in tenants.SpeculationSetting.values() or not request.setting:
+            raise InvalidRequest("setting", f"{request.setting} is none of on, off and auto")
+        capped = request.HasField("max_draft_tokens")
+        if capped and not 1 <= request.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise InvalidRequest("max_draft_tokens", f"{request.max_draft_tokens} is not from 1 to {MAX_DRAFT_TOKENS}")
+        if request.ttl_ms > _MAX_TTL_MS:
+            raise InvalidRequest("ttl_ms", f"{request.ttl_ms} is longer than a year")
+        override = tenants.SpeculationOverride(
+            setting=request.setting,
+            max_draft_tokens=request.max_draft_tokens if capped else None,
+            until_unix_ms=round(self._wall_clock() * 1000) + request.ttl_ms if request.ttl_ms else 0,
+            by=caller(),
+        )
+        nothing = request.setting == tenants.SPECULATION_SETTING_AUTO and not capped
+        await self._store.set_override(request.tenant, None if nothing else override)
+        self._leader.changed()
+        return override
+
+    def explain(self, tenant: str) -> control.ExplainResponse:
+        """Raises Unavailable where another control plane leads."""
+        check_name("tenant", tenant)
+        decisions, known = self._leader.explain(tenant)
+        return control.ExplainResponse(decisions=decisions, known=known)

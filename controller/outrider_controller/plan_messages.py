@@ -1,0 +1,135 @@
+"""Decisions and evidence as messages and back, for routers, the control plane and the metadata store."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+from outrider.rpc.v1 import policy_pb2 as policy
+from outrider.rpc.v1 import tenants_pb2 as tenants
+
+from outrider_controller.autoscaler.belief import STATE
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.planner import Belief
+
+_SUMS = tuple(each.name for each in fields(Evidence))
+_MODES = {Mode.OFF: policy.PLAN_MODE_OFF, Mode.TRY: policy.PLAN_MODE_TRY, Mode.ON: policy.PLAN_MODE_ON}
+_MODE_OF = {value: mode for mode, value in _MODES.items()}
+SETTINGS = {
+    Setting.AUTO: tenants.SPECULATION_SETTING_AUTO,
+    Setting.ON: tenants.SPECULATION_SETTING_ON,
+    Setting.OFF: tenants.SPECULATION_SETTING_OFF,
+}
+_SETTING_OF = {value: setting for setting, value in SETTINGS.items()}
+_REASONS = frozenset(Reason)
+_MAX_SUM = 1e12
+_MAX_NAME = 512
+
+
+def evidence_to_proto(pairing: Pairing, evidence: Evidence) -> policy.PairingEvidence:
+    sums = {name: getattr(evidence, name) for name in _SUMS}
+    return policy.PairingEvidence(tenant=pairing.tenant, target=pairing.target, draft=pairing.draft, **sums)
+
+
+def evidence_from_proto(message: policy.PairingEvidence) -> tuple[Pairing, Evidence] | None:
+    """None for what cannot be: a peer's numbers are weighed, so none may be wild."""
+    sums = [float(getattr(message, name)) for name in _SUMS]
+    names = message.tenant, message.target, message.draft
+    if not all(math.isfinite(one) and abs(one) <= _MAX_SUM for one in sums) or max(map(len, names)) > _MAX_NAME:
+        return None
+    evidence = Evidence(*sums)
+    return (Pairing(*names), evidence) if min(sums[0], sums[1], *sums[3:]) >= 0 else None
+
+
+def belief_to_proto(belief: Belief) -> policy.PairingEvidence:
+    pairing, values = belief
+    return policy.PairingEvidence(
+        tenant=pairing.tenant, target=pairing.target, draft=pairing.draft, **dict(zip(STATE, values, strict=True))
+    )
+
+
+def belief_from_proto(message: policy.PairingEvidence) -> Belief:
+    return Pairing(message.tenant, message.target, message.draft), [float(getattr(message, name)) for name in STATE]
+
+
+def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
+    return policy.TargetReport(
+        model=model, drafts=sorted(state.drafts), row_price=state.price, best_chance=state.best_chance
+    )
+
+
+def reported_state(message: policy.TargetReport) -> TargetState:
+    return TargetState(frozenset(message.drafts), max(0.0, message.row_price), min(max(0.0, message.best_chance), 1.0))
+
+
+def tenant_policy(
+    record: tenants.SpeculationPolicy | None, override: tenants.SpeculationOverride | None, *, clock_s: float = 0.0
+) -> TenantPolicy:
+    """What a tenant's record and an operator's word come to. `clock_s`: the reader's clock at Unix second 0."""
+    record = record or tenants.SpeculationPolicy()
+    override = override or tenants.SpeculationOverride()
+    capped = override if override.HasField("max_draft_tokens") else record
+    return TenantPolicy(
+        speculation=_SETTING_OF.get(override.setting, Setting.AUTO),
+        until_s=override.until_unix_ms / 1000 + clock_s if override.until_unix_ms else math.inf,
+        max_draft_tokens=capped.max_draft_tokens if capped.HasField("max_draft_tokens") else None,
+        max_wait_us=record.max_wait_ms * 1000 if record.HasField("max_wait_ms") else None,
+        weight=record.weight or 1.0,
+        min_acceptance=record.min_acceptance if record.HasField("min_acceptance") else None,
+        clients_insist=not record.clients_may_not_insist,
+    )
+
+
+def decision_to_proto(cell: Cell, decision: Decision, belief: Belief, now_unix_s: float) -> policy.TenantDecision:
+    return policy.TenantDecision(
+        tenant=cell.tenant,
+        target=cell.target,
+        mode=_MODES[decision.mode],
+        reason=decision.reason,
+        shares=[policy.DraftShare(draft=draft, share=share) for draft, share in decision.draft_shares],
+        policy=_policy_to_proto(decision.policy),
+        override=_override_to_proto(decision.policy),
+        saving=decision.saving,
+        lower=decision.lower,
+        upper=decision.upper,
+        rounds=decision.rounds,
+        price=decision.price,
+        belief=belief_to_proto(belief),
+        holds_ms=_ms(decision.until_s - now_unix_s),
+    )
+
+
+def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0) -> tuple[Cell, Decision]:
+    return Cell(message.tenant, message.target), Decision(
+        mode=_MODE_OF.get(message.mode, Mode.ON),
+        reason=Reason(message.reason) if message.reason in _REASONS else Reason.UNKNOWN,
+        draft_shares=tuple((share.draft, share.share) for share in message.shares),
+        policy=tenant_policy(message.policy, message.override, clock_s=clock_s),
+        saving=message.saving,
+        lower=message.lower,
+        upper=message.upper,
+        rounds=message.rounds,
+        price=message.price,
+    )
+
+
+def _policy_to_proto(said: TenantPolicy) -> tenants.SpeculationPolicy:
+    return tenants.SpeculationPolicy(
+        max_draft_tokens=said.max_draft_tokens,
+        max_wait_ms=None if said.max_wait_us is None else said.max_wait_us // 1000,
+        weight=said.weight,
+        min_acceptance=said.min_acceptance,
+        clients_may_not_insist=not said.clients_insist,
+    )
+
+
+def _override_to_proto(said: TenantPolicy) -> tenants.SpeculationOverride:
+    return tenants.SpeculationOverride(
+        setting=SETTINGS[said.speculation],
+        until_unix_ms=round(said.until_s * 1000) if math.isfinite(said.until_s) else 0,
+    )
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds) if 0 < seconds < 1e9 else 0

@@ -1,0 +1,118 @@
+"""Follows the control plane's plan: what rounds have shown goes up each second, what is decided comes down.
+
+Knows no requests. While there is no control plane, or none that leads, it looks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import grpc
+from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.roles import ClusterSecret, Role, bearer
+from outrider.rpc.v1 import policy_pb2 as policy
+from outrider.rpc.v1 import policy_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import until_first_ends
+
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.plan_messages import (
+    belief_from_proto,
+    decision_from_proto,
+    evidence_to_proto,
+    report_to_proto,
+)
+from outrider_controller.router.dispatcher import PLAN_EVERY_S, Dispatcher
+from outrider_controller.router.fleet import Leases
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.5
+# A leader that went without a word is given up: it has something to say at least when asked for the snapshot.
+_SNAPSHOT_TIMEOUT_S = 2.0
+
+
+class Follower:
+    def __init__(
+        self,
+        router_id: str,
+        dispatcher: Dispatcher,
+        leases: Leases,
+        connect: Connect = create_channel,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        self._router_id = router_id
+        self._dispatcher = dispatcher
+        self._leases = leases
+        self._metadata = bearer(secret.token(Role.ROUTER)) if secret is not None else ()
+        self._connect = connect
+        self._epoch = 0
+        self._tried = asyncio.Event()
+
+    async def run(self) -> NoReturn:
+        while True:
+            for record in await self._leases.workers(worker.WORKER_ROLE_CONTROL):
+                await self._try(record.address)
+            self._tried.set()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def tried(self, timeout_s: float) -> None:
+        """Returns once the first decisions were heard, or nobody was found who has any."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
+
+    async def _try(self, address: str) -> None:
+        """Follows for as long as that control plane leads."""
+        try:
+            async with self._connect(address) as channel:
+                stub: Any = policy_pb2_grpc.PolicyServiceStub(channel)
+                call = stub.Follow(metadata=self._metadata)
+                await until_first_ends(self._tell(call), self._hear(call))
+        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            log.debug("control plane at %s: %s", address, type(error).__name__)
+        except Exception:
+            log.exception("following the control plane at %s failed", address)
+        finally:
+            self._dispatcher.policy.lost(asyncio.get_running_loop().time())
+
+    async def _tell(self, call: Any) -> None:
+        dispatcher, used_s, at_s = self._dispatcher, time.process_time(), time.monotonic()
+        while True:
+            leads = dispatcher.policy.led
+            evidence = dispatcher.policy.evidence() if leads else {}
+            now_used_s, now_s = time.process_time(), time.monotonic()
+            await call.write(
+                policy.FollowRequest(
+                    router_id=self._router_id,
+                    evidence=[evidence_to_proto(pairing, one) for pairing, one in evidence.items()],
+                    targets=[report_to_proto(model, state) for model, state in dispatcher.target_states().items()],
+                    busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
+                )
+            )
+            used_s, at_s = now_used_s, now_s
+            await asyncio.sleep(PLAN_EVERY_S)
+
+    async def _hear(self, call: Any) -> None:
+        async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+            message = await call.read()
+        while message is not grpc.aio.EOF:
+            if message.epoch < self._epoch:
+                # Another leads by now, and this one does not know yet.
+                return
+            self._epoch = message.epoch
+            self._take(message.decisions)
+            message = await call.read()
+
+    def _take(self, decisions: Any) -> None:
+        # What lasts until a moment is counted by the loop's clock here.
+        clock_s = asyncio.get_running_loop().time() - time.time()
+        decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions)
+        beliefs = {Cell(one.tenant, one.target): belief_from_proto(one.belief) for one in decisions}
+        self._dispatcher.policy.told(decided, beliefs)
+        self._dispatcher.plan_changed(decided.keys())
+        self._tried.set()

@@ -1,0 +1,64 @@
+"""Who leads: one process at a time holds a lease in Redis. Each leader has a higher epoch than those before.
+
+What a leader writes carries its epoch, and is refused where a later leader has written already: one that was stopped
+for a while does not undo what came after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.metadata.keys import Keys
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+LEADER_TTL_S = 5.0
+
+# An epoch that somebody has seen is never given again, though Redis may have lost its memory.
+_LEAD = """
+local holder = redis.call('GET', KEYS[1])
+local epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
+local seen = tonumber(ARGV[3])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if not holder or epoch < seen then
+  epoch = math.max(epoch, seen) + 1
+  redis.call('SET', KEYS[2], epoch)
+end
+return epoch
+"""
+_RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
+
+
+class LeaderLease:
+    """One process's try to lead. Call `hold` more often than every LEADER_TTL_S."""
+
+    def __init__(self, link: RedisLink, keys: Keys, holder: str) -> None:
+        self._link = link
+        self._keys = keys
+        self._holder = holder
+        self._seen_epoch = 0
+
+    async def hold(self) -> int | None:
+        """The epoch in which this process leads; 0 where another one does; None while Redis is away."""
+
+        async def work(redis: Redis) -> Any:
+            arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch)
+            return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
+
+        epoch = await self._link.call_in_background(work)
+        if epoch is None:
+            return None
+        self._seen_epoch = max(self._seen_epoch, int(epoch))
+        return int(epoch)
+
+    async def resign(self) -> None:
+        """Another may lead at once."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_RESIGN, 1, self._keys.leader, self._holder)
+
+        await self._link.call_in_background(work)

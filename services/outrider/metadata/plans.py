@@ -1,0 +1,105 @@
+"""The plan as its leader last knew it, and what operators have said of tenants. Outlives every process but Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from outrider.errors import Unavailable
+from outrider.metadata.keys import Keys
+from outrider.metadata.leader import LeaderLease
+from outrider.metadata.tenants import MAX_AUDIT_ENTRIES
+from outrider.rpc.v1 import policy_pb2, tenants_pb2
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.link import RedisLink
+
+_EPOCH = b"epoch"
+# As many decisions as one command takes.
+_AT_ONCE = 1000
+
+_SAVE = """
+if tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'epoch', unpack(ARGV))
+return 1
+"""
+_OVERRIDE = f"""
+if ARGV[2] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*',
+  'action', 'set speculation', 'name', ARGV[1], 'to', ARGV[3], 'by', ARGV[4])
+"""
+
+
+class PlanStore:
+    """Part of the metadata store."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def lease(self, holder: str) -> LeaderLease:
+        return LeaderLease(self._link, self._keys, holder)
+
+    async def save(self, epoch: int, decisions: Iterable[policy_pb2.TenantDecision]) -> bool:
+        """In the place of earlier ones of the same tenants and targets. False where a later leader has written, or
+        while Redis is away."""
+        fields = [(f"{d.tenant}/{d.target}", d.SerializeToString()) for d in decisions]
+
+        async def work(redis: Redis) -> bool:
+            for first in range(0, max(1, len(fields)), _AT_ONCE):
+                part = [value for pair in fields[first : first + _AT_ONCE] for value in pair]
+                if not await redis.eval(_SAVE, 1, self._keys.plan, epoch, *part):
+                    return False
+            return True
+
+        return bool(await self._link.call_in_background(work))
+
+    async def load(self) -> list[policy_pb2.TenantDecision] | None:
+        """Empty where there is none; None while Redis is away."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.hgetall(self._keys.plan)
+
+        found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
+        if found is None:
+            return None
+        return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
+
+    async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
+        """None takes back what was said. Raises Unavailable."""
+        value = b"" if override is None else override.SerializeToString()
+        name = "auto" if override is None else tenants_pb2.SpeculationSetting.Name(override.setting).lower()
+        said = (name.removeprefix("speculation_setting_"), "" if override is None else override.by)
+
+        async def work(redis: Redis) -> Any:
+            await redis.eval(_OVERRIDE, 2, self._keys.overrides, self._keys.audit, tenant, value, *said)
+            return True
+
+        if await self._link.call_in_background(work) is None:
+            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
+
+    async def overrides(self) -> dict[str, tenants_pb2.SpeculationOverride] | None:
+        """Those in force, by tenant; None while Redis is away."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.hgetall(self._keys.overrides)
+
+        found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
+        if found is None:
+            return None
+        now_ms = time.time() * 1000
+        said = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}
+        return {name: one for name, one in said.items() if not one.until_unix_ms or one.until_unix_ms > now_ms}
+
+
+def _parsed(kind: Any, value: bytes) -> Any:
+    """What cannot be read counts as nothing said."""
+    try:
+        return kind.FromString(value)
+    except DecodeError:
+        return kind()

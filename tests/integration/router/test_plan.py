@@ -1,0 +1,158 @@
+"""One plan for routers and control planes, over real gRPC and Redis, with workers that are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from outrider.metadata.event_writer import EventWriter
+from outrider.rpc.channel import create_channel
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.leading import PlanLeader
+from outrider_controller.control.server import running_control
+from outrider_controller.router.service import RunningRouter
+
+ON, OFF, AUTO = (
+    tenants_pb2.SPECULATION_SETTING_ON,
+    tenants_pb2.SPECULATION_SETTING_OFF,
+    tenants_pb2.SPECULATION_SETTING_AUTO,
+)
+MODEL = "simulated"
+
+
+@asynccontextmanager
+async def control_plane(fleet: Any) -> AsyncIterator[Any]:
+    """Its stub."""
+    async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
+        yield control_pb2_grpc.ControlServiceStub(channel)
+
+
+def decision(router: RunningRouter, tenant: str = "t") -> Decision:
+    return router.dispatcher.policy.decision(tenant, MODEL)
+
+
+def follows(router: RunningRouter) -> bool:
+    return router.dispatcher.policy.led
+
+
+def show(router: RunningRouter, draft: Any, saving: float, rounds: int = 200) -> None:
+    """As if requests of tenant t had made such rounds."""
+    record = router.dispatcher.policy.record("t", MODEL, draft.info)
+    record.evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
+
+
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_tenant_whose_drafts_never_pay_is_off_on_every_router_and_after_the_control_plane(fleet: Any) -> None:
+    await fleet.target()
+    draft = await fleet.draft()
+    async with AsyncExitStack() as first_life:
+        stub = await first_life.enter_async_context(control_plane(fleet))
+        router = await fleet.start()
+        await until(lambda: follows(router))
+
+        def costs() -> bool:
+            show(router, draft, -0.8)
+            return decision(router).mode is Mode.TRY
+
+        await until(costs)
+        second = await fleet.start()
+        assert follows(second)
+        assert (decision(second).mode, decision(second).reason) == (Mode.TRY, Reason.COSTS)
+        # Of a hundred requests hardly one tries.
+        answers = [await fleet.ask(fleet.request(request_id=f"r{n}", max_new_tokens=4)) for n in range(20)]
+        assert sum(answer.metrics.num_spec_steps > 0 for answer in answers) <= 3
+        explained = await stub.Explain(control_pb2.ExplainRequest(tenant="t"))
+        assert explained.known
+        assert [(one.target, one.reason) for one in explained.decisions] == [(MODEL, "costs")]
+        assert explained.decisions[0].upper < 0
+    await until(lambda: not follows(second))
+    assert decision(second).mode is Mode.TRY
+    async with control_plane(fleet) as stub:
+        third = await fleet.start()
+        await until(lambda: follows(third))
+        assert decision(third).mode is Mode.TRY
+        explained = await stub.Explain(control_pb2.ExplainRequest(tenant="t"))
+        assert explained.known
+
+
+async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itself(fleet: Any) -> None:
+    target = await fleet.target()
+    await fleet.draft()
+    target.step_s = 0.01
+    async with control_plane(fleet) as stub:
+        router = await fleet.start()
+        await until(lambda: follows(router))
+        call = fleet.call(fleet.request(max_new_tokens=3000), timeout=60)
+        drafted = asyncio.create_task(_drafted(call))
+        async with asyncio.timeout(20):
+            while not drafted_of(router):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF, ttl_ms=1500))
+        await until(lambda: not drafted_of(router))
+        assert decision(router).reason is Reason.OPERATOR_OFF
+        await until(lambda: drafted_of(router))
+        assert decision(router).reason is not Reason.OPERATOR_OFF
+        await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=ON, max_draft_tokens=2))
+        await until(lambda: drafted_of(router) == 2)
+        drafted.cancel()
+        for wrong, where in (
+            (control_pb2.SetSpeculationRequest(tenant="no name", setting=ON), "tenant"),
+            (control_pb2.SetSpeculationRequest(tenant="t"), "setting"),
+            (control_pb2.SetSpeculationRequest(tenant="t", setting=ON, max_draft_tokens=99), "max_draft_tokens"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.SetSpeculation(wrong)
+            assert from_rpc_error(caught.value).field == where
+
+
+def drafted_of(router: RunningRouter) -> int:
+    """Most drafted tokens a step that the running request is allowed now."""
+    return max((active.speculation.sent.max_draft_tokens for active in router.dispatcher._active), default=0)
+
+
+async def _drafted(call: Any) -> None:
+    async for _ in call:
+        pass
+
+
+async def test_without_a_control_plane_a_router_plans_by_itself(fleet: Any) -> None:
+    await fleet.target()
+    draft = await fleet.draft()
+    router = await fleet.start()
+
+    def costs() -> bool:
+        show(router, draft, -0.8)
+        return decision(router).mode is Mode.TRY
+
+    await until(costs)
+    assert not follows(router)
+    assert decision(router, "somebody else").mode is Mode.TRY
+
+
+async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
+    async with EventWriter(fleet.store) as events:
+        first, second = (PlanLeader(name, fleet.store.plans, fleet.store.tenants, events) for name in ("a", "b"))
+        await first.tick()
+        await second.tick()
+        assert (first.epoch, second.epoch) == (1, 0)
+        with pytest.raises(Exception, match="another control plane leads"):
+            second.follow()
+        await fleet.store.plans.lease("a").resign()
+        await second.tick()
+        assert second.epoch == 2
+        # What the first one writes now is too late, and it stands by.
+        assert not await fleet.store.plans.save(1, [])
+        await first.tick()
+        assert first.epoch == 0
