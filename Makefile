@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test test-all test-aarch64 loadtest docs lint proto clean
+.PHONY: demo proto-baseline test test-all test-aarch64 loadtest docs lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -21,6 +21,10 @@ $(VENV)/.proto: $(VENV)/.ready $(wildcard proto/outrider/rpc/v1/*.proto)
 	touch $@
 
 proto: $(VENV)/.proto
+
+# What the last release speaks: from now on every change to proto/ has to be one that its processes understand.
+proto-baseline: $(VENV)/.proto
+	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
 demo: proto
 	$(BIN)/outrider demo $(ARGS)
@@ -54,6 +58,7 @@ lint: proto
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/baseline.binpb
 
 clean:
 	rm -rf $(VENV) build dist

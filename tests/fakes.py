@@ -21,7 +21,7 @@ from typing import Any
 
 import grpc
 from outrider.errors import Code
-from outrider.protocol.identity import PROTOCOL_VERSION
+from outrider.protocol.identity import SPOKEN
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -64,7 +64,7 @@ def fake_info(role: worker.WorkerRole.ValueType, **overrides: Any) -> worker.Wor
     """Who a fake worker says it is; any field can be overridden."""
     kind = {worker.WORKER_ROLE_DRAFT: "draft", worker.WORKER_ROLE_TARGET: "target"}.get(role, "worker")
     fields: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
+        "protocol_version": SPOKEN.newest,
         "role": role,
         "worker_id": f"{kind}-{secrets.token_hex(4)}",
         "model": "simulated" if kind == "target" else "simulated-draft",

@@ -13,7 +13,7 @@ import grpc
 from outrider.gateway.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
-from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.protocol.identity import own_info
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import cluster_port
 from outrider.rpc.roles import Role, RoleGuard
@@ -149,19 +149,15 @@ async def running_control(
     config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
 ) -> AsyncIterator[ServerLife]:
     """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
-    info = worker.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION,
-        role=worker.WORKER_ROLE_CONTROL,
-        worker_id=new_worker_id("control"),
-        version=package_version(),
-    )
+    info = own_info(worker.WORKER_ROLE_CONTROL)
     async with AsyncExitStack() as stack:
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store))
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
-        server = create_server(guard=OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True)))
+        guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
+        server = create_server(guard=guard, strict=[SERVICE])
         control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events, routers, leader), server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
         services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls)

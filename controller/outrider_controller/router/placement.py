@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from outrider.protocol.identity import PROTOCOL_VERSION
+from outrider.protocol.identity import ProtocolRange, protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -17,7 +17,7 @@ _SIMILAR_LOAD = 0.125
 _USUAL_ROW_NS = 200_000
 MAX_ASKED = 8
 """Workers that are asked what they have of a prompt, however many there are."""
-_MUST_AGREE = ("protocol_version", "tokenizer_fingerprint", "vocab_size")
+_MUST_AGREE = ("tokenizer_fingerprint", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,9 @@ def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str 
         for name in _MUST_AGREE
         if getattr(target, name) != getattr(draft, name)
     ]
+    versions = ProtocolRange.of(target), ProtocolRange.of(draft)
+    if versions[0].common(versions[1]) is None:
+        differing.append(f"protocol_version is {versions[0]} on the target and {versions[1]} on the draft")
     if not differing:
         return None
     return f"draft {draft.worker_id} cannot serve target {target.worker_id}: {'; '.join(differing)}"
@@ -127,8 +130,8 @@ def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, wor
         return f"worker_id: the lease says {worker_id!r}, the worker {info.worker_id!r}"
     if info.role != role:
         return f"role: expected {worker.WorkerRole.Name(role)}, got {_role_name(info.role)}"
-    if info.protocol_version != PROTOCOL_VERSION:
-        return f"protocol_version: this router speaks {PROTOCOL_VERSION}, the worker {info.protocol_version}"
+    if problem := protocol_problem(info):
+        return problem
     if info.vocab_size == 0:
         return "vocab_size: must be above 0"
     if info.max_context_len == 0:

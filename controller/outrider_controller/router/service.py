@@ -20,7 +20,7 @@ import grpc
 from outrider.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
 from outrider.protocol.errors import to_route_error
-from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.protocol.identity import own_info
 from outrider.rpc.answers import let_end
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import cluster_port
@@ -313,13 +313,7 @@ async def running_router(
 ) -> AsyncIterator[RunningRouter]:
     """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
     ops = Ops("router", config)
-    info = worker.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION,
-        role=worker.WORKER_ROLE_ROUTER,
-        worker_id=new_worker_id("router"),
-        max_sequences=config.admission.max_sessions,
-        version=package_version(),
-    )
+    info = own_info(worker.WORKER_ROLE_ROUTER, max_sequences=config.admission.max_sessions)
     async with AsyncExitStack() as stack:
         telemetry = await stack.enter_async_context(RouterTelemetry(ops.registry, store))
         connect = connect_to(Role.TARGET, config.tls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,9 +16,12 @@ from outrider.gateway.router_stream import Credential, RouterStream
 from outrider.metadata.directory import LEASE_TTL_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.timeouts import CALL_TIMEOUT_S
+from outrider.protocol.identity import protocol_problem
 from outrider.rpc.certificates import Version
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
+
+log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _RETIRE_GRACE_S = 600.0
@@ -47,6 +51,8 @@ class LeasedRouters:
     _known: list[str] = field(default_factory=list)
     _read_s: float = float("-inf")
     _reading: asyncio.Task[None] | None = None
+    _told: set[str] = field(default_factory=set)
+    """Routers of which the log says why they are not used."""
 
     async def addresses(self) -> list[str]:
         age_s = time.monotonic() - self._read_s
@@ -60,9 +66,16 @@ class LeasedRouters:
     async def _read(self) -> None:
         try:
             leases = await self.store.workers(worker_pb2.WORKER_ROLE_ROUTER)
-            self._known = [lease.address for lease in leases if lease.takes_work]
+            self._known = [lease.address for lease in leases if lease.takes_work and self._understands(lease.info)]
         finally:
             self._read_s, self._reading = time.monotonic(), None
+
+    def _understands(self, info: worker_pb2.WorkerInfo) -> bool:
+        problem = protocol_problem(info)
+        if problem is not None and info.worker_id not in self._told:
+            self._told.add(info.worker_id)
+            log.warning("a router is not used: %s", problem)
+        return problem is None
 
 
 @dataclass(slots=True)

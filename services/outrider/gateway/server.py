@@ -29,7 +29,7 @@ from outrider.gateway.quota_keeper import QuotaKeeper
 from outrider.gateway.router_stream import Credential
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
-from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.protocol.identity import own_info
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import public_port
 from outrider.rpc.options import public_options
@@ -69,7 +69,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         tracing = open_tracing("outrider-gateway")
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
-        info = _info()
+        info = own_info(worker_pb2.WORKER_ROLE_GATEWAY)
         quotas = QuotaKeeper(store, info.worker_id)
         core = _core(config, routers, tracing, GatewayMetrics(ops.registry), quotas)
         stack.push_async_callback(core.catalog.close)
@@ -79,6 +79,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         grpc_server = create_server(
             max_message_bytes=limits.max_body_bytes,
             guard=guard,
+            strict=[SERVICE],
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,
@@ -164,15 +165,6 @@ def _core(
         request_timeout_s=config.limits.request_timeout_s,
         tracing=tracing,
         quotas=quotas,
-    )
-
-
-def _info() -> worker_pb2.WorkerInfo:
-    return worker_pb2.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION,
-        role=worker_pb2.WORKER_ROLE_GATEWAY,
-        worker_id=new_worker_id("gateway"),
-        version=package_version(),
     )
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.rpc.known_fields import check_known
 from outrider.rpc.status import abort
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps handlers that are coroutines, of all four kinds. `access`, below, makes one of each."""
 
+    def __init__(self, strict: Collection[str] = ()) -> None:
+        """`strict`: services (full names) that refuse a request with a field that this release does not know."""
+        self._strict = frozenset(strict)
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
@@ -37,10 +42,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
         # None is an unknown method.
-        return _guard_handler(handler, handler_call_details.method) if handler is not None else None
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        return _guard_handler(handler, method, method.split("/")[1] in self._strict)
 
 
-def _guard_handler(handler: Any, method: str) -> Handler:
+def _guard_handler(handler: Any, method: str, strict: bool) -> Handler:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -51,26 +59,29 @@ def _guard_handler(handler: Any, method: str) -> Handler:
     guard_deserializer = _raising if handler.request_streaming else _returning
     return make(
         _guard(behaviour, method),
-        request_deserializer=guard_deserializer(handler.request_deserializer),
+        request_deserializer=guard_deserializer(handler.request_deserializer, strict),
         response_serializer=handler.response_serializer,
     )
 
 
-def _raising(deserialize: Deserializer) -> Deserializer:
+def _raising(deserialize: Deserializer, strict: bool) -> Deserializer:
     """For a stream of requests, which is read inside its handler: what is raised there is answered below."""
 
     def guarded(data: bytes) -> Any:
         try:
-            return deserialize(data)
+            message = deserialize(data)
         except DecodeError:
             raise InvalidRequest("request", "the bytes are no message of this call") from None
+        if strict:
+            check_known(message)
+        return message
 
     return guarded
 
 
-def _returning(deserialize: Deserializer) -> Deserializer:
+def _returning(deserialize: Deserializer, strict: bool) -> Deserializer:
     """For a single request, which gRPC reads before the handler: raised there, its error would become UNKNOWN."""
-    raising = _raising(deserialize)
+    raising = _raising(deserialize, strict)
 
     def guarded(data: bytes) -> Any:
         try:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -75,13 +75,15 @@ def create_server(
     max_message_bytes: int = INTERNAL_MESSAGE_BYTES,
     more: Options | None = None,
     guard: Guard = _OPEN,
+    strict: Collection[str] = (),
 ) -> grpc.aio.Server:
     """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`.
 
-    `guard` finds out who calls; the default lets everybody in.
+    `guard` finds out who calls; the default lets everybody in. `strict`: services (full names) for callers from outside
+    the cluster, which refuse requests with fields that this release does not know.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
-    return grpc.aio.server(interceptors=[ErrorInterceptor(), AccessInterceptor(guard)], options=options)
+    return grpc.aio.server(interceptors=[ErrorInterceptor(strict), AccessInterceptor(guard)], options=options)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.protocol.identity import PROTOCOL_VERSION, new_worker_id, package_version
+from outrider.protocol.identity import own_info, role_name
 from outrider.rpc.credentials import cluster_port
 from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -110,7 +110,7 @@ async def serve(
     no metadata URL; never because the store is away.
     """
     async with AsyncExitStack() as stack:
-        ops = Ops(_role_name(info.role), config)
+        ops = Ops(role_name(info.role), config)
         store = await stack.enter_async_context(_connect(config, ops.registry)) if config.metadata_url else None
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
@@ -177,10 +177,8 @@ def describe(
     config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: Model, **more: Any
 ) -> worker_pb2.WorkerInfo:
     """Who this worker is, made anew at every start. `more`: fields of WorkerInfo that only its kind of worker knows."""
-    return worker_pb2.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION,
-        role=role,
-        worker_id=new_worker_id(_role_name(role)),
+    return own_info(
+        role,
         model=config.served_name,
         vocab_size=model.vocab_size,
         max_context_len=model.max_context_len,
@@ -189,7 +187,6 @@ def describe(
         num_blocks=model.num_blocks,
         device=model.device,
         dtype=model.dtype,
-        version=package_version(),
         **more,
     )
 
@@ -200,7 +197,3 @@ def limit_cpu(config: WorkerConfig) -> None:
         os.sched_setaffinity(0, config.cpu_cores)
     if config.threads:
         torch.set_num_threads(config.threads)
-
-
-def _role_name(role: worker_pb2.WorkerRole.ValueType) -> str:
-    return worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()

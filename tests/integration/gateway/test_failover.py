@@ -21,7 +21,7 @@ from outrider.gateway.server import running
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
-from outrider.protocol.identity import PROTOCOL_VERSION
+from outrider.protocol.identity import SPOKEN
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
@@ -213,7 +213,7 @@ async def test_a_request_that_has_tokens_is_never_dropped_for_load(
 
 async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_time(tmp_path: Path) -> None:
     info = worker_pb2.WorkerInfo(
-        protocol_version=PROTOCOL_VERSION, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
+        protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
     )
     with EmbeddedServer.start(tmp_path) as redis:
         async with (
@@ -235,7 +235,7 @@ async def test_routers_are_found_by_their_leases(
         router = ScriptedRouter(saying(ids))
         config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", metadata_url=redis.url)
         info = worker_pb2.WorkerInfo(
-            protocol_version=PROTOCOL_VERSION, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
+            protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
         )
         async with (
             routing(router) as address,

@@ -143,6 +143,25 @@ async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(fle
     assert any("protocol_version" in r.getMessage() for r in caplog.records)
 
 
+_BEFORE, _AFTER = {"protocol_version": 1}, {"protocol_version": 2, "min_protocol_version": 1}
+
+
+@pytest.mark.parametrize("of_target", [_BEFORE, _AFTER], ids=["target before", "target after"])
+@pytest.mark.parametrize("of_draft", [_BEFORE, _AFTER], ids=["draft before", "draft after"])
+async def test_workers_of_neighbouring_releases_serve_though_they_say_what_is_not_known_here(
+    fleet, of_target, of_draft
+):
+    target, draft = FakeTarget(**of_target), FakeDraft(**of_draft)
+    # A field of the release after.
+    target.info.MergeFromString(b"\xc2\x3e\x01x")
+    draft.info.MergeFromString(b"\xc2\x3e\x01x")
+    await fleet.target(target)
+    await fleet.draft(draft)
+    await fleet.start()
+    answer = await fleet.ask_until_drafted(fleet.request())
+    assert answer.token_ids
+
+
 async def test_a_cached_prefix_decides_between_equal_targets(fleet):
     from outrider.prefix import block_hashes
     from outrider.rpc.v1 import worker_pb2
