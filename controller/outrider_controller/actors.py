@@ -161,14 +161,14 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
     with _local_ray(config.ray):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        actors = [supervised(ControlPlane).remote(_definite(config.control))]
-        actors += [supervised(Router).remote(_definite(router)) for router in config.routers]
+        actors = [supervised(ControlPlane).remote(_definite(config.control()))]
+        actors += [supervised(Router).remote(_definite(router)) for router in config.routers()]
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:
             yield controller
         finally:
-            controller.stop(max(router.drain_timeout_s for router in config.routers))
+            controller.stop(config.router.drain_timeout_s)
 
 
 def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:

@@ -1,17 +1,17 @@
-"""The controller process: one frozen configuration, parsed once from the command line."""
+"""The controller process: Ray, with routers and a control plane as its actors."""
 
 from __future__ import annotations
 
-import argparse
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
-from outrider.metadata import MetadataStore
+from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.router.config import RouterConfig, add_shared_arguments, shared_options
+from outrider_controller.router.config import RouterConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,11 @@ class RayConfig:
     """The Ray that supervises the actors: small, on this machine, not reachable from outside it."""
 
     object_store_bytes: int = 80 << 20
+    """Memory that Ray takes for objects, of which the actors make none."""
     temp_dir: str = ""
     """In it lies, until the end, a directory with Ray's sockets and logs. Empty: one of this user under /tmp."""
     start_timeout_s: float = 60.0
+    """Seconds for all actors to start."""
 
     def __post_init__(self) -> None:
         # Ray's sockets lie about 75 characters below it, and a socket's path has at most 107.
@@ -29,102 +31,74 @@ class RayConfig:
             raise ValueError("ray_temp_dir: at most 30 characters")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """One controller process and the actors it starts."""
 
-    metadata_url: str
-    routers: tuple[RouterConfig, ...] = (RouterConfig(),)
-    control: ControlConfig = field(default_factory=ControlConfig)
-    ray: RayConfig = field(default_factory=RayConfig)
-    log_format: str = "human"
+    router: Annotated[RouterConfig, Nested(without=("listen", "advertise", "ops_listen"))] = field(
+        default_factory=RouterConfig
+    )
+    num_routers: Annotated[int | None, Option("routers")] = None
+    """Router actors. Not given: one per `router_listen`, or one."""
+    router_listen: tuple[str, ...] = ()
+    """HOST:PORT for gRPC of each router, in their order. Not given: free ports of the loopback interface."""
+    router_advertise: tuple[str, ...] = ()
+    """HOST:PORT under which gateways reach each router. Not given: the addresses that they listen on."""
+    router_ops_listen: tuple[str, ...] = ()
+    """HOST:PORT for operators' tools of each router. Not given: free ports of the loopback interface."""
+    control_listen: str = "127.0.0.1:0"
+    """HOST:PORT for gRPC of the control plane."""
+    control_advertise: str = ""
+    """HOST:PORT under which operators reach the control plane. Empty: the address that it listens on."""
+    control_ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools of the control plane. Empty: none."""
+    ray: Annotated[RayConfig, Nested("ray_")] = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
-        if not self.metadata_url:
-            raise ValueError("metadata: a URL is needed; workers are found through it")
-        if not self.routers:
+        if self.num_routers is not None and self.num_routers < 1:
             raise ValueError("routers: at least 1")
-        if len({router.cache_salt_key for router in self.routers}) > 1:
-            raise ValueError("cache_salt_key: must be the same for all routers, or they share no cached prefix")
+        self.routers()
+        self.control()
+
+    @property
+    def log_format(self) -> str:
+        return self.router.log_format
+
+    def routers(self) -> tuple[RouterConfig, ...]:
+        """What each router is told. Where no salt key is given all get one that is drawn now."""
+        listens = self.router_listen or ("127.0.0.1:0",) * (self.num_routers or 1)
+        if self.num_routers not in (None, len(listens)):
+            raise ValueError(f"routers: {self.num_routers} asked for, but {len(listens)} addresses in router_listen")
+        advertised = _one_each("router_advertise", self.router_advertise, len(listens), "")
+        ops = _one_each("router_ops_listen", self.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
+        shared = replace(self.router, cache_salt_key=self.router.cache_salt_key or secrets.token_bytes(32))
+        return tuple(
+            replace(shared, listen=listen, advertise=advertise, ops_listen=ops_listen)
+            for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
+        )
+
+    def control(self) -> ControlConfig:
+        """What the control plane is told."""
+        return ControlConfig(
+            listen=self.control_listen,
+            advertise=self.control_advertise,
+            ops_listen=self.control_ops_listen,
+            metadata_url=self.router.metadata_url,
+            tls_dir=self.router.tls_dir,
+            insecure=self.router.insecure,
+            secret=self.router.secret,
+            log_format=self.router.log_format,
+        )
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> ControllerConfig:
-    """Reads the command line. An unknown or impossible option ends the process with a message that names it."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    try:
-        return _config(options)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    """Of file, environment and command line. An impossible option ends the process with a message that names it."""
+    about = "Controller: router actors and the control plane, supervised by Ray on this machine."
+    return load(ControllerConfig, "outrider_controller", about, arguments)
 
 
-def _config(options: argparse.Namespace) -> ControllerConfig:
-    # Says what is wrong with the URL; connects to nothing yet.
-    MetadataStore.connect(options.metadata)
-    listens = options.router_listen or ["127.0.0.1:0"] * (options.routers or 1)
-    if options.routers is not None and options.routers != len(listens):
-        raise ValueError(f"routers: {options.routers} asked for, {len(listens)} addresses given with --router-listen")
-    advertised = _one_each("router_advertise", options.router_advertise, len(listens), "")
-    ops = _one_each("router_ops_listen", options.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
-    shared = shared_options(options)
-    # Drawn here, so that all routers of this process share cached prefixes.
-    shared["cache_salt_key"] = shared["cache_salt_key"] or secrets.token_bytes(32)
-    process = {"metadata_url": options.metadata, "log_format": options.log_format}
-    routers = [
-        RouterConfig(listen=listen, advertise=advertise, ops_listen=ops_listen, **process, **shared)
-        for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
-    ]
-    control = ControlConfig(
-        listen=options.control_listen,
-        advertise=options.control_advertise,
-        ops_listen=options.control_ops_listen,
-        **{name: shared[name] for name in ("tls_dir", "insecure", "secret")},
-        **process,
-    )
-    return ControllerConfig(
-        metadata_url=options.metadata,
-        routers=tuple(routers),
-        control=control,
-        ray=RayConfig(temp_dir=options.ray_temp_dir),
-        log_format=options.log_format,
-    )
-
-
-def _one_each(name: str, given: list[str], num_routers: int, otherwise: str) -> list[str]:
+def _one_each(name: str, given: tuple[str, ...], num_routers: int, otherwise: str) -> tuple[str, ...]:
     """One address per router. Raises ValueError when there are more or fewer."""
     if given and len(given) != num_routers:
         raise ValueError(f"{name}: {len(given)} addresses given for {num_routers} routers")
-    return given or [otherwise] * num_routers
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="outrider_controller",
-        description="Controller: router actors and the control plane, supervised by Ray on this machine.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("--metadata", required=True, metavar="URL", help="metadata store in which workers are found")
-    add("--routers", type=int, default=None, metavar="N", help="router actors; 1, or one per --router-listen")
-    add("--router-listen", action="append", default=[], metavar="HOST:PORT", help="a router's address; may be repeated")
-    add(
-        "--router-advertise",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="where gateways reach a router; one per router, in their order; the bound addresses if not given",
-    )
-    add(
-        "--router-ops-listen",
-        action="append",
-        default=[],
-        metavar="HOST:PORT",
-        help="a router's health, metrics and options; one per router, in their order; a free port if not given",
-    )
-    add("--control-ops-listen", default=ANY_LOOPBACK_PORT, metavar="HOST:PORT", help="the same of the control plane")
-    add("--control-listen", default="127.0.0.1:0", metavar="HOST:PORT", help="address of the control API")
-    add("--control-advertise", default="", metavar="HOST:PORT", help="where operators reach it; the bound one if empty")
-    add("--ray-temp-dir", default="", metavar="DIR", help="Ray's sockets and logs lie in it")
-    add_shared_arguments(parser)
-    return parser
+    return given or (otherwise,) * num_routers

@@ -14,12 +14,26 @@ def check_address(field: str, address: str) -> None:
         raise ValueError(f"{field}: {address[:60]!r} stands for all interfaces, and is no address to reach one at")
 
 
+def check_listen(field: str, address: str) -> None:
+    """Raises ValueError for what nobody can listen on. Port 0 lets the system choose one."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 65536) or len(address) > 300:
+        raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
+
+
 def check_advertised(field: str, advertise: str, listen: str) -> None:
     """Of what is told of a process that listens there. Raises ValueError where others could not reach it so."""
     if advertise:
         check_address(field, advertise)
     elif takes_all_interfaces(listen):
         raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT for others")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """HOST:PORT in two. IPv6 hosts stand in brackets. Raises ValueError."""
+    check_listen("address", address)
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def is_loopback(address: str) -> bool:

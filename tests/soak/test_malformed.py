@@ -31,7 +31,7 @@ GROWTH_BYTES = 1 << 20
 """Allowed for each `NUM`."""
 MAX_LOG_BYTES = 1 << 20
 # For heads and bodies that never come to their end.
-SOON = ("--header-timeout-s", "0.2", "--idle-timeout-s", "0.2", "--body-timeout-s", "0.2")
+SOON = ("--header-timeout", "0.2", "--idle-timeout", "0.2", "--body-timeout", "0.2")
 Send = Callable[[str, int, int], Awaitable[Ends]]
 
 

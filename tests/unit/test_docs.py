@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,6 +15,7 @@ from outrider.metadata.events import EventKind
 from outrider_controller.cli.app import cli
 
 from benchmarks.__main__ import benchmarks
+from docs.configuration_page import page
 from tests.soak.__main__ import soak
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -124,20 +124,6 @@ def test_every_word_that_the_glossary_explains_is_still_in_the_code() -> None:
         assert path is not None and word in path.read_text(), f"{word} is gone: take its line out"
 
 
-_PROCESSES = (
-    *("outrider.target", "outrider.draft", "outrider.gateway"),
-    *("outrider_controller", "outrider_controller.router", "outrider_controller.control"),
-)
-
-
-@pytest.mark.parametrize("module", _PROCESSES)
-def test_operations_names_every_flag_of_a_process(module: str) -> None:
-    parser = import_module(f"{module}.config")._parser()
-    flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
-    text = (_ROOT / "docs/operations.md").read_text()
-    assert [flag for flag in sorted(flags - {"--help"}) if f"`{flag}`" not in text] == []
-
-
 def test_operations_names_every_kind_of_event() -> None:
     text = (_ROOT / "docs/operations.md").read_text()
     assert [kind for kind in EventKind if f"`{kind}`" not in text] == []
@@ -153,3 +139,7 @@ def test_every_measurement_of_the_past_says_what_where_and_how() -> None:
     for line in lines:
         entry = json.loads(line)
         assert all(entry[field] for field in ("question", "date", "machine", "command", "figures")), line[:80]
+
+
+def test_the_configuration_page_is_as_the_classes_say() -> None:
+    assert (_ROOT / "docs/configuration.md").read_text() == page(), "python docs/configuration_page.py writes it"

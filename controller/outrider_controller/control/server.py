@@ -162,7 +162,14 @@ async def running_control(
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
         services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls)
         life = await stack.enter_async_context(
-            serving(server, config.listen, services=services, signals=signals, credentials=credentials)
+            serving(
+                server,
+                config.listen,
+                services=services,
+                signals=signals,
+                credentials=credentials,
+                grace_s=config.drain_timeout_s,
+            )
         )
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))

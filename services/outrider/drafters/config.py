@@ -55,8 +55,10 @@ class NgramConfig:
     """How a repetition is recognised."""
 
     min_match: int = 2
-    """Shortest run of tokens whose earlier occurrence is continued. One of a single token is chance more often than
-    quotation, and a model does better there; from two on n-grams win, measured on Spec-Bench: docs/benchmarks.md."""
+    """Shortest run of tokens whose earlier occurrence is continued.
+
+    One of a single token is chance more often than quotation, and a model does better there; from two on n-grams win,
+    measured on Spec-Bench: docs/benchmarks.md."""
     max_match: int = 8
     """A run this long is not compared further: the most recent one wins."""
     max_candidates: int = 128

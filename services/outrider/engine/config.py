@@ -17,29 +17,34 @@ class EngineConfig:
     """How a model is loaded and how much it may hold."""
 
     dtype: str = "bfloat16"
-    """Of weights, activations and KV cache."""
+    """Of weights, activations and KV cache: float32, bfloat16 or float16."""
     device: str = "cpu"
     """A torch device: cpu, cuda, cuda:1."""
     block_size: int = 16
     """Tokens in one KV block, the unit of sharing and eviction."""
     num_blocks: int | None = None
-    """KV blocks in all; None derives it from kv_cache_bytes."""
+    """KV blocks in all. Not given: as many as `kv_cache_bytes` has room for."""
     kv_cache_bytes: int | None = None
-    """Memory for KV blocks, of each rank; None means, on a CPU, room for 8 full contexts, at most 1 GiB (of all ranks)
+    """Memory for KV blocks, of each rank. Not given: on a CPU, room for 8 full contexts, at most 1 GiB (of all ranks)
     and half of what is free, and on a GPU nine tenths of what the weights leave free."""
     max_batch_tokens: int = 512
     """Most tokens a caller may put into one forward."""
     prefix_cache: bool = True
     """Keep published blocks for later sequences with the same prefix."""
     max_context_len: int | None = None
-    """Cap on positions; None takes the model's own."""
+    """Cap on positions. Not given: the model's own."""
     execution: str = "auto"
     """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs, their weights int8 or not),
     fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
+    require_native: bool = False
+    """Refuse to load a model that our kernels for CPUs cannot run: as `execution` native."""
     native_variant: str = "auto"
-    """Of our kernels for CPUs: for which instructions they are compiled; auto takes the quickest that the CPU has."""
+    """Of our kernels for CPUs, for which instructions they are compiled: amx, avx512-bf16, avx512, avx2, portable; auto
+    takes the quickest that the CPU has."""
     quantization: str = "none"
-    """Of the linear layers' weights: none, int8, int4 or fp8; see quantization.py for what runs where."""
+    """Of the linear layers' weights: none, int8, int4 or fp8.
+
+    quantization.py says what runs where."""
     attention: str = "auto"
     """sdpa: torch's, on any device. triton: our paged kernels, on CUDA. auto: triton where it runs, else sdpa."""
     cuda_graphs: bool = True
@@ -49,13 +54,19 @@ class EngineConfig:
     prefill_threads: int = 0
     """Threads of native steps of 64 tokens and more; fewer than torch's have no effect."""
     graph_min_tokens: int = 16
-    """Recorded steps are multiples of this many tokens: see buckets.py for why one is not better."""
+    """Recorded steps are multiples of this many tokens.
+
+    buckets.py says why one is not better."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution: {self.execution!r} is not one of {', '.join(EXECUTIONS)}")
+        if self.require_native and self.execution not in ("auto", "native"):
+            raise ValueError(f"require_native: execution is {self.execution}")
+        if self.require_native:
+            object.__setattr__(self, "execution", "native")
         if self.native_variant not in NATIVE_VARIANTS:
             raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
         if self.attention not in ATTENTIONS:

@@ -6,14 +6,14 @@ import asyncio
 import os
 import sys
 
-from outrider.gateway.config import parse
+from outrider.gateway.config import parse_arguments
 from outrider.gateway.server import serve
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.telemetry.logging import configure_logging
 
 
 def main() -> int:
-    config = parse()
+    config = parse_arguments()
     configure_logging("gateway", config.log_format)
     # Prompts share cores by our threads. The library's own pool would put a short one behind a long one.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

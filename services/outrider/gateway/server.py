@@ -15,10 +15,11 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from outrider.address import split_address
 from outrider.gateway.admission import Admission
 from outrider.gateway.auth import KeyGuard
 from outrider.gateway.catalog import Catalog
-from outrider.gateway.config import GatewayConfig, split_address
+from outrider.gateway.config import GatewayConfig
 from outrider.gateway.files import connections_allowed
 from outrider.gateway.generation import Generator
 from outrider.gateway.grpc_server import SERVICE, GenerationServicer
@@ -62,7 +63,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
     """A gateway from here to the end of the block, where it drains. The signals given start the drain earlier."""
     async with AsyncExitStack() as stack:
         store, ops = None, Ops("gateway", config)
-        if config.metadata_url is not None:
+        if config.metadata_url:
             opened = store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
             MetadataCollector(ops.registry, lambda: opened.available, lambda: asdict(opened.counters))
         routers = await stack.enter_async_context(_routers(config, store))

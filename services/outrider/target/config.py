@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.engine import EngineConfig
+from outrider.configuration import load
 from outrider.rpc.roles import Role
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
-from outrider.worker.config import WorkerConfig, from_options, make_parser, parse
+from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64
 
@@ -44,25 +43,5 @@ class TargetConfig(WorkerConfig):
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
-    """Reads the command line. An unknown or impossible option ends the process with a message that names it."""
-    return parse(_parser(), _config_of, arguments)
-
-
-def _config_of(options: argparse.Namespace) -> TargetConfig:
-    return from_options(TargetConfig, options, engine=from_options(EngineConfig, options))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("outrider.target", "Target worker: verifies drafts and owns the text.")
-    add = parser.add_argument
-    add("--max-sequences", type=int, default=64, metavar="N", help="open sequences, beyond which opens are refused")
-    add("--max-draft-tokens", type=int, default=32, metavar="N", help="drafts verified in one step of a sequence")
-    add("--prefill-threads", type=int, default=0, metavar="N", help="CPU threads that read a prompt, if more")
-    add("--tensor-parallel", type=int, default=1, metavar="N", help="processes that divide the model among themselves")
-    add(
-        "--supervisor-ops-listen",
-        default=ANY_LOOPBACK_PORT,
-        metavar="HOST:PORT",
-        help="ops port of the process that starts them; none if empty",
-    )
-    return parser
+    """Of file, environment and command line. An impossible option ends the process with a message that names it."""
+    return load(TargetConfig, "outrider.target", "Target worker: verifies drafts and owns the text.", arguments)

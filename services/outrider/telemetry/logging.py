@@ -35,8 +35,7 @@ def configure_logging(
 
     Raises ValueError for an unknown format or level.
     """
-    if log_format not in LOG_FORMATS:
-        raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(LOG_FORMATS)}")
+    check_log_format(log_format)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(JsonFormatter(component) if log_format == "json" else HumanFormatter(component))
     handler.addFilter(RateLimit())
@@ -46,6 +45,12 @@ def configure_logging(
     # They tell of single connections and requests at INFO.
     for name in ("asyncio", "httpx", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def check_log_format(log_format: str) -> None:
+    """Raises ValueError for an unknown one."""
+    if log_format not in LOG_FORMATS:
+        raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(LOG_FORMATS)}")
 
 
 class JsonFormatter(logging.Formatter):

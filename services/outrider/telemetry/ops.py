@@ -7,18 +7,15 @@ threads of its own, so that it answers while the event loop or a step hangs, whi
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import platform
-import re
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from importlib.metadata import version
@@ -34,6 +31,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from outrider.configuration import shown
+from outrider.masking import masked
 from outrider.telemetry.vllm_names import VllmNames
 
 log = logging.getLogger(__name__)
@@ -43,8 +42,6 @@ _LOOP_TIMEOUT_S, _BEAT_S = 10.0, 0.5
 _CLIENT_TIMEOUT_S = 5.0
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_SECRET_NAME = re.compile(r"(^|_)(keys?|secrets?|passwords?|credentials?|salt)($|_)")
-_MASK = "***"
 
 Check = Callable[[], str]
 """What is wrong, in one line; empty when nothing is. Called on an ops thread; must not block."""
@@ -99,8 +96,8 @@ class Ops:
             case "/metrics/vllm":
                 return Page(HTTPStatus.OK, _METRICS, generate_latest(VllmNames(self.registry)))
             case "/configz":
-                shown = json.dumps(masked(self.config), indent=2)
-                return Page(HTTPStatus.OK, "application/json", shown.encode() + b"\n")
+                text = json.dumps(masked(shown(self.config)), indent=2)
+                return Page(HTTPStatus.OK, "application/json", text.encode() + b"\n")
             case _:
                 known = b"/livez\n/readyz\n/metrics\n/metrics/vllm\n/configz\n"
                 return Page(HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, _TEXT, known)
@@ -124,34 +121,6 @@ def busy_check(
         return f"the one under way lasts {lasts_s:.1f} s, more than {limit_s:g} s" if lasts_s > limit_s else ""
 
     return check
-
-
-def masked(value: Any, name: str = "") -> Any:
-    """A configuration as JSON can hold it, without what is secret: fields named so, bytes, credentials in URLs."""
-    if isinstance(value, bytes) or (_SECRET_NAME.search(name) and not name.endswith("_file")):
-        return _MASK if value else ""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: masked(getattr(value, f.name), f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): masked(item, str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [masked(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return _masked_url(str(value))
-
-
-def _masked_url(text: str) -> str:
-    scheme, separator, rest = text.partition("://")
-    if not separator:
-        return text
-    authority, slash, path = rest.partition("/")
-    path, question, query = path.partition("?")
-    host = authority.rpartition("@")[2]
-    user = f"{_MASK}@" if "@" in authority else ""
-    return f"{scheme}://{user}{host}{slash}{path}{question}{_MASK if query else ''}"
 
 
 @asynccontextmanager

@@ -25,9 +25,8 @@ CANARY = "canary-7f3a"
 @asynccontextmanager
 async def process(*arguments: str, under: Sequence[str] = ()) -> AsyncIterator[Process]:
     """`under` comes before the command: a program that runs it."""
-    child = await asyncio.create_subprocess_exec(
-        *under, sys.executable, "-m", "outrider.gateway", "--listen-grpc", "127.0.0.1:0", *arguments, stderr=PIPE
-    )
+    flags = ("--listen-grpc", "127.0.0.1:0", "--log-format", "json", *arguments)
+    child = await asyncio.create_subprocess_exec(*under, sys.executable, "-m", "outrider.gateway", *flags, stderr=PIPE)
     try:
         yield child
     finally:

@@ -9,17 +9,18 @@ URL = ["--metadata", "redis://127.0.0.1:1"]
 
 
 def test_routers_share_one_drawn_salt_key_and_the_policy_given():
-    config = parse_arguments([*URL, "--routers", "3", "--max-draft-tokens", "7", "--max-wait-ms", "1.5"])
-    assert len(config.routers) == 3
-    assert len({r.cache_salt_key for r in config.routers}) == 1
-    assert len(config.routers[0].cache_salt_key) == 32
-    assert (config.routers[0].policy.max_draft_tokens, config.routers[0].policy.max_wait_us) == (7, 1500)
-    assert config.routers[0].cache_salt_key != parse_arguments(URL).routers[0].cache_salt_key
+    config = parse_arguments([*URL, "--routers", "3", "--max-draft-tokens", "7", "--max-wait-us", "1500"])
+    routers = config.routers()
+    assert len(routers) == 3
+    assert len({r.cache_salt_key for r in routers}) == 1
+    assert len(routers[0].cache_salt_key) == 32
+    assert (routers[0].policy.max_draft_tokens, routers[0].policy.max_wait_us) == (7, 1500)
+    assert routers[0].cache_salt_key != parse_arguments(URL).routers()[0].cache_salt_key
 
 
 def test_addresses_are_taken_one_per_router():
     config = parse_arguments([*URL, "--router-listen", "127.0.0.1:7001", "--router-listen", "127.0.0.1:7002"])
-    assert [r.listen for r in config.routers] == ["127.0.0.1:7001", "127.0.0.1:7002"]
+    assert [r.listen for r in config.routers()] == ["127.0.0.1:7001", "127.0.0.1:7002"]
 
 
 def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
@@ -27,8 +28,8 @@ def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
     advertised = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
     control = ["--control-listen", "[::]:7003", "--control-advertise", "10.0.0.7:7003"]
     config = parse_arguments([*URL, *listens, *advertised, *control, "--insecure"])
-    assert [r.advertise for r in config.routers] == ["10.0.0.7:7001", "10.0.0.7:7002"]
-    assert config.control.advertise == "10.0.0.7:7003"
+    assert [r.advertise for r in config.routers()] == ["10.0.0.7:7001", "10.0.0.7:7002"]
+    assert config.control().advertise == "10.0.0.7:7003"
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_an_address_that_nobody_could_reach_is_refused_by_name(arguments, named,
 def test_the_salt_key_is_read_from_a_file(tmp_path):
     (tmp_path / "key").write_text("k" * 40 + "\n")
     config = parse_arguments([*URL, "--cache-salt-key-file", str(tmp_path / "key")])
-    assert config.routers[0].cache_salt_key == b"k" * 40
+    assert config.routers()[0].cache_salt_key == b"k" * 40
 
 
 @pytest.mark.parametrize(

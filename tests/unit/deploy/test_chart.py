@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
-from outrider.gateway.config import parse as parse_gateway
+from outrider.gateway.config import parse_arguments as parse_gateway
 from outrider.rpc.roles import Role
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import parse_arguments as parse_controller
@@ -66,14 +67,20 @@ def test_every_kubernetes_between_admits_every_object(objects: list[Object]) -> 
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_each_process_accepts_the_arguments_that_the_chart_gives_it(name: str, tmp_path: Path) -> None:
+def test_each_process_accepts_the_arguments_that_the_chart_gives_it(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     started = set()
     for container in containers(rendered(profile(name))):
         if container["command"][:2] != ["python", "-m"]:
             continue
         module = container["command"][2]
-        parsed = PARSERS[module]([_as_in_a_pod(word, container, tmp_path) for word in container["args"]])
-        assert parsed.metadata_url.startswith("redis://")
+        arguments = [_as_in_a_pod(word, container, tmp_path) for word in container["args"]]
+        with pytest.raises(SystemExit) as ended:
+            PARSERS[module]([*arguments, "--check-config"])
+        said = capsys.readouterr()
+        assert ended.value.code == 0, said.err
+        assert json.loads(said.out)["metadata"].startswith("redis://")
         started.add(module)
     assert started == set(PARSERS)
 
@@ -149,10 +156,9 @@ def test_pods_are_as_podsecurity_restricted_wants_them(objects: list[Object]) ->
 def test_a_pod_has_longer_to_end_than_its_process_to_drain(objects: list[Object]) -> None:
     for _, spec in pod_specs(objects):
         words = spec["containers"][0].get("args", [])
-        for flag in ("--drain-timeout", "--drain-timeout-s"):
-            if flag in words:
-                pause = 5 if spec["containers"][0].get("lifecycle") else 0
-                assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + pause
+        if (flag := "--drain-timeout") in words:
+            pause = 5 if spec["containers"][0].get("lifecycle") else 0
+            assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + pause
 
 
 def test_probes_and_services_name_ports_that_are_there(objects: list[Object]) -> None:

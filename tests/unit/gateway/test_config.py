@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from outrider.gateway.config import parse, split_address
+from outrider.address import split_address
+from outrider.gateway.config import parse_arguments as parse
 
 
 def test_routers_models_and_limits_are_taken_over() -> None:
     config = parse(
         [
             *("--router", "a:1", "--router", "b:2"),
-            *("--max-body-bytes", "1000", "--failover-window-s", "7"),
-            *("--max-streams", "9", "--header-timeout-s", "1.5"),
+            *("--max-body-bytes", "1000", "--failover-window", "7"),
+            *("--max-streams", "9", "--header-timeout", "1.5"),
         ]
     )
     assert config.routers == ("a:1", "b:2")
@@ -26,8 +27,8 @@ def test_routers_models_and_limits_are_taken_over() -> None:
         (["--router", "nowhere"], "nowhere"),
         (["--router", "a:99999"], "a:99999"),
         (["--router", "a:1", "--max-running", "0"], "max_running"),
-        (["--router", "a:1", "--request-timeout-s", "nan"], "request_timeout_s"),
-        (["--router", "a:1", "--idle-timeout-s", "inf"], "idle_timeout_s"),
+        (["--router", "a:1", "--request-timeout", "nan"], "request_timeout_s"),
+        (["--router", "a:1", "--idle-timeout", "inf"], "idle_timeout_s"),
         (["--router", "a:1", "--max-connections", "0"], "max_connections"),
         (["--router", "a:1", "--speed", "9"], "--speed"),
     ],

@@ -16,10 +16,10 @@ URL = ["--metadata", "redis://127.0.0.1:1"]
 
 def test_a_router_alone_is_told_the_same_as_one_of_several(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("k" * 40)
-    shared = ["--max-draft-tokens", "7", "--max-wait-ms", "1.5", "--trace-tokens", "--drain-timeout", "9"]
+    shared = ["--max-draft-tokens", "7", "--max-wait-us", "1500", "--trace-tokens", "--drain-timeout", "9"]
     shared += ["--cache-salt-key-file", str(tmp_path / "key"), "--cluster-secret-file", str(tmp_path / "key")]
     alone = parse_router([*URL, *shared, "--listen", "127.0.0.1:7001"])
-    (one,) = parse_controller([*URL, *shared, "--router-listen", "127.0.0.1:7001"]).routers
+    (one,) = parse_controller([*URL, *shared, "--router-listen", "127.0.0.1:7001"]).routers()
     assert alone == one
     assert (alone.policy.max_draft_tokens, alone.drain_timeout_s, alone.cache_salt_key) == (7, 9.0, b"k" * 40)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import pytest
+from outrider.masking import masked
 from outrider.telemetry.metrics import SpeculationMetrics
-from outrider.telemetry.ops import ANY_LOOPBACK_PORT, InlineOpsServer, Ops, busy_check, masked, serving_ops
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT, InlineOpsServer, Ops, busy_check, serving_ops
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,0 +1,432 @@
+"""How every process is configured: one frozen dataclass, filled from a YAML file, the environment and flags.
+
+Each field of the class, and of classes nested in it, is one option with one name everywhere: `drain_timeout` in the
+file, OUTRIDER_DRAIN_TIMEOUT in the environment, --drain-timeout on the command line. The command line goes before the
+environment, and that before the file. Types say how a value is read; what values are possible, the classes check
+themselves. Knows no process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import json
+import os
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache, partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from outrider.masking import MASK, masked
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
+
+_MAX_FILE_BYTES = 1 << 20
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be; the message names the option, and where it was given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """In a field's Annotated type: what its name and type do not say."""
+
+    name: str = ""
+    """Empty: the field's, without the `_s` of seconds."""
+    read: Callable[[str], Any] | None = None
+    """Makes the value of text. Raises ValueError, or OSError for a file."""
+    secret: bool = False
+    """Never shown."""
+    required: bool = False
+    """Has to be given from outside, though code may leave it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """In the Annotated type of a field that is a dataclass: how its options are named."""
+
+    prefix: str = ""
+    without: tuple[str, ...] = ()
+    """Fields that are not set from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option of a process."""
+
+    name: str
+    path: tuple[str, ...]
+    """The fields that lead to it."""
+    kind: Any
+    """Its type, without None."""
+    option: Option
+    default: Any
+    """MISSING where it has to be given."""
+    doc: Callable[[], str]
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"OUTRIDER_{self.name.upper()}"
+
+    @property
+    def repeated(self) -> bool:
+        """Whether its flag may be given several times."""
+        return self.option.read is None and get_origin(self.kind) is tuple
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as somebody wrote it."""
+
+    value: Any
+    where: str
+    """The file, the variable or the flag."""
+
+
+def load(
+    cls: type[C],
+    prog: str,
+    description: str,
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> C:
+    """The configuration of a process. Ends it with code 2 and one line on stderr where that cannot be one.
+
+    With --check-config it ends the process in either case: with code 0 after printing what would be in effect.
+    """
+    parser = make_parser(cls, prog, description)
+    options = vars(parser.parse_args(arguments))
+    check, file = options.pop("check_config"), options.pop("config")
+    environment = os.environ if environment is None else environment
+    try:
+        given = _from_file(cls, file or environment.get("OUTRIDER_CONFIG", ""))
+        given |= _from_environment(cls, environment)
+        given |= {s.name: Given(options[s.name], s.flag) for s in settings(cls) if s.name in options}
+        config = build(cls, given)
+    except ConfigError as error:
+        parser.error(str(error))
+    if check:
+        print(json.dumps(masked(shown(config)), indent=2))
+        parser.exit(0)
+    return config
+
+
+def build(cls: type[C], given: Mapping[str, Given]) -> C:
+    """The configuration in which these options, by their names, are not as by default. Raises ConfigError."""
+    values: dict[tuple[str, ...], Any] = {}
+    for setting in settings(cls):
+        if setting.name in given:
+            values[setting.path] = _converted(setting, given[setting.name])
+        elif setting.default is MISSING:
+            raise ConfigError(f"{setting.name}: is needed: {setting.flag}, {setting.variable}, or a line in the file")
+    try:
+        defaults = {member.name: _default(member) for member in dataclasses.fields(cls)}
+        made: C = _made(cls, defaults.__getitem__, values)
+        return made
+    except ValueError as error:
+        raise ConfigError(f"{error}{_blamed(cls, given, str(error))}") from None
+
+
+def shown(config: Any) -> dict[str, Any]:
+    """Every option in effect, by its name. Secrets are masked; URLs are not yet."""
+    return {setting.name: _shown(config, setting) for setting in settings(type(config))}
+
+
+def _shown(config: Any, setting: Setting) -> Any:
+    value = reduce(getattr, setting.path, config)
+    return (MASK if value else "") if setting.option.secret else value
+
+
+def settings(cls: Any) -> tuple[Setting, ...]:
+    """All options of a configuration. One name may stand for several fields, which are then set together."""
+    return _flattened(cls)
+
+
+@cache
+def _flattened(cls: Any) -> tuple[Setting, ...]:
+    return tuple(_settings(cls, Nested(), None, ()))
+
+
+def _settings(cls: Any, nested: Nested, instance: Any, path: tuple[str, ...]) -> Iterator[Setting]:
+    hints = get_type_hints(cls, include_extras=True)
+    for member in dataclasses.fields(cls):
+        if member.name in nested.without:
+            continue
+        kind, marks = _unpacked(hints[member.name])
+        default = getattr(instance, member.name) if instance is not None else _default(member)
+        option = next((mark for mark in marks if isinstance(mark, Option)), None)
+        if dataclasses.is_dataclass(kind) and option is None:
+            below = next((mark for mark in marks if isinstance(mark, Nested)), Nested())
+            below = dataclasses.replace(below, prefix=nested.prefix + below.prefix)
+            yield from _settings(kind, below, None if default is MISSING else default, (*path, member.name))
+            continue
+        option = option or Option()
+        if option.required:
+            default = MISSING
+        name = nested.prefix + (option.name or member.name.removesuffix("_s"))
+        doc = _Doc(cls, member.name)
+        yield Setting(name, (*path, member.name), kind, option, default, doc)
+
+
+def _default(member: dataclasses.Field[Any]) -> Any:
+    return member.default_factory() if member.default_factory is not MISSING else member.default
+
+
+def _unpacked(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without None, and what it is annotated with."""
+    marks: tuple[Any, ...] = ()
+    if get_origin(hint) is Annotated:
+        hint, *rest = get_args(hint)
+        marks = tuple(rest)
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(one for one in get_args(hint) if one is not types.NoneType)
+    return hint, marks
+
+
+def _made(make: Callable[..., Any], default_of: Callable[[str], Any], values: Mapping[tuple[str, ...], Any]) -> Any:
+    """What `make` makes of the values at these paths. What holds a deeper one is by default as `default_of` says."""
+    own = {path[0]: value for path, value in values.items() if len(path) == 1}
+    for name in {path[0] for path in values if len(path) > 1}:
+        default = default_of(name)
+        below = {path[1:]: value for path, value in values.items() if path[0] == name}
+        own[name] = _made(partial(dataclasses.replace, default), partial(getattr, default), below)
+    return make(**own)
+
+
+def _blamed(cls: type[Any], given: Mapping[str, Given], message: str) -> str:
+    """Where the option came from of which a class complains: its messages begin with the name of the field."""
+    blamed = message.partition(":")[0]
+    names = {blamed.replace(".", "_"), blamed.rpartition(".")[2]}
+    for setting in settings(cls):
+        if setting.name in given and not names.isdisjoint((setting.name, setting.path[-1])):
+            return f" ({given[setting.name].where})"
+    return ""
+
+
+# Values
+
+
+def _converted(setting: Setting, given: Given) -> Any:
+    try:
+        return _value(setting, given.value)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{setting.name}: {error} ({given.where})") from None
+
+
+def _value(setting: Setting, value: Any) -> Any:
+    if setting.option.read is not None:
+        return setting.option.read(",".join(map(str, value)) if isinstance(value, list) else _text(value))
+    if get_origin(setting.kind) is tuple:
+        kind = get_args(setting.kind)[0]
+        return tuple(_plain(kind, one) for one in _listed(value))
+    if setting.default is None and value in (None, ""):
+        return None
+    return _plain(setting.kind, value)
+
+
+def _listed(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [one for part in value for one in _listed(part)] if isinstance(value, list) else [value]
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """One value of a simple type. Raises ValueError."""
+    if kind is bool:
+        found = value if isinstance(value, bool) else _WORDS.get(str(value).lower())
+        return found if found is not None else _refuse(value, "true or false")
+    if kind in (int, float):
+        return _number(kind, value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        known = [one.value for one in kind]
+        return kind(value) if value in known else _refuse(value, f"one of {', '.join(known)}")
+    text = _text(value)
+    return Path(text) if kind is Path else text
+
+
+def _number(kind: type, value: Any) -> Any:
+    what, readable = ("a whole number", str | int) if kind is int else ("a number", str | int | float)
+    if isinstance(value, bool) or not isinstance(value, readable):
+        _refuse(value, what)
+    try:
+        return kind(value)
+    except ValueError:
+        _refuse(value, what)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Path):
+        _refuse(value, "text")
+    return str(value)
+
+
+def _refuse(value: Any, wanted: str) -> NoReturn:
+    raise ValueError(f"{str(value)[:80]!r} is not {wanted}")
+
+
+# Sources
+
+
+def _from_environment(cls: type[Any], environment: Mapping[str, str]) -> dict[str, Given]:
+    return {s.name: Given(environment[s.variable], s.variable) for s in settings(cls) if s.variable in environment}
+
+
+def _from_file(cls: type[Any], file: str) -> dict[str, Given]:
+    """Raises ConfigError that names the file, and the line or the option."""
+    if not file:
+        return {}
+    given = read_mapping(file)
+    known = {setting.name for setting in settings(cls)}
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise ConfigError(f"{name}: is no option{f'; {near[0]} is one' if near else ''} ({file})")
+    return {name: Given(value, file) for name, value in given.items()}
+
+
+def read_mapping(file: str | Path) -> dict[str, Any]:
+    """A YAML file that holds one mapping. Raises ConfigError that names the file, and the line where there is one."""
+    # Only here: most processes have no file.
+    import yaml
+
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(_MAX_FILE_BYTES + 1)
+        if len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{file}: at most {_MAX_FILE_BYTES} bytes")
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is None:
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{file}: has to hold names with values, as in `drain_timeout: 30`")
+        _check_names(file, [key for key, _ in node.value])
+        loaded: dict[str, Any] = yaml.safe_load(text)
+        return loaded
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise ConfigError(f"{file}: {where}this is no YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def _check_names(file: str | Path, keys: Sequence[Any]) -> None:
+    """YAML itself would take the last of two lines for one option."""
+    seen = set()
+    for key in keys:
+        if not isinstance(key.value, str) or key.value in seen:
+            raise ConfigError(f"{file}: line {key.start_mark.line + 1}: {key.value}: is there twice, or is no name")
+        seen.add(key.value)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without a usage of fifty options before it. Reads the help only when asked."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def format_help(self) -> str:
+        for action in self._actions:
+            if isinstance(action.const, Setting):
+                action.help = _help(action.const).replace("%", "%%")
+        return super().format_help()
+
+
+def make_parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentParser:
+    """Only what is given will be in its namespace, under the options' names, as text; and `config`, `check_config`."""
+    parser = _Parser(
+        prog=prog,
+        description=f"{description} Any --option may stand in a file, as `option: value` with underscores, or in the"
+        " environment, as OUTRIDER_OPTION. This command line goes before the environment, and that before the file.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", default="", metavar="FILE", help="YAML with options; OUTRIDER_CONFIG names it too")
+    parser.add_argument("--check-config", action="store_true", help="only check all options, and print those in effect")
+    added = set()
+    for setting in settings(cls):
+        if setting.name not in added:
+            added.add(setting.name)
+            _add(parser, setting)
+    return parser
+
+
+def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
+    more: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
+    if setting.kind is bool:
+        action = parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **more)
+    else:
+        how = "append" if setting.repeated else "store"
+        action = parser.add_argument(setting.flag, action=how, metavar=_metavar(setting), **more)
+    # A place that these actions leave empty.
+    action.const = setting
+
+
+def _metavar(setting: Setting) -> str:
+    if setting.path[-1].endswith("_s"):
+        return "S"
+    names = {int: "N", float: "X", Path: "PATH"}
+    return names.get(setting.kind, "TEXT")
+
+
+def _help(setting: Setting) -> str:
+    default = default_text(setting)
+    ends = "Required." if setting.default is MISSING else f"Default: {default}." if default else ""
+    return f"{setting.doc()} {ends}".strip()
+
+
+def default_text(setting: Setting) -> str:
+    """The default as one would write it; empty for none."""
+    value = None if setting.default is MISSING else masked(setting.default)
+    if setting.option.secret or value is None or value == "" or value == [] or value == {}:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doc:
+    """The first paragraph below a field in the source of its class. Reads the source when called."""
+
+    cls: Any
+    name: str
+
+    def __call__(self) -> str:
+        for cls in self.cls.__mro__:
+            if text := _docs(cls).get(self.name):
+                return text
+        return ""
+
+
+@cache
+def _docs(cls: Any) -> dict[str, str]:
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except (OSError, TypeError):
+        # Without the source there is no help, and all else works.
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for before, after in zip(body.body, body.body[1:], strict=False):
+        match before, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.partition("\n\n")[0].split())
+            case _:
+                pass
+    return found

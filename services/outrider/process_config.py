@@ -1,0 +1,63 @@
+"""What every process is told: how others reach it, what it logs, how it ends. Each process's own class adds the rest.
+
+Imports no gRPC: the process that starts the ranks of a divided target forks, and gRPC does not outlive that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from outrider.address import check_advertised, check_listen
+from outrider.configuration import Option
+from outrider.metadata import MetadataStore
+from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
+from outrider.rpc.roles import Role
+from outrider.telemetry.logging import check_log_format
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    advertise: str = ""
+    """HOST:PORT under which others reach this process. Empty: the address that it listens on."""
+    metadata_url: Annotated[str, Option("metadata")] = ""
+    """Redis URL of the metadata store, in which processes find each other. Empty: none."""
+    tls_dir: str = ""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` of this role, for connections within the cluster. Empty: plain
+    text."""
+    insecure: bool = False
+    """Serve in plain text also where other machines can reach the port."""
+    ops_listen: str = ANY_LOOPBACK_PORT
+    """HOST:PORT for operators' tools, in plain HTTP: health, metrics, options. Empty: none."""
+    drain_timeout_s: float = 30.0
+    """Seconds that running work may take to end after SIGTERM, before it is given back or broken off."""
+    log_format: str = "human"
+    """Of the lines on stderr: human or json."""
+
+    role: ClassVar[Role]
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
+
+    def check_process(self) -> None:
+        """Raises ValueError that names the field for what no process can be told."""
+        if self.ops_listen:
+            check_listen("ops_listen", self.ops_listen)
+        if self.metadata_url:
+            # Says what is wrong with the URL; connects to nothing.
+            MetadataStore.connect(self.metadata_url)
+        # Not below: no comparison holds for NaN.
+        if not self.drain_timeout_s >= 0:
+            raise ValueError(f"drain_timeout_s: must not be negative, got {self.drain_timeout_s:g}")
+        check_log_format(self.log_format)
+        cluster_tls(self.role, self.tls_dir)
+
+    def check_port(self, listen: str, prefix: str = "") -> None:
+        """Of the port that others in the cluster call. Raises ValueError that names the field, with `prefix`."""
+        check_listen(f"{prefix}listen", listen)
+        if self.metadata_url:
+            check_advertised(f"{prefix}advertise", self.advertise, listen)
+        check_plain(f"{prefix}listen", listen, self.tls_dir, self.insecure)
