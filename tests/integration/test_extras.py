@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -40,13 +42,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Iterator[Path]:
-    """A directory in which python has the extra that is the parameter, and nothing else of ours."""
+def environment(request: pytest.FixtureRequest, wheel: Path) -> Iterator[Path]:
+    """A directory in which python has the extra that is the parameter, and nothing else of ours. All may read it."""
     extra, torch = request.param
-    directory = tmp_path / "environment"
+    directory = Path(tempfile.mkdtemp(dir="/tmp", prefix="environment-"))
+    directory.chmod(0o755)
     subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True, timeout=120)
     pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    for wanted in [*([TORCH] if torch else []), f"outrider[{extra}] @ {wheel.as_uri()}"]:
+    package = f"outrider[{extra}]" if extra else "outrider"
+    for wanted in [*([TORCH] if torch else []), f"{package} @ {wheel.as_uri()}"]:
         subprocess.run([*pip, wanted], check=True, timeout=800)
     yield directory
     # Some gigabyte each.
@@ -54,15 +58,31 @@ def environment(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> 
 
 
 def extra(name: str, *, torch: bool = False) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("environment", [(name, torch)], ids=[name], indirect=True)
+    return pytest.mark.parametrize("environment", [(name, torch)], ids=[name or "none"], indirect=True)
+
+
+def has(environment: Path, package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([str(environment / "bin" / "python"), "-I", "-c", code], timeout=60).returncode == 0
+
+
+def _others_may_run(program: Path) -> bool:
+    return all(one.stat().st_mode & 0o001 for one in (program, *program.parents))
 
 
 @asynccontextmanager
-async def started(environment: Path, *arguments: str) -> AsyncIterator[Process]:
-    """A program of that environment, started elsewhere than in the sources. It must end well."""
+async def started(environment: Path, *arguments: str, as_nobody: bool = False) -> AsyncIterator[Process]:
+    """A program of that environment, started elsewhere than in the sources. It must end well.
+
+    as_nobody: without a home; where the tests run as root, and others may run their python, as a user who may write
+    nowhere.
+    """
     python = str(environment / "bin" / "python")
+    user: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": ()}
+    who = user if as_nobody and os.geteuid() == 0 and _others_may_run(Path(sys.executable).resolve()) else {}
+    variables = {"PATH": ""} if as_nobody else {"HOME": str(environment), "PATH": ""}
     process = await asyncio.create_subprocess_exec(
-        python, "-I", "-m", *arguments, stderr=PIPE, cwd=environment, env={"HOME": str(environment), "PATH": ""}
+        python, "-I", "-m", *arguments, stderr=PIPE, cwd=environment, env=variables, **who
     )
     try:
         yield process
@@ -107,11 +127,22 @@ async def test_gateway_answers_over_http(environment: Path, tiny: Path) -> None:
     listens = ("--listen-grpc", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--log-format", "human")
     async with routing(router) as address:
         flags = (*listens, "--router", address)
-        async with started(environment, "outrider.gateway", *flags) as process:
+        assert not has(environment, "torch") and not has(environment, "transformers")
+        async with started(environment, "outrider.gateway", *flags, as_nobody=True) as process:
             http = await said(process, r"HTTP on (127\.0\.0\.1:\d+)")
             async with openai.AsyncOpenAI(base_url=f"http://{http}/v1", api_key="none", max_retries=20) as client:
                 answer = await client.completions.create(model=MODEL, prompt="Is it?", max_tokens=100)
                 assert answer.choices[0].text == "It is installed."
+
+
+@extra("")
+@pytest.mark.parametrize("role", ["router", "control"])
+async def test_the_bare_package_runs_routers_and_control_plane(environment: Path, tmp_path: Path, role: str) -> None:
+    assert not any(has(environment, package) for package in ("torch", "ray", "transformers"))
+    with EmbeddedServer.start(tmp_path / "redis") as redis:
+        flags = ("--metadata", redis.url, "--ops-listen", "127.0.0.1:0")
+        async with started(environment, f"outrider_controller.{role}", *flags, as_nobody=True) as process:
+            assert await said(process, r"listens on (127\.0\.0\.1:\d+)")
 
 
 @extra("controller")
