@@ -25,10 +25,11 @@ from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import connect_to, create_channel
 from outrider.rpc.roles import Role
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
+from outrider_controller.cli.client import Gateway, list_models, list_workers
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
@@ -84,7 +85,7 @@ async def everything(directory: Path, tiny: Path) -> AsyncIterator[Running]:
 
 
 async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_else_in(
-    tmp_path: Path, tiny: Path
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with everything(tmp_path, tiny) as cluster:
         answers = [await ask(cluster) for _ in range(3)]
@@ -101,7 +102,14 @@ async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_e
             strangers = cluster.cluster.files(Role.DRAFT)
             assert await refused(connect_to(role, strangers)(address), method) == "PERMISSION_DENIED"
             assert await refused(create_channel(address), method) == "UNAVAILABLE"
-        assert await workers_seen(cluster) == 5
+        # As an operator's commands ask.
+        monkeypatch.setenv("OUTRIDER_TLS_DIR", str(cluster.cluster.files(Role.OPERATOR).directory))
+        monkeypatch.setenv("OUTRIDER_GATEWAY_CA", str(cluster.authority))
+        assert len((await list_workers(cluster.addresses[Role.CONTROL])).workers) == 5
+        assert [model.model for model in await list_models(cluster.addresses[Role.ROUTER])] == ["tiny"]
+        async with Gateway(cluster.gateway.grpc_address) as gateway:
+            request = generation_pb2.GenerateRequest(model="tiny", text="ab")
+            assert (await gateway.answer(request)).finish_reason
 
 
 METHODS = {
@@ -126,10 +134,3 @@ async def refused(channel: grpc.aio.Channel, method: str) -> str:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(method)(b"", timeout=10)
     return from_rpc_error(caught.value).code.name
-
-
-async def workers_seen(cluster: Running) -> int:
-    operator = connect_to(Role.CONTROL, cluster.cluster.files(Role.OPERATOR))
-    async with operator(cluster.addresses[Role.CONTROL]) as channel:
-        request = control_pb2.ListWorkersRequest()
-        return len((await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(request)).workers)

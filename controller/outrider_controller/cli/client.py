@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import grpc
-from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
+from outrider.rpc.roles import Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import (
     control_pb2,
@@ -23,6 +22,7 @@ from outrider.rpc.v1 import (
     worker_pb2,
 )
 
+from outrider_controller.cli.channels import cluster_channel, gateway_channel
 from outrider_controller.cli.exits import CommandError
 
 _CALL_TIMEOUT_S = 5.0
@@ -76,7 +76,7 @@ class Gateway:
         self._credential = bearer(os.environ.get("OUTRIDER_API_KEY", ""))
 
     async def __aenter__(self) -> Gateway:
-        self._channel = create_channel(self.address)
+        self._channel = gateway_channel(self.address)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         return self
 
@@ -142,7 +142,7 @@ async def list_workers(
             request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
         )
 
-    return await _call(f"control plane at {address}", address, ask)
+    return await _call(f"control plane at {address}", Role.CONTROL, address, ask)
 
 
 async def list_models(router: str) -> list[router_pb2.ServedModel]:
@@ -154,11 +154,11 @@ async def list_models(router: str) -> list[router_pb2.ServedModel]:
             request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
         )
 
-    return list((await _call(f"router at {router}", router, ask)).models)
+    return list((await _call(f"router at {router}", Role.ROUTER, router, ask)).models)
 
 
-async def _call(asked: str, address: str, ask: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
-    async with create_channel(address) as channel:
+async def _call(asked: str, role: Role, address: str, ask: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
+    async with cluster_channel(role, address) as channel:
         with _errors(asked):
             return await ask(channel)
 

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
 import grpc
-from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
+from outrider.rpc.roles import Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2_grpc
 
+from outrider_controller.cli.channels import cluster_channel
 from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.exits import CommandError
 
@@ -33,7 +33,7 @@ def ask_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]]
 
 async def call_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]], where: str = "") -> R:
     """The same in an event loop."""
-    async with create_channel(address) as channel:
+    async with cluster_channel(Role.CONTROL, address) as channel:
         credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
         try:
             return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)

@@ -18,9 +18,23 @@ Connect = Callable[[str], grpc.aio.Channel]
 """A channel to HOST:PORT. Connects when first used."""
 
 
-def create_channel(address: str, *, max_message_bytes: int = INTERNAL_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to HOST:PORT with our limits and keepalive, in plain text. Connects when first used; close it."""
-    return grpc.aio.insecure_channel(address, options=channel_options(max_message_bytes))
+def create_channel(
+    address: str,
+    *,
+    max_message_bytes: int = INTERNAL_MESSAGE_BYTES,
+    credentials: grpc.ChannelCredentials | None = None,
+    server_name: str = "",
+) -> grpc.aio.Channel:
+    """A channel to HOST:PORT with our limits and keepalive. Connects when first used; close it.
+
+    Without credentials in plain text. `server_name`: what the server's certificate has to name; HOST if empty.
+    """
+    options = channel_options(max_message_bytes)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if server_name:
+        options.append(("grpc.default_authority", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
@@ -29,8 +43,6 @@ def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
     if tls is None:
         return create_channel
     credentials, version = channel_credentials(tls), tls.version
-    # gRPC verifies that the server has this name, whatever its address.
-    options = [*channel_options(INTERNAL_MESSAGE_BYTES), ("grpc.default_authority", role.dns_name)]
 
     def connect(address: str) -> grpc.aio.Channel:
         nonlocal credentials, version
@@ -38,7 +50,7 @@ def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
         with suppress(OSError):
             if (now := tls.version) != version:
                 credentials, version = channel_credentials(tls), now
-        return grpc.aio.secure_channel(address, credentials, options=options)
+        return create_channel(address, credentials=credentials, server_name=role.dns_name)
 
     return connect
 

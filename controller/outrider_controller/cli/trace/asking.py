@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
+from outrider.rpc.roles import Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
+from outrider_controller.cli.channels import cluster_channel, gateway_channel
 from outrider_controller.cli.control import TIMEOUT_S, call_control
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
@@ -60,7 +60,7 @@ class Source:
 
 async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
     """Raises CommandError."""
-    async with create_channel(router) as channel:
+    async with cluster_channel(Role.ROUTER, router) as channel:
         stub = trace_pb2_grpc.TraceServiceStub(channel)
         try:
             answer = await stub.GetTrace(
@@ -85,7 +85,7 @@ class Dictionary:
         unknown = sorted(set(token_ids) - self.table.keys())
         if unknown and not self._gave_up:
             try:
-                async with create_channel(self.gateway) as channel:
+                async with gateway_channel(self.gateway) as channel:
                     for start in range(0, len(unknown), _AT_ONCE):
                         await self._ask(channel, model, unknown[start : start + _AT_ONCE])
             except grpc.RpcError as error:
