@@ -28,6 +28,7 @@ from outrider.gateway.requests import (
     ChatPrompt,
     Generation,
     Options,
+    Prompt,
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
@@ -38,6 +39,7 @@ from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
+from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.protocol import logprobs
@@ -91,8 +93,7 @@ class Answer:
     options: Options
     chunks: AsyncIterator[Chunk]
     prompt_token_ids: Sequence[int]
-    prompt_text: str | None
-    """Where the client gave one."""
+    prompt: Prompt
     tokenizer: ModelTokenizer
 
 
@@ -247,14 +248,13 @@ class Generator:
                 span.prepared(job.id, len(job.prompt_token_ids))
                 try:
                     async with aclosing(self._run(job, observer)) as chunks:
-                        prompt = generation.prompt
                         yield Answer(
                             job.id,
                             job.model.name,
                             generation.options,
                             chunks,
                             job.prompt_token_ids,
-                            prompt.text if isinstance(prompt, TextPrompt) else None,
+                            generation.prompt,
                             job.model.tokenizer,
                         )
                 finally:
@@ -282,7 +282,7 @@ class Generator:
             _check_prompt_logprobs(LogprobsOptions(options.logprobs, prompt=True), len(prompt))
         eos = () if options.ignore_eos else model.tokenizer.eos_token_ids
         output = Output(
-            token_bytes=model.tokenizer.token_bytes,
+            token_bytes=_token_bytes(model.tokenizer, generation.prompt),
             stop=options.stop,
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
@@ -377,9 +377,9 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
                 # Here too, not only in the thread: what is refused anyway need not wait for its turn.
                 tokenizer.check_len(text, room)
                 ids = await threads.run(len(text), lambda: tokenizer.encode(text, room))
-            case ChatPrompt(messages):
-                num_chars = sum(len(message["content"]) for message in messages)
-                ids = await threads.run(num_chars, lambda: tokenizer.encode_chat(messages, room))
+            case ChatPrompt(messages, tools=use) as chat:
+                tools = () if use is None else use.definitions
+                ids = await threads.run(chat.num_chars, lambda: tokenizer.encode_chat(messages, room, tools))
     except TemplateError as error:
         raise InvalidRequest(where, str(error)) from error
     except TooManyTokens as error:
@@ -388,6 +388,11 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
         raise InvalidRequest(where, "has no tokens")
     _check_room(model, where, len(ids))
     return ids
+
+
+def _token_bytes(tokenizer: ModelTokenizer, prompt: Prompt) -> TokenBytes:
+    """In an answer to a chat, what marks reasoning and tool calls is text."""
+    return tokenizer.marked_bytes if isinstance(prompt, ChatPrompt) else tokenizer.token_bytes
 
 
 def _check_prompt_logprobs(asked: LogprobsOptions, prompt_len: int) -> None:
@@ -403,8 +408,8 @@ def _prompt_tokens(generation: Generation) -> float:
             return len(token_ids)
         case TextPrompt(text):
             return prompt_tokens_of(len(text))
-        case ChatPrompt(messages):
-            return prompt_tokens_of(sum(len(message["content"]) for message in messages))
+        case ChatPrompt() as chat:
+            return prompt_tokens_of(chat.num_chars)
 
 
 def _check_room(model: Model, where: str, prompt_len: int) -> None:

@@ -167,6 +167,9 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
         case "chat":
             check_num_messages("chat.messages", len(request.chat.messages))
             messages = tuple({"role": m.role, "content": m.content} for m in request.chat.messages)
+            for i, message in enumerate(messages):
+                if message["role"] == "tool":
+                    raise InvalidRequest(f"chat.messages[{i}].role", "'tool' is for the HTTP API, which has tools")
             return ChatPrompt(messages, "chat.messages")
         case "tokens":
             return TokenPrompt(request.tokens.token_ids, "tokens.token_ids")

@@ -7,9 +7,11 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
+from outrider.gateway.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
 
@@ -40,17 +42,25 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    messages: tuple[Mapping[str, str], ...]
-    """Each with `role` (system, user, assistant) and `content`."""
+    messages: tuple[Mapping[str, Any], ...]
+    """As chat templates take them: each with `role` (system, user, assistant, tool) and `content`, a text."""
     field: str = "messages"
+    tools: ToolUse | None = None
 
     def __post_init__(self) -> None:
         check_num_messages(self.field, len(self.messages))
         for i, message in enumerate(self.messages):
             where = f"{self.field}[{i}]"
-            if message["role"] not in ("system", "user", "assistant"):
-                raise InvalidRequest(f"{where}.role", f"{message['role']!r} is not system, user or assistant")
+            if message["role"] not in ("system", "user", "assistant", "tool"):
+                raise InvalidRequest(f"{where}.role", f"{message['role']!r} is not system, user, assistant or tool")
             _check_text(f"{where}.content", message["content"])
+
+    @property
+    def num_chars(self) -> int:
+        """About as many as the template writes."""
+        calls = sum(len(str(message["tool_calls"])) for message in self.messages if "tool_calls" in message)
+        tools = len(str(self.tools.definitions)) if self.tools is not None else 0
+        return sum(len(message["content"]) for message in self.messages) + calls + tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,17 @@ _COMPLETIONS = [
 _MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "5"},
 ]
+_TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 _CHATS = [
     _OPTIONS | {"messages": _MESSAGES},
-    _OPTIONS | _STREAMING | {"messages": _MESSAGES[1:], "tools": [], "response_format": {"type": "text"}},
+    _OPTIONS | _STREAMING | {"messages": _MESSAGES[1:], "tools": [_TOOL], "tool_choice": "none"},
 ]
 _REQUEST = generation_pb2.GenerateRequest(
     model=MODEL,

@@ -23,6 +23,19 @@ from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, Scr
 USER = {"role": "user", "content": "a"}
 NAN = float("nan")
 
+
+def _tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a"} | function}
+
+
+TOOL = _tool()
+
+
+def _calling(function: dict[str, Any], **more: Any) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call | more]}
+
+
 # What is sent, the status, and the field that has to be named.
 COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"model": "nobody"}, 404, "model"),
@@ -123,12 +136,22 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": ["hi"]}, 400, "messages[0]"),
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role"),
-    ({"messages": [USER, {"role": "tool", "content": "a"}]}, 400, "messages[1].role"),
+    ({"messages": [USER, {"role": "function", "content": "a"}]}, 400, "messages[1].role"),
+    ({"messages": [USER, {"role": "tool", "content": "a"}]}, 400, "messages[1].tool_call_id"),
+    ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
-    ({"messages": [{**USER, "name": "Bob"}]}, 400, "messages[0].name"),
+    ({"messages": [{**USER, "name": 5}]}, 400, "messages[0].name"),
+    ({"messages": [{**USER, "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
     ({"messages": [{**USER, "mood": "good"}]}, 400, "messages[0].mood"),
     ({"messages": [{**USER, "tool_calls": [{}]}]}, 400, "messages[0].tool_calls"),
+    ({"messages": [_calling({})]}, 400, "messages[0].tool_calls[0].function"),
+    ({"messages": [_calling({"name": "a"}, type="custom")]}, 400, "messages[0].tool_calls[0]"),
+    ({"messages": [_calling({"name": "a"}, id=3)]}, 400, "messages[0].tool_calls[0].id"),
+    ({"messages": [_calling({"name": "a"}, mood="good")]}, 400, "messages[0].tool_calls[0].mood"),
+    ({"messages": [_calling({"name": "a", "arguments": {}})]}, 400, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [_calling({"name": "a", "arguments": "{"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [_calling({"name": "a", "arguments": "1"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         400,
@@ -141,8 +164,30 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"max_completion_tokens": 0}, 400, "max_completion_tokens"),
     ({"max_completion_tokens": CONTEXT}, 400, "max_completion_tokens"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, 400, "max_completion_tokens"),
-    ({"tools": [{"type": "function"}]}, 400, "tools"),
+    ({"tools": "all"}, 400, "tools"),
+    ({"tools": [TOOL] * 129}, 400, "tools"),
+    ({"tools": [TOOL, TOOL]}, 400, "tools[1].function.name"),
+    ({"tools": ["weather"]}, 400, "tools[0]"),
+    ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, 400, "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, 400, "tools[0].function.x"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+        400,
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [TOOL], "tool_choice": "always"}, 400, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice.type"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+        400,
+        "tool_choice.function.name",
+    ),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, 400, "ignore_eos"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
+    ({"parallel_tool_calls": 1}, 400, "parallel_tool_calls"),
     ({"functions": [{}]}, 400, "functions"),
     (
         {"structured_outputs": {"json_object": True}, "response_format": {"type": "json_object"}},

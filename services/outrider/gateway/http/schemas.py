@@ -15,6 +15,8 @@ from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
+from outrider.gateway.http.messages import message
+from outrider.gateway.http.tools import tool_use
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
     MAX_MESSAGES,
@@ -28,6 +30,7 @@ from outrider.gateway.requests import (
     TokenPrompt,
 )
 from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
+from outrider.gateway.tools import MAX_TOOLS, ToolUse
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 
@@ -45,27 +48,15 @@ _UNSERVED_CHAT = _UNSERVED | {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": (),
     "web_search_options": (),
 }
 MAX_CHOICES = 128
 """Answers to one request."""
-_UNSERVED_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "name": (),
-    "audio": (),
-    "refusal": (),
-    "annotations": ([],),
-    "function_call": (),
-    "tool_calls": ([],),
-    "tool_call_id": (),
-}
 # Checked before anything is looked at one by one: a body has room for millions of faults, and to describe each of them
 # takes many seconds. `metadata` as OpenAI documents it.
 _MAX_ENTRIES = {
@@ -77,9 +68,8 @@ _MAX_ENTRIES = {
     "logit_bias": MAX_BIASES,
     "allowed_token_ids": MAX_ALLOWED_TOKENS,
     "bad_words": MAX_BAD_WORDS,
+    "tools": MAX_TOOLS,
 }
-# OpenAI's newer name for instructions that outrank the user's; templates know it by the older one.
-_ROLES = {"developer": "system"}
 
 
 class StreamOptions(BaseModel):
@@ -285,6 +275,9 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -305,7 +298,19 @@ class ChatRequest(_Request):
         return self.top_logprobs or 0
 
     def to_prompts(self) -> list[Prompt]:
-        return [ChatPrompt(tuple(_message(f"messages[{i}]", message) for i, message in enumerate(self.messages)))]
+        messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages))
+        return [ChatPrompt(messages, tools=self._tool_use())]
+
+    def _tool_use(self) -> ToolUse | None:
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def _structured(self) -> Structured | None:
+        asked, use = super()._structured(), self._tool_use()
+        if use is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(asked.field, "cannot be together with tools, unless tool_choice is none")
+        return use.structured()
 
 
 Parsed = TypeVar("Parsed", bound=_Request)
@@ -402,37 +407,3 @@ def _stops(stop: Any) -> tuple[str, ...]:
     if isinstance(stop, list) and all(isinstance(one, str) for one in stop):
         return tuple(stop)
     raise InvalidRequest("stop", "has to be a string or a list of strings")
-
-
-def _message(where: str, message: dict[str, Any]) -> dict[str, str]:
-    _refuse_unserved(message, _UNSERVED_MESSAGE, where=f"{where}.")
-    for name in message:
-        if name not in ("role", "content") and name not in _UNSERVED_MESSAGE:
-            raise InvalidRequest(f"{where}.{name}", "unknown field")
-    role = message.get("role")
-    if role in ("tool", "function"):
-        raise unsupported(f"{where}.role", f"{role!r} messages are not supported")
-    if not isinstance(role, str):
-        raise InvalidRequest(f"{where}.role", "has to be system, user or assistant")
-    return {"role": _ROLES.get(role, role), "content": _content(f"{where}.content", message.get("content"))}
-
-
-def _content(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise InvalidRequest(where, "has to be a string or a list of text parts")
-    return "".join(_text_part(f"{where}[{i}]", part) for i, part in enumerate(content))
-
-
-def _text_part(where: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise InvalidRequest(where, "has to be an object with type and text")
-    if part.get("type") != "text":
-        raise unsupported(f"{where}.type", "only text parts are supported")
-    for name in part:
-        if name not in ("type", "text"):
-            raise InvalidRequest(f"{where}.{name}", "unknown field")
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text", "has to be a string")
-    return str(part["text"])

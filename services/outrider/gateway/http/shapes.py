@@ -8,6 +8,8 @@ from typing import Any, Protocol
 from outrider.gateway.generation import Answer, Chunk
 from outrider.gateway.http import logprobs
 from outrider.gateway.http.bodies import usage
+from outrider.gateway.message_reader import MessageReader, joined
+from outrider.gateway.requests import TextPrompt
 from outrider.gateway.stats import Usage
 from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.options.logprobs import TokenLogprobs
@@ -23,6 +25,13 @@ class Written:
     text: str
     logprobs: Json | None
     finish_reason: str | None
+    reasoning: str = ""
+    tool_calls: tuple[Json, ...] = ()
+
+    @property
+    def adds(self) -> bool:
+        """Whether there is anything to be sent."""
+        return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.tool_calls)
 
 
 class Choice(Protocol):
@@ -67,7 +76,8 @@ class _CompletionChoice:
             text, token_ids, found = "", [], []
         if options.echo and not self._begun:
             prompt = self.answer.prompt_token_ids
-            text = (self.answer.prompt_text or _decoded(self.answer)) + text
+            asked = self.answer.prompt
+            text = (asked.text if isinstance(asked, TextPrompt) else _decoded(self.answer)) + text
             token_ids, found = [*prompt, *token_ids], [None, *chunk.prompt_logprobs, *found]
         self._begun = True
         written = self._logprobs.write(token_ids, found) if options.shows_logprobs else None
@@ -122,12 +132,19 @@ def _completion_choice(written: Written) -> Json:
 class _ChatChoice:
     index: int
     answer: Answer
+    _reader: MessageReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = MessageReader.of(self.answer)
 
     def write(self, chunk: Chunk) -> Written:
         written = None
         if self.answer.options.shows_logprobs:
             written = logprobs.chat(self.answer.tokenizer, chunk.token_ids, chunk.logprobs)
-        return Written(self.index, chunk.text, written, chunk.finish.reason if chunk.finish else None)
+        delta = self._reader.push(chunk.text, finished=chunk.finish is not None)
+        reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
+        calls = tuple(self._reader.call(each) for each in delta.calls)
+        return Written(self.index, delta.content, written, reason, delta.reasoning, calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +160,7 @@ class ChatShape:
         written = [
             {
                 "index": each.index,
-                "message": {"role": "assistant", "content": each.text, "refusal": None},
+                "message": _message(each),
                 "logprobs": each.logprobs,
                 "finish_reason": each.finish_reason,
             }
@@ -155,7 +172,11 @@ class ChatShape:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
 
     def piece(self, written: Written) -> Json:
-        delta = {"content": written.text} if written.text else {}
+        delta: Json = {"content": written.text} if written.text else {}
+        if written.reasoning:
+            delta["reasoning_content"] = written.reasoning
+        if written.tool_calls:
+            delta["tool_calls"] = written.tool_calls
         return self._chunk(written.index, delta, written.logprobs, written.finish_reason)
 
     def closing(self, counts: Usage) -> Json:
@@ -167,3 +188,12 @@ class ChatShape:
     def _chunk(self, index: int, delta: Json, found: Json | None, finish_reason: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason}
         return self._head("chat.completion.chunk") | {"choices": [choice]}
+
+
+def _message(written: Written) -> Json:
+    message: Json = {"role": "assistant", "content": written.text, "refusal": None}
+    if written.reasoning:
+        message["reasoning_content"] = written.reasoning
+    if written.tool_calls:
+        message |= {"content": written.text or None, "tool_calls": joined(written.tool_calls)}
+    return message

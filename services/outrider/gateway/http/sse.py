@@ -67,7 +67,7 @@ async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> Asyn
                 yield event(_with_usage(data, include_usage))
         stats.add(number, chunk)
         written = writers[number].write(chunk)
-        if written.text or written.logprobs or chunk.finish:
+        if written.adds:
             data = _with_usage(shape.piece(written), include_usage)
             yield event(data if include_usage else data | stats.metrics)
     if include_usage:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
+from outrider.gateway.parsers.tool_calls import MARKERS
+from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.gateway.tokenizer.text import TokenBytes
@@ -34,6 +36,8 @@ class ModelTokenizer:
     template: ChatTemplate
     max_bytes_per_token: int | None = None
     """The most bytes of a prompt that become one token; None where nothing bounds them."""
+    marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
+    """As `token_bytes`; special tokens that mark reasoning and tool calls have their names."""
 
     @classmethod
     def parse(cls, data: bytes) -> ModelTokenizer:
@@ -52,6 +56,7 @@ class ModelTokenizer:
             tokenizer=tokenizer,
             template=ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}")),
             max_bytes_per_token=max_bytes_per_token(json.loads(tokenizer.to_str()), token_bytes.table),
+            marked_bytes=token_bytes.with_names({tokenizer.token_to_id(name): name for name in MARKERS}),
         )
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
@@ -72,12 +77,23 @@ class ModelTokenizer:
         """Token ids of a piece of text, with nothing around it."""
         return self._encode(text, None, add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
         TooManyTokens.
         """
         # The template writes the special tokens itself.
-        return self._encode(self.template.render(messages), max_tokens, add_special_tokens=False)
+        return self._encode(self.render(messages, tools), max_tokens, add_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What `encode_chat` encodes. A template that knows no tools has them as text. Raises TemplateError."""
+        if "tools" not in self.template.text:
+            messages, tools = tool_prompt.in_text(messages, tools), ()
+        return self.template.render(messages, tools or None)
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens where the length of `text` tells. Texts of a few tokens too many pass."""

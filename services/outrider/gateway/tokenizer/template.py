@@ -37,6 +37,11 @@ class ChatTemplate:
         self._environment = _environment()
         self._compiled: dict[str, Template] = {}
 
+    @property
+    def text(self) -> str:
+        """Of all of them."""
+        return "\n".join(self._sources.values())
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **more: Any
     ) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,11 @@ class TokenBytes:
             raise UnsupportedDecoder(f"decoder {sorted(steps)} is neither byte-level nor SentencePiece")
         silent = frozenset(specials)
         return cls(tuple(b"" if i in silent or p is None else spell(p) for i, p in enumerate(pieces)))
+
+    def with_names(self, names: Mapping[int | None, str]) -> TokenBytes:
+        """The same, with names for tokens that are no text. Ids of None are left out."""
+        silent = {i: name.encode() for i, name in names.items() if i is not None and not self.of(i)}
+        return TokenBytes(tuple(silent.get(i, piece) for i, piece in enumerate(self.table))) if silent else self
 
     def of(self, token_id: int) -> bytes:
         return self.table[token_id] if 0 <= token_id < len(self.table) else b""

@@ -1,0 +1,66 @@
+"""`tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API, read and held to what is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import InvalidRequest
+from outrider.gateway.http.errors import unsupported
+from outrider.gateway.tools import ToolUse
+
+
+def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
+    """None where none is to be called. Raises InvalidRequest or HttpError, naming the field."""
+    definitions = tuple(_definition(f"tools[{i}]", tool) for i, tool in enumerate(tools or ()))
+    named = _named(choice)
+    if not definitions:
+        if choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice", "there are no tools")
+        return None
+    if choice == "none":
+        return None
+    parallel = parallel is not False
+    if named is not None:
+        return ToolUse(definitions, "named", named, parallel=False)
+    return ToolUse(definitions, "required" if choice == "required" else "auto", parallel=parallel)
+
+
+def _named(choice: Any) -> str | None:
+    if choice in (None, "none", "auto", "required"):
+        return None
+    where = "tool_choice"
+    if not isinstance(choice, dict):
+        raise InvalidRequest(where, "has to be none, auto, required, or an object that names a function")
+    if choice.get("type") != "function":
+        raise unsupported(f"{where}.type", "only function is supported")
+    function = choice.get("function")
+    _check_names(where, choice, ("type", "function"))
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function", "has to be an object with name")
+    _check_names(f"{where}.function", function, ("name",))
+    return str(function["name"])
+
+
+def _definition(where: str, tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise InvalidRequest(where, "has to be an object with type and function")
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type", "only function is supported")
+    _check_names(where, tool, ("type", "function"))
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}.function", "has to be an object with name")
+    _check_names(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+    if not isinstance(function.get("description"), str | None):
+        raise InvalidRequest(f"{where}.function.description", "has to be a string")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(f"{where}.function.parameters", "has to be an object")
+    # `strict` is no part of what a model is told.
+    told = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    return {"type": "function", "function": told}
+
+
+def _check_names(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")

@@ -1,0 +1,104 @@
+"""Reads an answer to a chat as a message, in the format of its model: reasoning, content, tool calls with their ids."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.gateway.generation import Answer
+from outrider.gateway.parsers.message import MessageParser
+from outrider.gateway.parsers.reasoning import ReasoningParser
+from outrider.gateway.parsers.tool_calls import (
+    FORMATS,
+    CallDelta,
+    Delta,
+    JsonCalls,
+    NamedCall,
+    NoTools,
+    ToolParser,
+    format_of,
+)
+from outrider.gateway.requests import ChatPrompt
+from outrider.gateway.tools import ToolUse
+
+Json = dict[str, Any]
+# A template opens the reasoning with its last tokens, and a line end.
+_LAST_TOKENS = 4
+
+
+@dataclass(slots=True)
+class MessageReader:
+    """Of one answer."""
+
+    _parser: MessageParser
+    _use: ToolUse | None = None
+    _id_chars: int = 24
+    _ids: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, answer: Answer) -> MessageReader:
+        use = answer.prompt.tools if isinstance(answer.prompt, ChatPrompt) else None
+        written_in = format_of(answer.tokenizer.template.text)
+        parser = MessageParser(_reasoning(answer), _tools(use, written_in), _max_calls(use))
+        # Mistral's templates take no other ids.
+        return cls(parser, use, 9 if written_in == "mistral" else 24)
+
+    def push(self, text: str, *, finished: bool) -> Delta:
+        return self._parser.push(text, finished=finished)
+
+    def finish_reason(self, reason: str) -> str:
+        """To be asked for at the end. A named tool leaves the model nothing to decide: OpenAI says stop."""
+        called = self._parser.num_calls and self._use is not None and self._use.choice != "named"
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def call(self, delta: CallDelta) -> Json:
+        """As OpenAI streams it."""
+        function: Json = {"arguments": delta.arguments}
+        if not delta.name:
+            return {"index": delta.index, "function": function}
+        self._ids.append(new_call_id(self._id_chars))
+        named = {"name": delta.name} | function
+        return {"index": delta.index, "id": self._ids[-1], "type": "function", "function": named}
+
+
+def joined(deltas: Sequence[Json]) -> list[Json]:
+    """Whole calls."""
+    calls: list[Json] = []
+    for delta in deltas:
+        if "id" in delta:
+            calls.append({"id": delta["id"], "type": "function", "function": dict(delta["function"])})
+        else:
+            calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return calls
+
+
+def new_call_id(num_chars: int = 24) -> str:
+    random = secrets.token_hex(num_chars)
+    return random[:9] if num_chars == 9 else f"call_{random[:num_chars]}"
+
+
+def _tools(use: ToolUse | None, written_in: str) -> ToolParser:
+    if use is None:
+        return NoTools()
+    match use.choice:
+        case "auto":
+            return FORMATS[written_in]()
+        case "required":
+            return JsonCalls(at_start="[")
+        case "named":
+            return NamedCall(use.name)
+
+
+def _max_calls(use: ToolUse | None) -> int | None:
+    return None if use is None or use.parallel else 1
+
+
+def _reasoning(answer: Answer) -> ReasoningParser | None:
+    """None for a model that does not reason, and where a grammar leaves no room for it."""
+    tokenizer = answer.tokenizer
+    if "</think>" not in tokenizer.template.text or answer.options.logits.structured is not None:
+        return None
+    last = "".join(map(tokenizer.spell, answer.prompt_token_ids[-_LAST_TOKENS:]))
+    return ReasoningParser(inside=last.rstrip().endswith("<think>"))

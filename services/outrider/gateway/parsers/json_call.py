@@ -1,0 +1,146 @@
+"""A tool call written as a JSON object with name and arguments, read character by character as it is generated."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum, auto
+
+_SPACE = " \t\r\n"
+_ARGUMENTS = ("arguments", "parameters")
+MAX_NAME_CHARS = 256
+
+
+class NotACall(ValueError):
+    """The text is no call of a tool."""
+
+
+class JsonValue:
+    """Where one JSON value ends. What lies within is not looked at closer than that needs."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.ended = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def push(self, char: str) -> bool:
+        """Whether `char` is a part of it. A number or a word ends before the character that is not."""
+        if not self.text and char not in '{["-0123456789tfn':
+            raise NotACall(f"{char!r} begins no value")
+        if self.text and self.text[0] not in '{["' and char in _SPACE + ",}]":
+            self.ended = True
+            return False
+        self.text += char
+        if self._in_string:
+            self._in_string = self._escaped or char != '"'
+            self._escaped = char == "\\" and not self._escaped
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+        self.ended = not (self._in_string or self._depth) and char in '}]"'
+        return True
+
+
+class _Expects(Enum):
+    OPENING = auto()
+    KEY = auto()
+    COLON = auto()
+    VALUE = auto()
+    COMMA = auto()
+
+
+class JsonCall:
+    """One call. `push` gives the text of its arguments, verbatim, once its name is known."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """All of it, as it came."""
+        self.name: str | None = None
+        self.ended = False
+        self._expects = _Expects.OPENING
+        self._key = ""
+        self._value: JsonValue | None = None
+        self._arguments: str | None = None
+        self._num_sent = 0
+
+    def push(self, char: str) -> str:
+        """Raises NotACall where it can be none."""
+        self.text += char
+        if self._value is not None:
+            taken = self._value.push(char)
+            self._see()
+            if taken:
+                return self._more()
+        if char not in _SPACE:
+            self._structure(char)
+        return self._more()
+
+    def _see(self) -> None:
+        """What the value under way says so far."""
+        value = self._value
+        assert value is not None
+        if self._expects is _Expects.VALUE and self._key in _ARGUMENTS and value.text[0] != '"':
+            self._arguments = value.text
+        if not value.ended:
+            if self._key == "name" and len(value.text) > MAX_NAME_CHARS:
+                raise NotACall("its name is too long")
+            return
+        self._value = None
+        if self._expects is _Expects.KEY:
+            self._key, self._expects = _string(value.text), _Expects.COLON
+            return
+        self._expects = _Expects.COMMA
+        if self._key == "name":
+            self.name = _string(value.text)
+        elif self._key in _ARGUMENTS and value.text[0] == '"':
+            # Some models write the arguments as OpenAI's API has them: JSON within a string.
+            self._arguments = _string(value.text)
+
+    def _structure(self, char: str) -> None:
+        match self._expects, char:
+            case _Expects.OPENING, "{":
+                self._expects = _Expects.KEY
+            case _Expects.KEY, '"':
+                self._begin(char)
+            case _Expects.COLON, ":":
+                self._expects = _Expects.VALUE
+            case _Expects.VALUE, _:
+                self._begin(char)
+            case _Expects.COMMA, ",":
+                self._expects = _Expects.KEY
+            case ((_Expects.COMMA | _Expects.KEY), "}"):
+                self._end()
+            case _:
+                raise NotACall(f"{char!r} in the place of a {self._expects.name.lower()}")
+
+    def _begin(self, char: str) -> None:
+        self._value = JsonValue()
+        self._value.push(char)
+        self._see()
+
+    def _end(self) -> None:
+        if self.name is None:
+            raise NotACall("it has no name")
+        if self._arguments is None:
+            self._arguments = "{}"
+        self.ended = True
+
+    def _more(self) -> str:
+        if self.name is None or self._arguments is None:
+            return ""
+        more, self._num_sent = self._arguments[self._num_sent :], len(self._arguments)
+        return more
+
+
+def _string(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise NotACall(str(error)) from error
+    if not isinstance(value, str):
+        raise NotACall(f"{text[:20]!r} is no string")
+    return value

@@ -1,0 +1,65 @@
+"""What a model thinks before it answers, between <think> and </think>."""
+
+from __future__ import annotations
+
+from outrider.gateway.parsers.tool_calls import held_back
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_SPACE = " \t\r\n"
+
+
+class ReasoningParser:
+    """Of one answer. `inside`: the chat template has opened the reasoning already."""
+
+    def __init__(self, *, inside: bool) -> None:
+        self._inside = inside
+        self._text = ""
+        """Not passed on yet."""
+        self._after = False
+        """Whether the answer proper has begun."""
+        self._blank = True
+        """Nothing but white space has come of the part under way."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(reasoning, content) that is certain now."""
+        self._text += text
+        reasoning = ""
+        if not self._after and not self._inside:
+            self._open()
+        if self._inside:
+            reasoning = self._reason()
+        return reasoning, self._content() if self._after else ""
+
+    def finish(self) -> tuple[str, str]:
+        rest, self._text = self._text, ""
+        return (rest, "") if self._inside else ("", rest)
+
+    def _open(self) -> None:
+        """Reasoning stands at the beginning, or nowhere."""
+        text = self._text.lstrip(_SPACE)
+        if text.startswith(_OPEN):
+            self._inside, self._text = True, text[len(_OPEN) :]
+        elif text and not _OPEN.startswith(text):
+            self._after, self._blank = True, False
+
+    def _reason(self) -> str:
+        found, mark, rest = self._text.partition(_CLOSE)
+        if mark:
+            self._text, self._inside, self._after = rest, False, True
+            thought, self._blank = self._stripped(found), True
+            return thought.rstrip(_SPACE)
+        kept = len(self._text) - held_back(self._text, (_CLOSE,))
+        # The white space before the end is no part of it.
+        certain = self._text[:kept].rstrip(_SPACE)
+        self._text = self._text[len(certain) :]
+        return self._stripped(certain)
+
+    def _content(self) -> str:
+        content, self._text = self._stripped(self._text), ""
+        return content
+
+    def _stripped(self, text: str) -> str:
+        if self._blank:
+            text = text.lstrip(_SPACE)
+            self._blank = not text
+        return text

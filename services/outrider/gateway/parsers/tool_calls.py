@@ -1,0 +1,300 @@
+"""The formats in which models write tool calls, and what of a growing text is content and what is a call.
+
+What looks like a call and is none stays content. The formats are those of the models' chat templates; their names are
+vLLM's.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from outrider.gateway.parsers.json_call import JsonCall, JsonValue, NotACall
+
+_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """What is new of one call."""
+
+    index: int
+    name: str = ""
+    """With the first delta of a call."""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a piece of text adds to a message."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def call(self, index: int, name: str, arguments: str) -> None:
+        """What follows of the same call becomes one delta."""
+        if self.calls and self.calls[-1].index == index:
+            last = self.calls.pop()
+            name, arguments = last.name, last.arguments + arguments
+        self.calls.append(CallDelta(index, name, arguments))
+
+
+def held_back(text: str, markers: Sequence[str]) -> int:
+    """How many characters at the end of `text` could begin a marker."""
+    longest = max(map(len, markers), default=1) - 1
+    for count in range(min(longest, len(text)), 0, -1):
+        if any(marker.startswith(text[-count:]) for marker in markers):
+            return count
+    return 0
+
+
+class ToolParser(ABC):
+    """Of one answer."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    @abstractmethod
+    def push(self, text: str) -> Delta:
+        """What is certain now."""
+
+    @abstractmethod
+    def finish(self) -> Delta:
+        """No more text comes: what was held back."""
+
+
+class NoTools(ToolParser):
+    """All of it is content."""
+
+    def push(self, text: str) -> Delta:
+        return Delta(text)
+
+    def finish(self) -> Delta:
+        return Delta()
+
+
+class NamedCall(ToolParser):
+    """The client has named the tool: all of it is arguments."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def push(self, text: str) -> Delta:
+        if not text:
+            return Delta()
+        first, self.num_calls = not self.num_calls, 1
+        return Delta(calls=[CallDelta(0, self._name if first else "", text)])
+
+    def finish(self) -> Delta:
+        return Delta() if self.num_calls else Delta(calls=[CallDelta(0, self._name)])
+
+
+class JsonCalls(ToolParser):
+    """JSON objects, one or several, alone or in a list, after a marker; with an end marker content may follow.
+
+    `at_start`: an answer that begins with one of these characters is a call without a marker.
+    """
+
+    def __init__(self, begins: Sequence[str] = (), end: str = "", at_start: str = "") -> None:
+        super().__init__()
+        self._begins = begins
+        self._end = end
+        self._at_start = at_start
+        self._content = ""
+        """Not passed on yet: it may begin a marker, or be the white space before one."""
+        self._begun = False
+        """Whether content has come."""
+        self._in_calls = False
+        self._call: JsonCall | None = None
+        self._announced = False
+        self._tail = ""
+        """In calls, of the end marker or of what is none."""
+
+    def push(self, text: str) -> Delta:
+        delta = Delta()
+        for char in text:
+            self._in_call(char, delta) if self._in_calls else self._in_content(char, delta)
+        self._release(delta)
+        return delta
+
+    def finish(self) -> Delta:
+        delta = Delta()
+        if self._call is not None and not self._announced:
+            self._content += self._call.text
+        self._content += self._tail
+        if not self.num_calls or self._content.strip():
+            delta.content = self._content
+        self._content = ""
+        return delta
+
+    def _in_content(self, char: str, delta: Delta) -> None:
+        self._content += char
+        if not self._begun and char in self._at_start and not self._content[:-1].strip():
+            self._content = ""
+            self._in_calls = True
+            self._in_call(char, delta)
+            return
+        for marker in self._begins:
+            if self._content.endswith(marker):
+                # Between text and calls templates put line ends.
+                delta.content += self._content[: -len(marker)].rstrip()
+                self._content, self._in_calls = "", True
+                return
+        self._begun |= char not in _SPACE
+
+    def _release(self, delta: Delta) -> None:
+        """All but what may begin a marker, and the space before it."""
+        if self._in_calls:
+            return
+        kept = self._content[: len(self._content) - held_back(self._content, self._begins)]
+        certain = kept.rstrip() if self._begins or not self._begun else kept
+        delta.content += certain
+        self._content = self._content[len(certain) :]
+
+    def _in_call(self, char: str, delta: Delta) -> None:
+        if self._call is None:
+            self._between(char, delta)
+            return
+        try:
+            arguments = self._call.push(char)
+        except NotACall:
+            self._give_up(self._call, delta)
+            return
+        self._tell(self._call, arguments, delta)
+        if self._call.ended:
+            self._call, self._announced = None, False
+
+    def _between(self, char: str, delta: Delta) -> None:
+        if not self._tail and (char in _SPACE or char in "[],;"):
+            return
+        if not self._tail and char == "{":
+            self._call = JsonCall()
+            self._call.push(char)
+            return
+        self._tail += char
+        if self._tail == self._end:
+            self._tail, self._in_calls = "", False
+        elif not any(marker.startswith(self._tail) for marker in (self._end, *self._begins) if marker):
+            self._content, self._tail, self._in_calls, self._begun = self._tail, "", False, True
+        elif self._tail in self._begins:
+            self._tail = ""
+
+    def _tell(self, call: JsonCall, arguments: str, delta: Delta) -> None:
+        if call.name is not None and not self._announced:
+            self._announced = True
+            delta.call(self.num_calls, call.name, arguments)
+            self.num_calls += 1
+        elif arguments:
+            delta.call(self.num_calls - 1, "", arguments)
+
+    def _give_up(self, call: JsonCall, delta: Delta) -> None:
+        """It was none. Of one that was announced nothing can be taken back: the rest of it is left out."""
+        text = "" if self._announced else call.text
+        self._call, self._announced, self._in_calls, self._begun = None, False, False, True
+        self._content = text
+
+
+class MistralCalls(JsonCalls):
+    """A list of JSON objects after the marker; newer models write NAME[ARGS]{…} or NAME{…} in their place."""
+
+    def __init__(self) -> None:
+        super().__init__(("[TOOL_CALLS]",))
+        self._name = ""
+        self._value: JsonValue | None = None
+
+    def _in_call(self, char: str, delta: Delta) -> None:
+        if self._value is not None:
+            self._value.push(char)
+            delta.call(self.num_calls - 1, "", char)
+            if self._value.ended:
+                self._value = None
+        elif self._name and char == "{":
+            self._value = JsonValue()
+            self._value.push(char)
+            name, self._name = self._name.removesuffix("[ARGS]").strip(), ""
+            delta.call(self.num_calls, name, char)
+            self.num_calls += 1
+        elif self._call is None and (self._name or not (char in _SPACE or char in "[],;{")):
+            self._name += char
+            if self._name == "TOOL_CALLS]":
+                # The marker before each further call; its bracket was taken for that of a list.
+                self._name = ""
+        else:
+            super()._in_call(char, delta)
+
+    def finish(self) -> Delta:
+        delta = super().finish()
+        delta.content += self._name
+        return delta
+
+
+class PythonicCalls(ToolParser):
+    """A Python list of calls with literal arguments, `[f(a=1), g(b="x")]`, as the whole answer. Read at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+        self._is_content = False
+
+    def push(self, text: str) -> Delta:
+        self._text += text
+        self._is_content |= self._text.lstrip()[:1] not in ("", "[")
+        if not self._is_content:
+            return Delta()
+        certain, self._text = self._text, ""
+        return Delta(certain)
+
+    def finish(self) -> Delta:
+        try:
+            calls = _python_calls(self._text)
+        except NotACall:
+            return Delta(self._text)
+        self.num_calls = len(calls)
+        return Delta(calls=[CallDelta(index, name, arguments) for index, (name, arguments) in enumerate(calls)])
+
+
+def _python_calls(text: str) -> list[tuple[str, str]]:
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        assert isinstance(tree, ast.List) and tree.elts
+        return [_python_call(each) for each in tree.elts]
+    # Deep nesting and huge numbers fail in ways of their own.
+    except (AssertionError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise NotACall(str(error)) from error
+
+
+def _python_call(node: ast.expr) -> tuple[str, str]:
+    assert isinstance(node, ast.Call) and not node.args
+    arguments = {}
+    for keyword in node.keywords:
+        assert keyword.arg is not None
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
+
+
+FORMATS = {
+    "hermes": lambda: JsonCalls(("<tool_call>",), "</tool_call>"),
+    "llama3_json": lambda: JsonCalls(("<|python_tag|>",), at_start="{"),
+    "mistral": MistralCalls,
+    "pythonic": PythonicCalls,
+}
+MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+"""Tokens that are part of the text here, even where a vocabulary counts them as special."""
+
+
+def format_of(chat_template: str) -> str:
+    """In which a model writes calls, by its chat template. Hermes's where that does not say."""
+    if "<tool_call>" in chat_template:
+        return "hermes"
+    if "[TOOL_CALLS]" in chat_template:
+        return "mistral"
+    if "func_name1(" in chat_template:
+        return "pythonic"
+    if "<|python_tag|>" in chat_template or "ipython" in chat_template:
+        return "llama3_json"
+    return "hermes"

@@ -1,0 +1,77 @@
+"""Tools that a model may call, as a client describes them, and the grammar that makes it call one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from outrider.errors import InvalidRequest
+from outrider.gateway.structured import Structured
+
+MAX_TOOLS = 128
+MAX_NAME_CHARS = 256
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Which tools there are, and whether one has to be called."""
+
+    definitions: tuple[Mapping[str, Any], ...]
+    """As chat templates take them: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    choice: Literal["auto", "required", "named"] = "auto"
+    name: str = ""
+    """Where it is named."""
+    parallel: bool = True
+    """Whether one answer may have several calls."""
+    field: str = "tools"
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.definitions) <= MAX_TOOLS:
+            raise InvalidRequest(self.field, f"{len(self.definitions)} tools; 1 to {MAX_TOOLS} are allowed")
+        names = [each["function"]["name"] for each in self.definitions]
+        for i, name in enumerate(names):
+            if not 1 <= len(name) <= MAX_NAME_CHARS:
+                message = f"a name has 1 to {MAX_NAME_CHARS} characters"
+                raise InvalidRequest(f"{self.field}[{i}].function.name", message)
+            if name in names[:i]:
+                raise InvalidRequest(f"{self.field}[{i}].function.name", f"two tools are named {name[:100]!r}")
+        if self.choice == "named" and self.name not in names:
+            raise InvalidRequest("tool_choice.function.name", f"no tool is named {self.name[:100]!r}")
+
+    def structured(self) -> Structured | None:
+        """What the answer has to be. None where the model decides itself whether it calls.
+
+        A list of `{"name", "arguments"}`; of a named tool, its arguments alone.
+        """
+        if self.choice == "auto":
+            return None
+        if self.choice == "named":
+            [function] = [each["function"] for each in self.definitions if each["function"]["name"] == self.name]
+            return Structured("json_schema", function.get("parameters") or NO_PARAMETERS, self.field)
+        calls = [_call(each["function"], i) for i, each in enumerate(self.definitions)]
+        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+        return Structured("json_schema", schema if self.parallel else schema | {"maxItems": 1}, self.field)
+
+
+def _call(function: Mapping[str, Any], number: int) -> dict[str, Any]:
+    parameters = _moved(function.get("parameters") or NO_PARAMETERS, f"#/items/anyOf/{number}/properties/arguments")
+    return {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema with its references to itself as they are once it stands at `place` in another one."""
+    if isinstance(schema, Mapping):
+        moved = {name: _moved(value, place) for name, value in schema.items()}
+        if isinstance(reference := moved.get("$ref"), str) and reference.startswith("#"):
+            moved["$ref"] = place + reference[1:]
+        return moved
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_moved(each, place) for each in schema]
+    return schema

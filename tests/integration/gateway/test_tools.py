@@ -1,0 +1,149 @@
+"""Tools through the stock client: what reaches the model, and what comes back of its text, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tokenizer.text import Detokeniser
+from outrider.rpc.v1 import router_pb2
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": PARAMETERS}}
+CLOCK: Any = {"type": "function", "function": {"name": "clock", "strict": True}}
+TOOLS = [WEATHER, CLOCK]
+ASKED: Any = {"role": "user", "content": "Hm?"}
+SAID = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>\n'
+CALL = '{"name": "clock", "arguments": {}}'
+
+
+@pytest.fixture
+def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
+    """A client of a gateway whose model says this; and the router, which has what was asked."""
+
+    @asynccontextmanager
+    async def asked(text: str, size: int = 4) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedRouter]]:
+        router = ScriptedRouter(
+            saying([*tokenizer.encode(text), 2], size=size), tokenizer.fingerprint, max_context_len=4096
+        )
+        async with (
+            routing(router) as address,
+            gateway(address) as running,
+            openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield client, router
+
+    return asked
+
+
+def prompt_of(request: router_pb2.RouteRequest, tokenizer: ModelTokenizer) -> str:
+    detokeniser = Detokeniser(tokenizer.token_bytes)
+    return "".join(map(detokeniser.push, request.prompt_token_ids))
+
+
+async def test_a_call_in_a_whole_answer(ask: Any) -> None:
+    async with ask(SAID) as (client, _):
+        answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
+    [choice] = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "weather", '{"city": "Bern"}')
+    assert call.id.startswith("call_")
+
+
+async def test_calls_in_a_stream_add_up_to_the_same(ask: Any) -> None:
+    said = SAID + f"<tool_call>{CALL}</tool_call>"
+    async with (
+        ask(said) as (client, _),
+        client.chat.completions.stream(model=MODEL, messages=[ASKED], tools=[WEATHER]) as stream,
+    ):
+        pieces = [event async for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        answer = await stream.get_final_completion()
+    [choice] = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls]
+    assert calls == [("weather", '{"city": "Bern"}'), ("clock", "{}")]
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+    assert len(pieces) > 3, "arguments come in pieces"
+
+
+async def test_one_call_where_parallel_ones_are_not_wanted(ask: Any) -> None:
+    async with ask(f"<tool_call>{CALL}</tool_call>" * 2) as (client, _):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], tools=TOOLS, parallel_tool_calls=False
+        )
+    assert len(answer.choices[0].message.tool_calls) == 1
+
+
+async def test_without_tools_the_text_is_content(ask: Any, tokenizer: ModelTokenizer) -> None:
+    async with ask(SAID) as (client, router):
+        none = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="none")
+        plain = await client.chat.completions.create(model=MODEL, messages=[ASKED], parallel_tool_calls=True)
+    for answer in (none, plain):
+        assert answer.choices[0].message.content == SAID
+        assert (answer.choices[0].message.tool_calls, answer.choices[0].finish_reason) == (None, "stop")
+    assert "weather" not in prompt_of(router.requests[0], tokenizer)
+
+
+async def test_the_model_is_told_of_tools_calls_and_results(ask: Any, tokenizer: ModelTokenizer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bern"}'}}
+    messages: list[Any] = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]},
+        {"role": "user", "name": "Ann", "content": "Hm?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [call],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "Sun"},
+    ]
+    async with ask("Sun.") as (client, router):
+        answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
+    assert answer.choices[0].message.content == "Sun."
+    prompt = prompt_of(router.requests[0], tokenizer)
+    assert prompt.startswith("system\nBe brief.\n\n# Tools")
+    assert json.dumps(WEATHER) in prompt
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>' in prompt
+    assert "user\n<tool_response>\nSun\n</tool_response>" in prompt
+
+
+async def test_a_required_call_is_a_grammar_and_is_read_as_one(ask: Any) -> None:
+    pytest.importorskip("llguidance")
+    async with ask(f"[{CALL}]") as (client, router):
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+        )
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice="required", stream=True
+        )
+        deltas = [chunk.choices[0].delta.tool_calls async for chunk in stream]
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert (whole.choices[0].message.content, whole.choices[0].message.tool_calls[0].function.name) == (None, "clock")
+    assert next(delta[0].function.name for delta in deltas if delta) == "clock"
+    one, several = (json.loads(each.logits.grammar)["grammars"][0]["json_schema"] for each in router.requests)
+    names = [call["properties"]["name"]["const"] for call in several["items"]["anyOf"]]
+    assert names == ["weather", "clock"]
+    assert one["maxItems"] == 1 and "maxItems" not in several
+
+
+async def test_a_named_call_is_its_arguments(ask: Any) -> None:
+    pytest.importorskip("llguidance")
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    async with ask('{"city": "Bern"}') as (client, router):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], tools=TOOLS, tool_choice=named, max_tokens=40
+        )
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Bern"}')
+    assert answer.choices[0].finish_reason == "stop"
+    assert json.loads(router.requests[0].logits.grammar)["grammars"][0]["json_schema"]["required"] == ["city"]
