@@ -12,7 +12,7 @@ from outrider.errors import InvalidRequest
 from outrider.protocol import logits_options, logprobs
 from outrider.protocol.convert import sampling_from_proto
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_LABEL_CHARS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
-from outrider.protocol.validate import check_stopping, check_token_ids
+from outrider.protocol.validate import check_prediction, check_stopping, check_token_ids
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -49,6 +49,8 @@ class Request:
     trace_context: TraceContext = NO_CONTEXT
     logits: sequence.LogitsOptions | None = None
     logprobs: sequence.LogprobsOptions | None = None
+    prediction: tuple[int, ...] = ()
+    """Of the output, for drafts."""
 
     @property
     def cost(self) -> int:
@@ -110,6 +112,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
         logits=_logits(message, info.vocab_size),
         logprobs=_logprobs(message),
+        prediction=tuple(message.predicted_token_ids),
     )
 
 
@@ -149,6 +152,7 @@ def _check_tokens(message: router.RouteRequest, info: worker.WorkerInfo) -> None
         raise InvalidRequest("prompt_token_ids", "must have at least one token")
     check_token_ids("prompt_token_ids", message.prompt_token_ids, info.vocab_size)
     check_token_ids("resume_token_ids", message.resume_token_ids, info.vocab_size)
+    check_prediction(message.predicted_token_ids, info.vocab_size, info.max_context_len)
     if len(message.resume_token_ids) > message.stopping.max_new_tokens:
         raise InvalidRequest("resume_token_ids", "more than stopping.max_new_tokens")
     if len(message.prompt_token_ids) >= info.max_context_len:

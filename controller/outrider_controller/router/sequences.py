@@ -312,6 +312,7 @@ def open_message(
         cache_salt=request.cache_salt,
         logits=request.logits,
         logprobs=request.logprobs,
+        predicted_token_ids=request.prediction,
         draft=draft,
     )
 

@@ -23,7 +23,7 @@ from outrider.protocol.convert import (
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_ALTERNATIVES, MAX_RUN_AHEAD_TOKENS
-from outrider.protocol.validate import check_opening, check_token_ids
+from outrider.protocol.validate import check_opening, check_prediction, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.worker.events import Closed, Refused, SequenceKey
@@ -101,7 +101,9 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
+        prediction=tuple(message.predicted_token_ids),
     )
+    check_prediction(opening.prediction, limits.vocab_size, limits.max_context_len)
     check_opening(
         prompt=opening.prompt,
         committed=opening.committed,

@@ -1,6 +1,7 @@
 """Prompt lookup: what followed the same few tokens last time is likely to follow them again.
 
 Saxena 2023 (prompt lookup decoding). Needs no model: cheap, and strong where the answer quotes the prompt or itself.
+Where a client has predicted the answer, that goes before.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from outrider.drafters.config import DrafterKind, NgramConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.sequence import Drafted, DraftSequence
+from outrider.options.prediction import Prediction
 from outrider.speculation import Q_TOTAL, DraftDistribution, VerificationMode
 
 SOURCE = "ngram"
+PREDICTION = "prediction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +86,53 @@ class NgramDrafter(Drafter):
         self.info = DrafterInfo(DrafterKind.NGRAM, vocab_size, max_context_len)
         self._config = config or NgramConfig()
         self._indexes: dict[DraftSequence, NgramIndex] = {}
+        self._predictions: dict[DraftSequence, Prediction] = {}
 
     def on_open(self, sequence: DraftSequence) -> None:
         index = NgramIndex(sequence.tokens, self._config)
         index.update()
         self._indexes[sequence] = index
+        if sequence.opening.prediction:
+            prediction = self._predictions[sequence] = Prediction(sequence.opening.prediction)
+            prediction.follow(sequence.opening.committed)
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         self._indexes[sequence].update()
+        if sequence in self._predictions:
+            self._predictions[sequence].follow(sequence.tokens[known_len:])
 
     def release(self, sequence: DraftSequence) -> None:
         """Keeps the index: it is cheap to extend, and costly to make again."""
 
     def on_close(self, sequence: DraftSequence) -> None:
         del self._indexes[sequence]
+        self._predictions.pop(sequence, None)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         return [self.look_up(sequence) or Drafted(SOURCE) for sequence in sequences]
 
     def look_up(self, sequence: DraftSequence) -> Drafted | None:
-        """What followed the longest match, or None without one."""
+        """What is predicted, or followed the longest match; None without either."""
         count = min(sequence.reach, self.info.max_context_len - sequence.committed_len)
+        if count <= 0:
+            return None
+        prediction = self._predictions.get(sequence)
+        if prediction is not None and (upcoming := prediction.upcoming(count)):
+            return _drafted(sequence, PREDICTION, list(upcoming), prediction.matched)
         index = self._indexes[sequence]
-        match = index.find() if count > 0 else None
+        match = index.find()
         if match is None:
             return None
-        tokens = _until_stop(index.continuation(match, count), sequence.opening.stop_token_ids)
-        if sequence.opening.mode is VerificationMode.RATIO:
-            # The token was chosen without chance, so the distribution it came from is all on it.
-            point = [DraftDistribution((token,), (Q_TOTAL,)) for token in tokens]
-            return Drafted(SOURCE, tokens, q=point, matched=match.length)
-        return Drafted(SOURCE, tokens, matched=match.length)
+        return _drafted(sequence, SOURCE, index.continuation(match, count), match.length)
+
+
+def _drafted(sequence: DraftSequence, source: str, tokens: list[int], matched: int) -> Drafted:
+    tokens = _until_stop(tokens, sequence.opening.stop_token_ids)
+    if sequence.opening.mode is VerificationMode.RATIO:
+        # The token was chosen without chance, so the distribution it came from is all on it.
+        point = [DraftDistribution((token,), (Q_TOTAL,)) for token in tokens]
+        return Drafted(source, tokens, q=point, matched=matched)
+    return Drafted(source, tokens, matched=matched)
 
 
 def _until_stop(tokens: list[int], stop_token_ids: frozenset[int]) -> list[int]:

@@ -39,6 +39,8 @@ class Opening:
     stop_token_ids: frozenset[int] = frozenset()
     salt: bytes = b""
     """KV blocks are shared only under equal salts."""
+    prediction: Sequence[int] = ()
+    """What the client expects the output to be, for the most part."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

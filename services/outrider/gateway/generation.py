@@ -42,6 +42,7 @@ from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.gateway.tokenizer.threads import TokenizerThreads
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
+from outrider.options.prediction import Prediction
 from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
@@ -115,12 +116,15 @@ class _Job:
     """What is asked of them, in this model's tokens."""
     expected_tokens: int = 0
     """Of the answer; 0 where nothing is known."""
+    prediction: Prediction = field(default_factory=lambda: Prediction(()))
     revision: str = ""
     """Of the target that said what is there of the answer, as a router told."""
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), self.stats.sums.num_cached_tokens)
+        predicted, cached = self.prediction, self.stats.sums.num_cached_tokens
+        counts = predicted.num_accepted, predicted.num_rejected
+        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), cached, *counts)
 
     def route_request(self) -> router_pb2.RouteRequest:
         """The rest of this request, as a router takes it: all of it, or what is left after a break."""
@@ -151,6 +155,7 @@ class _Job:
             logprobs=self._logprobs,
             weight=self.tenant.weight,
             expected_tokens=self.expected_tokens,
+            predicted_token_ids=self.prediction.token_ids,
         )
 
     @property
@@ -167,6 +172,7 @@ class _Job:
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
+        self.prediction.follow(piece.token_ids)
         self.stats.add_tokens(len(piece.token_ids), now_s)
         found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
         return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
@@ -290,7 +296,12 @@ class Generator:
         )
         logits = await self._logits(model, options.logits) if options.logits else None
         stats = RunningStats(started_s)
-        return _Job(uuid.uuid4().hex, generation, tenant, model, prompt, output, stats, deadline_s, span, logits)
+        prediction = Prediction(await _predicted(model, generation.prediction, self.threads))
+        prediction.follow(generation.resume_token_ids)
+        return _Job(
+            *(uuid.uuid4().hex, generation, tenant, model, prompt, output, stats, deadline_s, span, logits),
+            prediction=prediction,
+        )
 
     async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
         return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))
@@ -387,6 +398,18 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
     if not ids:
         raise InvalidRequest(where, "has no tokens")
     _check_room(model, where, len(ids))
+    return ids
+
+
+async def _predicted(model: Model, text: str, threads: TokenizerThreads) -> list[int]:
+    if not text:
+        return []
+    try:
+        ids = await threads.run(len(text), lambda: model.tokenizer.encode_plain(text, model.max_context_len))
+    except TooManyTokens as error:
+        raise _too_long(model, "prediction", str(error)) from error
+    if len(ids) > model.max_context_len:
+        raise _too_long(model, "prediction", f"{len(ids)} tokens")
     return ids
 
 

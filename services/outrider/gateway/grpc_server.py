@@ -157,7 +157,9 @@ def to_generation(request: generation_pb2.GenerateRequest) -> Generation:
     """Raises InvalidRequest."""
     if not request.model:
         raise InvalidRequest("model", "is missing")
-    return Generation(request.model, _prompt(request), _options(request.options), request.resume_token_ids)
+    return Generation(
+        request.model, _prompt(request), _options(request.options), resume_token_ids=request.resume_token_ids
+    )
 
 
 def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:

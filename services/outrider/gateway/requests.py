@@ -150,8 +150,13 @@ class Generation:
     model: str
     prompt: Prompt
     options: Options = field(default_factory=Options)
+    prediction: str = ""
+    """What the client expects the answer to be, for the most part. A draft; it changes no answer."""
     resume_token_ids: Sequence[int] = ()
     """Output tokens the client has from an answer that broke off. The answer continues after them."""
+
+    def __post_init__(self) -> None:
+        _check_text("prediction", self.prediction)
 
 
 def check_num_messages(where: str, num_messages: int) -> None:

@@ -18,6 +18,9 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_prediction_tokens: int = 0
+    """Of what the client predicted, tokens that the answer has in their places; and those that it has not."""
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(slots=True)

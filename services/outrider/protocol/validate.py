@@ -49,6 +49,13 @@ def check_opening(
         raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(salt)}")
 
 
+def check_prediction(token_ids: Sequence[int], vocab_size: int, max_context_len: int) -> None:
+    """Raises InvalidRequest."""
+    if len(token_ids) > max_context_len:
+        raise InvalidRequest("predicted_token_ids", f"{len(token_ids)} tokens; at most {max_context_len} are allowed")
+    check_token_ids("predicted_token_ids", token_ids, vocab_size)
+
+
 def check_stopping(max_new_tokens: int, stop_token_ids: Sequence[int], vocab_size: int) -> None:
     if max_new_tokens < 1:
         raise InvalidRequest("stopping.max_new_tokens", "must be at least 1")

@@ -159,6 +159,26 @@ async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, rou
     assert refused.value.body["param"] == "response_format.json_schema.schema"
 
 
+async def test_a_prediction_reaches_the_router_and_is_counted(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer
+) -> None:
+    message: Any = {"role": "user", "content": "a"}
+    predicted: Any = {"type": "content", "content": [{"type": "text", "text": TEXT.replace("stop", "zzzz")}]}
+    async with serve() as (_, client):
+        whole = await client.chat.completions.create(model=MODEL, messages=[message], prediction=predicted)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[message], prediction=predicted, stream=True, stream_options={"include_usage": True}
+        )
+        usages = [chunk.usage async for chunk in stream if chunk.usage]
+        plain = await client.chat.completions.create(model=MODEL, messages=[message])
+    assert list(router.requests[0].predicted_token_ids) == tokenizer.encode_plain(TEXT.replace("stop", "zzzz"))
+    for usage in (whole.usage, *usages):
+        details = usage.completion_tokens_details
+        total = len(tokenizer.encode_plain(TEXT))
+        assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (total - 4, 4)
+    assert plain.usage.completion_tokens_details is None
+
+
 async def test_what_a_target_refuses_has_the_clients_name(serve: Any, router: ScriptedRouter) -> None:
     pytest.importorskip("llguidance")
     async with serve() as (_, client):

@@ -12,12 +12,16 @@ Json = dict[str, Any]
 
 
 def usage(counts: Usage) -> Json:
+    details = {
+        "accepted_prediction_tokens": counts.accepted_prediction_tokens,
+        "rejected_prediction_tokens": counts.rejected_prediction_tokens,
+    }
     return {
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
-    }
+    } | ({"completion_tokens_details": details} if any(details.values()) else {})
 
 
 def metrics(summary: Summary) -> Json:

@@ -31,8 +31,13 @@ class ChoiceStats:
             for number, finish in self._finishes.items()
             if not self.choices.answers[number].options.prompt_only
         ]
+        every = [finish.usage for finish in self._finishes.values()]
         return Usage(
-            sum(usage.prompt_tokens for usage in firsts), sum(shown), sum(usage.cached_tokens for usage in firsts)
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(shown),
+            sum(usage.cached_tokens for usage in firsts),
+            sum(usage.accepted_prediction_tokens for usage in every),
+            sum(usage.rejected_prediction_tokens for usage in every),
         )
 
     @property

@@ -53,6 +53,18 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
     return read | {"content": _content(f"{where}.content", given.get("content"))}
 
 
+def prediction(given: Any) -> str:
+    """OpenAI's predicted output. Raises InvalidRequest."""
+    if given is None:
+        return ""
+    if not isinstance(given, dict) or given.get("type") != "content":
+        raise InvalidRequest("prediction", "has to be an object with type content, and content")
+    for name in given:
+        if name not in ("type", "content"):
+            raise InvalidRequest(f"prediction.{name[:100]}", "unknown field")
+    return _content("prediction.content", given.get("content"))
+
+
 def _content(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content

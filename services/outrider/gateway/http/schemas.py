@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
-from outrider.gateway.http.messages import message
+from outrider.gateway.http.messages import message, prediction
 from outrider.gateway.http.tools import tool_use
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
@@ -48,7 +48,6 @@ _UNSERVED_CHAT = _UNSERVED | {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (),
@@ -106,6 +105,7 @@ class _Request(BaseModel):
     bad_words: list[str] | None = None
     min_tokens: int | None = None
     response_format: Any = None
+    prediction: Any = None
     structured_outputs: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
@@ -150,11 +150,11 @@ class _Request(BaseModel):
             self._check_stream_options(self.stream_options)
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise InvalidRequest("n", f"{self.num_choices} is not allowed; it has to be from 1 to {MAX_CHOICES}")
-        options, prompts = self._options(), self.to_prompts()
+        options, prompts, predicted = self._options(), self.to_prompts(), prediction(self.prediction)
         if (count := len(prompts) * self.num_answers) > MAX_CHOICES:
             raise InvalidRequest("prompt", f"{count} answers in one request; at most {MAX_CHOICES} are allowed")
         return [
-            [Generation(self.model, prompt, _numbered(options, number)) for number in range(self.num_answers)]
+            [Generation(self.model, prompt, each, predicted) for each in _numbered(options, self.num_answers)]
             for prompt in prompts
         ]
 
@@ -379,9 +379,11 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path.removeprefix(".")
 
 
-def _numbered(options: Options, number: int) -> Options:
+def _numbered(options: Options, count: int) -> list[Options]:
     """Of several answers to one prompt: each has a seed of its own, as in vLLM."""
-    return options if options.seed is None else replace(options, seed=(options.seed + number) % 2**64)
+    if options.seed is None:
+        return [options] * count
+    return [replace(options, seed=(options.seed + number) % 2**64) for number in range(count)]
 
 
 def _prompt(where: str, prompt: Any) -> Prompt:

@@ -73,9 +73,9 @@ class ModelTokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a piece of text, with nothing around it."""
-        return self._encode(text, None, add_special_tokens=False)
+    def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Token ids of a piece of text, with nothing around it. Raises TooManyTokens."""
+        return self._encode(text, max_tokens, add_special_tokens=False)
 
     def encode_chat(
         self,
