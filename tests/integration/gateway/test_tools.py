@@ -31,9 +31,7 @@ def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
 
     @asynccontextmanager
     async def asked(text: str, size: int = 4) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedRouter]]:
-        router = ScriptedRouter(
-            saying([*tokenizer.encode(text), 2], size=size), tokenizer.fingerprint, max_context_len=4096
-        )
+        router = ScriptedRouter(saying([*tokenizer.encode(text), 2], size=size), max_context_len=4096)
         async with (
             routing(router) as address,
             gateway(address) as running,
