@@ -29,6 +29,8 @@ _COMMANDS = {
     "uncordon": (f"{_PACKAGE}.cordon", "uncordon", "Send work to a worker again."),
     "drain": (f"{_PACKAGE}.cordon", "drain", "Empty a worker, so that it can be stopped."),
     "apply": (f"{_PACKAGE}.tenants", "apply", "Make or change the tenants that a file lists."),
+    "set": (f"{_PACKAGE}.speculation", "set_group", "Change a tenant's speculation or quota."),
+    "explain": (f"{_PACKAGE}.speculation", "explain", "Say why a tenant's requests speculate or not."),
     "create": (f"{_PACKAGE}.tenants", "create", "Make an API key, or certificates."),
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),

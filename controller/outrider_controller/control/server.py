@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import asdict
 from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
+from outrider.errors import Unavailable
 from outrider.gateway.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
@@ -174,6 +175,9 @@ async def running_control(
         ops.ready["server"] = lambda: life.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
+        # Who leads is known before routers and operators ask.
+        with suppress(Unavailable):
+            await leader.tick()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
         await stack.enter_async_context(beside(leader.run(), "plan"))
         await stack.enter_async_context(beside(FleetWatch(store, store.cordons, events).run(), "watch fleet"))

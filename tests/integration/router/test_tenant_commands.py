@@ -135,3 +135,30 @@ def test_what_the_file_says_is_what_is_sent(tmp_path: Path) -> None:
     quota: Any = tenants_pb2.Quota(requests_per_second=1.5, tokens_per_minute=600, concurrent_requests=3)
     acme = tenants_pb2.Tenant(name="acme", models=["m"], weight=2, quota=quota)
     assert read_tenants(write(tmp_path, GOOD)) == [acme, tenants_pb2.Tenant(name="other", quota=tenants_pb2.Quota())]
+
+
+def test_a_quota_is_changed_bound_by_bound(control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(control, "apply", "-f", str(write(tmp_path, GOOD)))
+    changes = ("--tokens-per-minute", "900", "--concurrent-requests", "none")
+    capsys.readouterr()
+    assert command(control, "set", "quota", "acme", *changes, "-o", "json") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert (row["requests_per_second"], row["tokens_per_minute"], row["concurrent_requests"]) == (1.5, 900, None)
+    assert command(control, "set", "quota", "nobody", *changes) == 3
+    assert command(control, "set", "quota", "acme", "--requests-per-second", "many") == 2
+    assert "--requests-per-second" in capsys.readouterr().err
+    assert command(control, "set", "quota", "acme") == 2
+
+
+def test_speculation_is_set_and_explained(control: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(control, "set", "speculation", "acme", "off", "--ttl", "1h", "-o", "json") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["setting"] == "off"
+    assert row["until"]
+    assert command(control, "explain", "acme", "-o", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["tenant"], said["known"]) == ("acme", False)
+    assert command(control, "set", "speculation", "acme", "auto") == 0
+    assert command(control, "set", "speculation", "acme", "sometimes") == 2
+    assert command(control, "set", "speculation", "no name", "on") == 2
+    assert command(control, "set", "speculation", "acme", "on", "--ttl", "soon") == 2

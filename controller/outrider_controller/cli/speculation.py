@@ -1,0 +1,228 @@
+"""outrider set speculation, set quota, and explain: what operators say of a tenant, and why it speculates or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
+
+from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
+from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
+from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.output import emit_json, moment, note, output_option
+from outrider_controller.cli.spans import seconds
+from outrider_controller.cli.tenants import tenant_row
+
+_SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
+_QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+_NO_BOUND = "none"
+
+
+@click.group("set")
+def set_group() -> None:
+    """Change what holds for a tenant, running requests included."""
+
+
+def _ttl(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
+    if value is None:
+        return 0
+    found = seconds(value)
+    if not found:
+        raise click.BadParameter(f"{value!r} is no span such as 30s, 10m, 12h or 90d")
+    return found
+
+
+@set_group.command("speculation")
+@click.argument("tenant")
+@click.argument("setting", type=click.Choice(list(_SETTINGS)))
+@click.option("--max-draft-tokens", type=click.IntRange(1, 64), metavar="K", help="At most so many a step.")
+@click.option(
+    "--ttl", "ttl_s", callback=_ttl, metavar="SPAN", help="After so long it is auto again: 30s, 10m, 12h, 90d."
+)
+@context_option
+@control_option
+@output_option("text", "json")
+def set_speculation(
+    tenant: str, setting: str, max_draft_tokens: int | None, ttl_s: int, control: str, output: str
+) -> None:
+    """Put TENANT's speculation on, off, or back to auto, over the plan.
+
+    Holds within a second, for running requests too. `auto` without a cap takes back what was said before.
+    """
+    request = control_pb2.SetSpeculationRequest(
+        tenant=tenant,
+        setting=tenants_pb2.SpeculationSetting.Value(f"SPECULATION_SETTING_{_SETTINGS[setting]}"),
+        max_draft_tokens=max_draft_tokens,
+        ttl_ms=1000 * ttl_s,
+    )
+
+    async def put(stub: Control, credential: Credential) -> tenants_pb2.SpeculationOverride:
+        answer = await stub.SetSpeculation(request, timeout=TIMEOUT_S, metadata=credential)
+        return answer.override
+
+    said = ask_control(control, put)
+    row = {
+        "tenant": tenant,
+        "setting": setting,
+        "max_draft_tokens": max_draft_tokens,
+        "until": moment(said.until_unix_ms // 1000),
+    }
+    if output == "json":
+        emit_json("set_speculation", row)
+        return
+    until = f" until {row['until']}" if row["until"] else ""
+    capped = f", at most {max_draft_tokens} tokens a step" if max_draft_tokens else ""
+    click.echo(f"{tenant}: speculation {setting}{capped}{until}")
+
+
+@set_group.command("quota")
+@click.argument("tenant")
+@click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
+@click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
+@click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
+@context_option
+@control_option
+@output_option("text", "json")
+def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
+    """Change bounds of TENANT's quota; those not named stay as they are.
+
+    Exit code 4 when somebody else has changed the tenant meanwhile.
+    """
+    if not any(given.values()):
+        raise click.UsageError(f"nothing to set: name one of {', '.join(_flag(name) for name in _QUOTAS)}")
+    bounds = {name: _bound(name, value) for name, value in given.items() if value is not None}
+
+    async def change(stub: Control, credential: Credential) -> tenants_pb2.Tenant:
+        asked = control_pb2.GetTenantRequest(name=tenant)
+        record = (await stub.GetTenant(asked, timeout=TIMEOUT_S, metadata=credential)).tenant
+        for name, value in bounds.items():
+            record.quota.ClearField(name)  # type: ignore[arg-type]  # One of its fields.
+            if value is not None:
+                setattr(record.quota, name, value)
+        changed = control_pb2.PutTenantsRequest(tenants=[record])
+        await stub.PutTenants(changed, timeout=TIMEOUT_S, metadata=credential)
+        return record
+
+    record = ask_control(control, change)
+    if output == "json":
+        emit_json("set_quota", tenant_row(record))
+        return
+    row = tenant_row(record)
+    quota = ", ".join(f"{name} {row[name]:g}" for name in _QUOTAS if row[name] is not None)
+    click.echo(f"{tenant}: {quota or 'no bound'}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _bound(name: str, value: str) -> float | int | None:
+    """None for no bound. Raises UsageError."""
+    if value == _NO_BOUND:
+        return None
+    try:
+        return float(value) if name == "requests_per_second" else int(value)
+    except ValueError:
+        raise click.UsageError(f"{_flag(name)}: {value!r} is neither a number nor {_NO_BOUND}") from None
+
+
+@click.command("explain")
+@click.argument("tenant")
+@context_option
+@control_option
+@output_option("text", "json")
+def explain(tenant: str, control: str, output: str) -> None:
+    """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
+
+    async def ask(stub: Control, credential: Credential) -> control_pb2.ExplainResponse:
+        request = control_pb2.ExplainRequest(tenant=tenant)
+        answer: control_pb2.ExplainResponse = await stub.Explain(request, timeout=TIMEOUT_S, metadata=credential)
+        return answer
+
+    answer = ask_control(control, ask)
+    if output == "json":
+        emit_json("explain", {"tenant": tenant, "known": answer.known, "targets": [_row(d) for d in answer.decisions]})
+        return
+    if not answer.known:
+        note(f"{tenant} has shown nothing yet: it begins as is usual")
+    if not answer.decisions:
+        click.echo(f"{tenant}: no router has told of a target yet")
+    for decision in answer.decisions:
+        click.echo("\n".join(explained(tenant, decision)))
+
+
+def _row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
+    belief = decision.belief
+    return {
+        "target": decision.target,
+        "mode": _mode(decision),
+        "reason": decision.reason,
+        "draft": belief.draft,
+        "saving": round(decision.saving, 3),
+        "interval": [round(decision.lower, 3), round(decision.upper, 3)],
+        "rounds": round(decision.rounds),
+        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
+        "tokens_per_round": round(belief.tokens / belief.rounds, 2) if belief.rounds else None,
+        "late": round(belief.late / belief.rounds, 3) if belief.rounds else None,
+        "price": round(decision.price, 4),
+        "drafting_share": round(sum(share.share for share in decision.shares), 4),
+        "why": because(decision),
+        "what_would_change_it": would_change(decision),
+    }
+
+
+def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
+    """Lines."""
+    row = _row(decision)
+    yield f"{tenant} at {decision.target}: {row['mode']}"
+    yield f"  why     {row['why']}"
+    yield f"  change  {row['what_would_change_it']}"
+    if decision.rounds:
+        low, high = row["interval"]
+        saving = f"{row['saving']:+.2f} plain rounds a round ({low:+.2f} to {high:+.2f}, 80 %)"
+        yield f"  saving  {saving}, {row['rounds']:,} rounds"
+        accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
+        if row["tokens_per_round"] is not None:
+            late = f"{row['late']:.0%} without a draft in time"
+            yield f"  rounds  {row['tokens_per_round']} tokens each, {accepted}, {late}"
+    yield f"  drafts  {row['drafting_share']:.1%} of requests, {row['draft'] or 'no version'}"
+    yield f"  price   {row['price']:.3f}: a drafted token has to be at least so likely to be worth its row"
+
+
+def _mode(decision: policy_pb2.TenantDecision) -> str:
+    return policy_pb2.PlanMode.Name(decision.mode).removeprefix("PLAN_MODE_").lower()
+
+
+def because(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    until = decision.override.until_unix_ms
+    said = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
+    return {
+        Reason.UNKNOWN: f"only {decision.rounds:.0f} rounds are known: what is usual at the target decides",
+        Reason.SAVES: "drafts save time, beyond doubt",
+        Reason.COSTS: "drafts cost more time than they save, beyond doubt",
+        Reason.BETWEEN: "drafts neither save nor cost time beyond doubt: the mode stays",
+        Reason.DWELL: "the evidence speaks for another mode, but this one has to hold for 5 s and 100 rounds",
+        Reason.OPERATOR_ON: f"an operator put it on{said}",
+        Reason.OPERATOR_OFF: f"an operator put it off{said}",
+        Reason.LOAD: "the target is so full that no drafted token is worth its row",
+        Reason.NO_DRAFT: "no live draft fits this target",
+    }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)
+
+
+def would_change(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    if decision.reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF):
+        return "outrider set speculation TENANT auto takes it back"
+    if decision.reason == Reason.LOAD:
+        return "on again when the price has halved: fewer requests, or more targets"
+    if decision.reason == Reason.NO_DRAFT:
+        return "a draft with the target's tokenizer and vocabulary"
+    if decision.mode == policy_pb2.PLAN_MODE_ON:
+        return (
+            f"try, once the interval's upper end is below {TRY_BELOW:g}: {decision.upper - TRY_BELOW:.2f} less than now"
+        )
+    return f"on, once the interval's lower end is above {ON_ABOVE:g}: {ON_ABOVE - decision.lower:.2f} more than now"

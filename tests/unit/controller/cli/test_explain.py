@@ -1,0 +1,70 @@
+"""outrider explain: each mode and reason in words, with what would change it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from outrider_controller.autoscaler.belief import STATE
+from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
+from outrider_controller.cli.speculation import because, explained, would_change
+from outrider_controller.plan_messages import belief_from_proto, decision_from_proto, decision_to_proto
+
+CELL = Cell("acme", "m")
+VALUES = dict(zip(STATE, (100.0, 250.0, 40.0, 90.0, 5.0, 300.0, 150.0, 4000.0), strict=True))
+
+
+def message(decision: Decision):
+    return decision_to_proto(CELL, decision, (Pairing("acme", "m", "d@1"), list(VALUES.values())), 0.0)
+
+
+def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> None:
+    decision = Decision(
+        Mode.ON, Reason.SAVES, (("d@1", 1.0),), saving=0.4, lower=0.3, upper=0.5, rounds=4000, price=0.2
+    )
+    lines = "\n".join(explained("acme", message(decision)))
+    for part in (
+        "acme at m: on",
+        "save time",
+        "below 0: 0.50 less",
+        "+0.40",
+        "4,000 rounds",
+        "50% accepted",
+        "d@1",
+        "0.200",
+    ):
+        assert part in lines
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_every_reason_has_words(reason: Reason) -> None:
+    for mode in Mode:
+        one = message(Decision(mode, reason))
+        assert because(one) != reason
+        assert would_change(one)
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Decision(
+            Mode.TRY, Reason.COSTS, (("a", 0.02), ("b", 0.01)), saving=-0.5, lower=-0.6, upper=-0.4, rounds=9, price=0.5
+        ),
+        Decision(Mode.OFF, Reason.LOAD),
+        Decision(
+            Mode.ON,
+            Reason.OPERATOR_ON,
+            policy=TenantPolicy(Setting.ON, 50.0, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
+        ),
+    ],
+)
+def test_a_decision_is_the_same_after_the_wire(decision: Decision) -> None:
+    sent = message(decision)
+    cell, heard = decision_from_proto(sent)
+    assert cell == CELL
+    for name in ("mode", "reason", "draft_shares", "policy", "saving", "lower", "upper", "rounds", "price"):
+        assert getattr(heard, name) == getattr(decision, name)
+    assert belief_from_proto(sent.belief) == (Pairing("acme", "m", "d@1"), list(VALUES.values()))
+    # The receiver's clock may begin anywhere.
+    assert decision_from_proto(sent, clock_s=-40.0)[1].policy.until_s in (math.inf, 10.0)
