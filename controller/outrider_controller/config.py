@@ -11,6 +11,7 @@ from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.webhook import WebhookConfig
 from outrider_controller.router.config import RouterConfig
 
 
@@ -52,6 +53,7 @@ class ControllerConfig:
     """HOST:PORT under which operators reach the control plane. Empty: the address that it listens on."""
     control_ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools of the control plane. Empty: none."""
+    webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
     ray: Annotated[RayConfig, Nested("ray_")] = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ class ControllerConfig:
             tls_dir=self.router.tls_dir,
             insecure=self.router.insecure,
             secret=self.router.secret,
+            webhook=self.webhook,
             log_format=self.router.log_format,
         )
 

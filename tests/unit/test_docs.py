@@ -13,8 +13,10 @@ import click
 import pytest
 from outrider.metadata.events import EventKind
 from outrider_controller.cli.app import cli
+from outrider_controller.control.alerts import AlertKind
 
 from benchmarks.__main__ import benchmarks
+from docs import cli_page
 from docs.configuration_page import page
 from tests.soak.__main__ import soak
 
@@ -127,6 +129,15 @@ def test_every_word_that_the_glossary_explains_is_still_in_the_code() -> None:
 def test_operations_names_every_kind_of_event() -> None:
     text = (_ROOT / "docs/operations.md").read_text()
     assert [kind for kind in EventKind if f"`{kind}`" not in text] == []
+
+
+def test_the_page_of_commands_is_as_they_say() -> None:
+    assert cli_page.PAGE.read_text() == cli_page.page(), "python docs/cli_page.py writes it"
+
+
+def test_operations_names_every_alert() -> None:
+    text = (_ROOT / "docs/operations.md").read_text()
+    assert [kind for kind in AlertKind if f"| `{kind}` |" not in text] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -17,6 +17,7 @@ from outrider.target.supervisor import supervisor_metrics
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
+from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -36,7 +37,7 @@ def store(registry: CollectorRegistry) -> None:
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
-    "control": (store,),
+    "control": (store, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store),
     "supervisor": (supervisor_metrics,),
     "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store),

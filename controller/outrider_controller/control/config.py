@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from outrider.configuration import Option, load
+from outrider.configuration import Nested, Option, load
 from outrider.process_config import ProcessConfig
 from outrider.rpc.roles import ClusterSecret, Role
+
+from outrider_controller.control.webhook import WebhookConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,7 @@ class ControlConfig(ProcessConfig):
     port may operate."""
     drain_timeout_s: float = 1.0
     """Seconds that running calls may take to end after SIGTERM, before they are broken off."""
+    webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
 
     role: ClassVar[Role] = Role.CONTROL
 

@@ -24,6 +24,7 @@ from outrider.supervision import Backoff, keep_running
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, TargetState, TenantPolicy
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
+from outrider_controller.control.alerts import Alerts, Change
 from outrider_controller.plan_messages import (
     belief_from_proto,
     decision_from_proto,
@@ -41,6 +42,9 @@ _PLAN_EVERY_S = 1.0
 _READ_TENANTS_EVERY_S = 5.0
 _SAVE_EVERY_S = 2.0
 _MAX_TOLD = 8
+
+
+Report = Callable[[Iterable[Change]], None]
 
 
 class Plans(Protocol):
@@ -95,8 +99,11 @@ class PlanLeader:
         plans: Plans,
         records: Tenants,
         events: EventWriter,
+        report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`report` hears of alerts that go up or come down."""
+        self.alerts = Alerts()
         self.epoch = 0
         """0 while another leads."""
         self.followers: set[Follower] = set()
@@ -104,6 +111,7 @@ class PlanLeader:
         self._plans = plans
         self._records = records
         self._events = events
+        self._report = report
         self._clock = clock
         self._lease = plans.lease(worker_id)
         self._planner = Planner()
@@ -143,6 +151,7 @@ class PlanLeader:
     def heard(self, follower: Follower, message: policy.FollowRequest) -> None:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
+        self.alerts.learn(evidence)
         self._unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy = message.busy
@@ -204,6 +213,8 @@ class PlanLeader:
     def _step_down(self) -> None:
         log.warning("another control plane leads")
         self.epoch = 0
+        # Whoever leads now raises its own.
+        self.alerts = Alerts()
         for follower in self.followers:
             follower.over = True
             follower.filled.set()
@@ -234,6 +245,7 @@ class PlanLeader:
 
     def _plan(self, now_s: float) -> None:
         states = self._states()
+        self._report(self.alerts.step({model: state.price for model, state in states.items()}, now_s))
         if not states:
             # No router has told yet what there is: who took over keeps what was decided.
             return
@@ -251,7 +263,10 @@ class PlanLeader:
         told = 0
         for cell, decision in changed.items():
             known = before.index.get(cell)
-            if known is not None and before.mode[known] != decision.mode and cell.tenant and told < _MAX_TOLD:
+            if known is None or before.mode[known] == decision.mode or not cell.tenant:
+                continue
+            self.alerts.mode_changed(cell)
+            if told < _MAX_TOLD:
                 told += 1
                 self._tell(cell, decision)
 

@@ -27,6 +27,7 @@ from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.access import OperatorGuard
+from outrider_controller.control.alert_report import AlertMetrics, AlertReport, WebhookMetrics
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
@@ -37,6 +38,7 @@ from outrider_controller.control.routers import Routers
 from outrider_controller.control.speculation import Speculation
 from outrider_controller.control.tenants import Tenancy
 from outrider_controller.control.usage import bill
+from outrider_controller.control.webhook import Webhook
 from outrider_controller.control.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -155,7 +157,12 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store))
-        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events)
+        webhook_metrics = WebhookMetrics(ops.registry)
+        webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
+        if webhook is not None:
+            await stack.enter_async_context(webhook)
+        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, AlertReport(events, webhook))
+        AlertMetrics(ops.registry, lambda: leader.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
         server = create_server(guard=guard, strict=[SERVICE])

@@ -1,4 +1,4 @@
-"""docs/cli.md, made from the commands themselves: `python -m tests.cli_page` writes it."""
+"""Writes docs/cli.md from the commands themselves: python docs/cli_page.py"""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import click
 from outrider_controller.cli.app import cli
 from outrider_controller.cli.exits import HELP
 
-PAGE = Path(__file__).parents[1] / "docs/cli.md"
+PAGE = Path(__file__).parent / "cli.md"
 _HEAD = """# Commands
 
-Every command of `outrider`, as its `--help` has it. `python -m tests.cli_page` makes this page.
+Every command of `outrider`, as its `--help` has it. `python docs/cli_page.py` writes this page. Do not edit it.
 """
 
 

@@ -1,0 +1,75 @@
+"""Who hears of alerts: the log, the events stream, Prometheus and, if there is one, a webhook."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+
+from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.events import EventKind
+from outrider.telemetry.metrics import LabelCap
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from outrider_controller.control.alerts import Alert, Change
+from outrider_controller.control.webhook import Webhook
+
+log = logging.getLogger(__name__)
+
+_MAX_TENANTS = 100
+
+
+class AlertMetrics(Collector):
+    """1 for every alert that is up. Those that are not have no sample."""
+
+    def __init__(self, registry: CollectorRegistry, active: Callable[[], Iterable[Alert]]) -> None:
+        self._active = active
+        self._tenants = LabelCap(_MAX_TENANTS)
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["alert", "tenant", "model_name"]
+        family = GaugeMetricFamily(
+            "outrider_alert_active", "Alerts that are up, as `outrider events` tells.", labels=labels
+        )
+        for alert in {(one.kind.value, self._tenants(one.tenant), one.model) for one in tuple(self._active())}:
+            family.add_metric(list(alert), 1)
+        yield family
+
+
+class WebhookMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._messages = Counter(
+            "outrider_webhook_messages", "Messages about alerts, by what became of them.", ["result"], registry=registry
+        )
+
+    def count(self, result: str) -> None:
+        self._messages.labels(result).inc()
+
+
+class AlertReport:
+    """Tells. Never waits, and never raises."""
+
+    def __init__(self, events: EventWriter, webhook: Webhook | None) -> None:
+        self._events = events
+        self._webhook = webhook
+
+    def __call__(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            alert = change.alert
+            named = {"alert": alert.kind.value, "tenant": alert.tenant, "model": alert.model, "reason": change.reason}
+            data = {name: value for name, value in named.items() if value}
+            kind = EventKind.ALERT_RAISED if change.raised else EventKind.ALERT_CLEARED
+            self._events.emit(kind, data)
+            level = logging.WARNING if change.raised else logging.INFO
+            log.log(
+                level, "%s %s: %s", alert.kind, "is up" if change.raised else "is over", change.reason, extra=_of(alert)
+            )
+            if self._webhook is not None:
+                self._webhook.send(kind.replace("_", "."), data)
+
+
+def _of(alert: Alert) -> dict[str, str]:
+    """The fields of a line."""
+    return {"tenant": alert.tenant} if alert.tenant else {}

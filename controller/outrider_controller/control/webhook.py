@@ -1,0 +1,166 @@
+"""Tells a URL of each alert, signed as standardwebhooks.com has it. Nobody waits for it, and nothing fails with it.
+
+The receiver holds `webhook-signature` against HMAC-SHA256 of "ID.TIMESTAMP.BODY" with the secret that both have, and
+refuses an old `webhook-timestamp`. A message may come twice: its `webhook-id` is the same then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from outrider.configuration import Option
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING = 256
+_ATTEMPTS = 3
+_FIRST_PAUSE_S = 1.0
+_TIMEOUT_S = 5.0
+_MIN_SECRET_BYTES = 16
+_PREFIX = b"whsec_"
+
+Count = Callable[[str], None]
+"""Told what became of each message: delivered, failed or dropped."""
+
+
+def read_secret(path: str | Path) -> bytes:
+    """From a file: any bytes, or what begins with whsec_ in base64. Raises OSError, ValueError."""
+    content = Path(path).read_bytes().strip()
+    if not content.startswith(_PREFIX):
+        return content
+    try:
+        return base64.b64decode(content.removeprefix(_PREFIX), validate=True)
+    except binascii.Error:
+        raise ValueError(f"alert_webhook_secret_file: {path}: no base64 after whsec_") from None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WebhookConfig:
+    url: Annotated[str, Option("webhook", secret=True)] = ""
+    """URL that is told of alerts, http or https; it may hold a credential. Empty: none."""
+    secret: Annotated[bytes, Option("webhook_secret_file", read=read_secret, secret=True)] = b""
+    """A file with the secret by which those messages are signed: any bytes, or `whsec_` and base64. Without one they
+    are not signed."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if self.url and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("alert_webhook: expected http://HOST… or https://HOST…")
+        if self.secret and len(self.secret) < _MIN_SECRET_BYTES:
+            raise ValueError(f"alert_webhook_secret_file: less than {_MIN_SECRET_BYTES} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    id: str
+    body: bytes
+
+    @classmethod
+    def of(cls, kind: str, data: Mapping[str, str], unix_s: float) -> Message:
+        at = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        body = {"type": kind, "timestamp": at, "data": dict(data)}
+        return cls(f"msg_{secrets.token_hex(12)}", json.dumps(body, ensure_ascii=False).encode())
+
+
+def headers_of(message: Message, secret: bytes, unix_s: int) -> dict[str, str]:
+    headers = {
+        "content-type": "application/json",
+        "user-agent": "outrider",
+        "webhook-id": message.id,
+        "webhook-timestamp": str(unix_s),
+    }
+    if secret:
+        signed = f"{message.id}.{unix_s}.".encode() + message.body
+        digest = hmac.digest(secret, signed, hashlib.sha256)
+        headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+    return headers
+
+
+class Webhook:
+    """Owned by one event loop. `async with` it."""
+
+    def __init__(
+        self, config: WebhookConfig, count: Count, pause_s: float = _FIRST_PAUSE_S, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        self._config = config
+        self._count = count
+        self._pause_s = pause_s
+        self._timeout_s = timeout_s
+        self._waiting: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Webhook:
+        self._task = asyncio.create_task(self._run(), name="webhook")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def send(self, kind: str, data: Mapping[str, str]) -> None:
+        """Never waits. Where too many wait already, the message is dropped and counted."""
+        try:
+            self._waiting.put_nowait(Message.of(kind, data, time.time()))
+        except asyncio.QueueFull:
+            self._count("dropped")
+
+    async def _run(self) -> None:
+        while True:
+            message = await self._waiting.get()
+            self._count("delivered" if await self._deliver(message) else "failed")
+
+    async def _deliver(self, message: Message) -> bool:
+        problem = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(self._pause_s * 4 ** (attempt - 1))
+            problem = await asyncio.to_thread(_post, self._config, message, self._timeout_s)
+            if not problem:
+                return True
+        log.warning("alerts do not reach %s: %s", urlsplit(self._config.url).hostname, problem)
+        return False
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another address is not what the operator named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _post(config: WebhookConfig, message: Message, timeout_s: float) -> str:
+    """What went wrong; empty when nothing did. Blocks."""
+    headers = headers_of(message, config.secret, int(time.time()))
+    request = urllib.request.Request(config.url, message.body, headers, method="POST")
+    try:
+        with _OPENER.open(request, timeout=timeout_s):
+            return ""
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"status {error.code}"
+    except (OSError, HTTPException, ValueError) as error:
+        # Its text may quote the URL.
+        return type(error).__name__
