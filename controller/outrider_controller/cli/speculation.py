@@ -144,7 +144,9 @@ def explain(tenant: str, control: str, output: str) -> None:
 
     answer = ask_control(control, ask)
     if output == "json":
-        emit_json("explain", {"tenant": tenant, "known": answer.known, "targets": [_row(d) for d in answer.decisions]})
+        emit_json(
+            "explain", {"tenant": tenant, "known": answer.known, "targets": [decision_row(d) for d in answer.decisions]}
+        )
         return
     if not answer.known:
         note(f"{tenant} has shown nothing yet: it begins as is usual")
@@ -154,11 +156,11 @@ def explain(tenant: str, control: str, output: str) -> None:
         click.echo("\n".join(explained(tenant, decision)))
 
 
-def _row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
+def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
     belief = decision.belief
     return {
         "target": decision.target,
-        "mode": _mode(decision),
+        "mode": mode_of(decision),
         "reason": decision.reason,
         "draft": belief.draft,
         "saving": round(decision.saving, 3),
@@ -176,7 +178,7 @@ def _row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
 
 def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
     """Lines."""
-    row = _row(decision)
+    row = decision_row(decision)
     yield f"{tenant} at {decision.target}: {row['mode']}"
     yield f"  why     {row['why']}"
     yield f"  change  {row['what_would_change_it']}"
@@ -192,7 +194,7 @@ def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]
     yield f"  price   {row['price']:.3f}: a drafted token has to be at least so likely to be worth its row"
 
 
-def _mode(decision: policy_pb2.TenantDecision) -> str:
+def mode_of(decision: policy_pb2.TenantDecision) -> str:
     return policy_pb2.PlanMode.Name(decision.mode).removeprefix("PLAN_MODE_").lower()
 
 

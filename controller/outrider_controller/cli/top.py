@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
-from outrider.rpc.v1 import control_pb2, trace_pb2, worker_pb2
+import grpc
+from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
 from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit_json, output_option, table_lines
 from outrider_controller.cli.sequences import acceptance, note_unreachable
+from outrider_controller.cli.speculation import decision_row
 from outrider_controller.control.rows import worker_row
 
-_TENANTS = ("tenant", "running", "requests_per_s", "tokens_per_s", "judged_per_s", "acceptance")
+_TENANTS = (
+    "tenant",
+    "running",
+    "requests_per_s",
+    "tokens_per_s",
+    "judged_per_s",
+    "acceptance",
+    "mode",
+    "saving",
+    "price",
+)
 _WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "judged_per_s", "acceptance")
+# Tenants whose decisions are asked for: a page shows hardly more.
+_EXPLAINED = 50
 _SERVING = (worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET)
 # Cursor to the top; what is left of a line, and of the screen, is cleared.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -37,6 +52,8 @@ class Sample:
     activities: Mapping[tuple[str, str], trace_pb2.Activity]
     """By tenant and "", or "" and worker."""
     unreachable: list[str]
+    decisions: Mapping[str, Sequence[policy_pb2.TenantDecision]]
+    """By tenant, of those that are busiest."""
 
 
 @click.command("top")
@@ -56,7 +73,8 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
     JUDGED-PER-S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
-    counts for the workers that it is on.
+    counts for the workers that it is on. MODE, SAVING (in plain rounds a round) and PRICE (of a drafted token, in
+    tokens) are the plan's, for each target that has one; `outrider explain TENANT` has the reasons.
     """
     live = sys.stdout.isatty() and not once and output == "table"
     before = _sample(control)
@@ -88,9 +106,22 @@ def _sample(control: str) -> Sample:
         at_s = time.monotonic()
         workers = await stub.ListWorkers(control_pb2.ListWorkersRequest(), timeout=TIMEOUT_S, metadata=who)
         by_name = {(one.tenant, one.worker_id): one for one in activities.activities}
-        return Sample(at_s, list(workers.workers), by_name, list(activities.unreachable_routers))
+        busiest = sorted((one for one in activities.activities if one.tenant), key=lambda one: -one.num_running)
+        names = [one.tenant for one in busiest[:_EXPLAINED]]
+        decisions = await asyncio.gather(*(_decisions(stub, who, name) for name in names))
+        unreachable = list(activities.unreachable_routers)
+        return Sample(at_s, list(workers.workers), by_name, unreachable, dict(zip(names, decisions, strict=True)))
 
     return ask_control(control, ask)
+
+
+async def _decisions(stub: Control, who: Credential, tenant: str) -> Sequence[policy_pb2.TenantDecision]:
+    """Nothing where nobody can say: another control plane leads, or may be asked by others only."""
+    try:
+        answer = await stub.Explain(control_pb2.ExplainRequest(tenant=tenant), timeout=TIMEOUT_S, metadata=who)
+    except grpc.RpcError:
+        return ()
+    return answer.decisions
 
 
 def page(before: Sample, now: Sample) -> list[str]:
@@ -105,11 +136,27 @@ def page(before: Sample, now: Sample) -> list[str]:
 def tenant_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
     """Those that do most come first."""
     rows = [
-        {"tenant": tenant, "running": one.num_running, **_rates(before, now, (tenant, ""))}
+        {
+            "tenant": tenant,
+            "running": one.num_running,
+            **_rates(before, now, (tenant, "")),
+            **_decided(now.decisions.get(tenant, ())),
+        }
         for (tenant, _), one in now.activities.items()
         if tenant
     ]
     return sorted(rows, key=lambda row: (-row["tokens_per_s"], -row["running"], row["tenant"]))
+
+
+def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
+    """One entry a target."""
+    rows = [decision_row(decision) for decision in decisions]
+    return {
+        "target": [row["target"] for row in rows],
+        "mode": [row["mode"] for row in rows],
+        "saving": [row["saving"] for row in rows],
+        "price": [row["price"] for row in rows],
+    }
 
 
 def worker_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
