@@ -6,10 +6,13 @@ The only file that imports ray. Each actor serves gRPC on a port of its own, so 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
 import socket
+import stat
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -49,8 +52,8 @@ _STOP_MARGIN_S = 5.0
 class Router:
     """A router, for as long as the actor lives. All starts at birth: a restarted actor gets no other call."""
 
-    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
-        configure_logging("router", config.log_format)
+    async def __init__(self, config: RouterConfig, log_path: str) -> None:  # type: ignore[misc]
+        _configure_logging("router", config.log_format, log_path)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
         self._router = await self._stack.enter_async_context(router_process(config))
@@ -67,8 +70,8 @@ class Router:
 class ControlPlane:
     """The control plane, for as long as the actor lives."""
 
-    async def __init__(self, config: ControlConfig) -> None:  # type: ignore[misc]
-        configure_logging("control", config.log_format)
+    async def __init__(self, config: ControlConfig, log_path: str) -> None:  # type: ignore[misc]
+        _configure_logging("control", config.log_format, log_path)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
         self._life = await self._stack.enter_async_context(control_process(config))
@@ -79,6 +82,26 @@ class ControlPlane:
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+
+def _stderr_path() -> str:
+    """Under which an actor can open this process's stderr; empty where it cannot. What actors write to their own
+    stderr comes here too, but Ray puts the actor's name before each line, and then it is no JSON."""
+    if not sys.platform.startswith("linux"):
+        return ""
+    mode = os.fstat(2).st_mode
+    # Two writers of a file overwrite each other unless both append.
+    appends = stat.S_ISREG(mode) and fcntl.fcntl(2, fcntl.F_GETFL) & os.O_APPEND
+    return f"/proc/{os.getpid()}/fd/2" if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or appends else ""
+
+
+def _configure_logging(component: str, log_format: str, path: str) -> None:
+    """Of an actor. Its lines go to `path`, if that can be opened."""
+    stream = None
+    with suppress(OSError):
+        # For as long as the process lives.
+        stream = open(path, "a", buffering=1) if path else None  # noqa: SIM115
+    configure_logging(component, log_format, stream=stream)
 
 
 async def _end_with_ray() -> None:
@@ -161,8 +184,9 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
     with _local_ray(config.ray):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        actors = [supervised(ControlPlane).remote(_definite(config.control()))]
-        actors += [supervised(Router).remote(_definite(router)) for router in config.routers()]
+        log_path = _stderr_path()
+        actors = [supervised(ControlPlane).remote(_definite(config.control()), log_path)]
+        actors += [supervised(Router).remote(_definite(router), log_path) for router in config.routers()]
         control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:

@@ -33,8 +33,8 @@ class ProcessConfig:
     """HOST:PORT for operators' tools, in plain HTTP: health, metrics, options. Empty: none."""
     drain_timeout_s: float = 30.0
     """Seconds that running work may take to end after SIGTERM, before it is given back or broken off."""
-    log_format: str = "human"
-    """Of the lines on stderr: human or json."""
+    log_format: str = "auto"
+    """Of the lines on stderr: json or human. auto: json, but human on a terminal."""
 
     role: ClassVar[Role]
 

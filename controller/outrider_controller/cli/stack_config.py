@@ -197,10 +197,9 @@ class Planner:
 
     def _gateway(self, grpc_address: str, http_address: str) -> ProcessSpec:
         flags = ("--metadata", self._metadata_url, "--listen-grpc", grpc_address, "--listen-http", http_address)
-        more = ("--log-format", "human")
         drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
         ops = self._ops["gateway"]
-        argv = (sys.executable, "-m", "outrider.gateway", *flags, *more, *drain, "--ops-listen", ops)
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, "--ops-listen", ops)
         return ProcessSpec("gateway", argv, grpc_address, {"http": http_address, "ops": ops}, self.cores.rest)
 
 

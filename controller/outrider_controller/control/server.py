@@ -23,6 +23,7 @@ from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
+from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 
@@ -188,5 +189,6 @@ async def running_control(
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
         await stack.enter_async_context(beside(leader.run(), "plan"))
         await stack.enter_async_context(beside(FleetWatch(store, store.cordons, events).run(), "watch fleet"))
+        name_worker(info.worker_id)
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield life

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 import secrets
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
 from outrider.protocol import logits_options, logprobs
 from outrider.protocol.convert import sampling_from_proto
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_LABEL_CHARS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
-from outrider.protocol.validate import check_prediction, check_stopping, check_token_ids
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
+from outrider.protocol.validate import check_label, check_prediction, check_stopping, check_token_ids
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
-_LABEL = re.compile(rf"[!-~]{{0,{MAX_LABEL_CHARS}}}")
 _SALT_BYTES = 16
 DEFAULT_EXPECTED_TOKENS = 128
 """Of an answer of which the gateway says nothing."""
@@ -81,8 +79,8 @@ def check_model_name(message: router.RouteRequest) -> str:
 
 def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_key: bytes) -> Request:
     """The request as the router works with it. `info` is of the model that will serve it. Raises InvalidRequest."""
-    _check_label("request_id", message.request_id)
-    _check_label("tenant", message.tenant)
+    check_label("request_id", message.request_id)
+    check_label("tenant", message.tenant)
     if len(message.resume_revision) > MAX_REVISION_CHARS:
         raise InvalidRequest("resume_revision", f"must have at most {MAX_REVISION_CHARS} characters")
     sampling_from_proto(message.sampling)
@@ -140,11 +138,6 @@ def _logprobs(message: router.RouteRequest) -> sequence.LogprobsOptions | None:
         return None
     logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
     return message.logprobs
-
-
-def _check_label(field: str, value: str) -> None:
-    if not _LABEL.fullmatch(value):
-        raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
 
 
 def _check_tokens(message: router.RouteRequest, info: worker.WorkerInfo) -> None:

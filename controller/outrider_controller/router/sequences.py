@@ -314,6 +314,8 @@ def open_message(
         logprobs=request.logprobs,
         predicted_token_ids=request.prediction,
         draft=draft,
+        request_id=request.request_id,
+        tenant=request.tenant,
     )
 
 

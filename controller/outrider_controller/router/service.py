@@ -31,6 +31,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
+from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
@@ -345,5 +346,6 @@ async def running_router(
         # The first request that comes is to run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)
         await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
+        name_worker(info.worker_id)
         log.info("router %s listens on %s", info.worker_id, life.address)
         yield RunningRouter(info.worker_id, life, dispatcher, ops.registry, ops_address)

@@ -23,7 +23,7 @@ from outrider.protocol.convert import (
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_ALTERNATIVES, MAX_RUN_AHEAD_TOKENS
-from outrider.protocol.validate import check_opening, check_prediction, check_token_ids
+from outrider.protocol.validate import check_label, check_opening, check_prediction, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.worker.events import Closed, Refused, SequenceKey
@@ -102,7 +102,10 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
         prediction=tuple(message.predicted_token_ids),
+        log_fields={"request_id": message.request_id, "tenant": message.tenant},
     )
+    for field, value in opening.log_fields.items():
+        check_label(field, value)
     check_prediction(opening.prediction, limits.vocab_size, limits.max_context_len)
     check_opening(
         prompt=opening.prompt,

@@ -209,7 +209,7 @@ class DraftWorker:
         try:
             return self._drafter.draft([sequence])[0]
         except Exception as error:
-            log.error("a sequence failed in its round", exc_info=error)
+            log.error("a sequence failed in its round", exc_info=error, extra=sequence.opening.log_fields)
             return error
 
     def _propose(self, key: SequenceKey, sequence: DraftSequence, drafted: Drafted) -> None:

@@ -5,7 +5,7 @@ Knows tokens; not how guesses are made, and not the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ class Opening:
     """KV blocks are shared only under equal salts."""
     prediction: Sequence[int] = ()
     """What the client expects the output to be, for the most part."""
+    log_fields: Mapping[str, str] = field(default_factory=dict)
+    """Of a line about it."""
 
     def __post_init__(self) -> None:
         if not self.prompt:

@@ -341,7 +341,8 @@ class Generator:
                 if pause_s is None:
                     message = f"{retry.num_breaks} calls to routers broke off; the last: {lost}"
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
-            log.warning("call to a router broke off", extra={"request_id": job.id, "breaks": retry.num_breaks})
+            about = {"request_id": job.id, "tenant": job.tenant.name, "breaks": retry.num_breaks}
+            log.warning("call to a router broke off", extra=about)
             self.metrics.failover(resumed=bool(job.output.token_ids))
             job.stats.num_router_failovers += 1
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))

@@ -37,6 +37,7 @@ from outrider.rpc.options import public_options
 from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
+from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import Tracing, open_tracing
@@ -109,6 +110,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             await stack.enter_async_context(_background(quotas.run()))
             lease = store.register(info, config.advertise or life.address, lambda: _load(core.admission))
             await stack.enter_async_context(lease)
+        name_worker(info.worker_id)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
         try:
             yield RunningGateway(life.address, http_address, ops_address, core, life)

@@ -5,6 +5,7 @@ A draft that is merely late, repeated or empty passes: the target trims, drops a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,15 @@ from outrider.errors import InvalidRequest
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.protocol.limits import (
     MAX_DRAFT_BYTES,
+    MAX_LABEL_CHARS,
     MAX_SALT_BYTES,
     MAX_SOURCE_BYTES,
     MAX_STOP_TOKENS,
     MAX_TREE_TOKENS,
 )
 from outrider.rpc.v1 import sequence_pb2
+
+_LABEL = re.compile(rf"[!-~]{{0,{MAX_LABEL_CHARS}}}")
 
 
 def check_opening(
@@ -54,6 +58,12 @@ def check_prediction(token_ids: Sequence[int], vocab_size: int, max_context_len:
     if len(token_ids) > max_context_len:
         raise InvalidRequest("predicted_token_ids", f"{len(token_ids)} tokens; at most {max_context_len} are allowed")
     check_token_ids("predicted_token_ids", token_ids, vocab_size)
+
+
+def check_label(field: str, value: str) -> None:
+    """Of what goes into logs: raises InvalidRequest for what could be taken for something else there."""
+    if not _LABEL.fullmatch(value):
+        raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
 
 
 def check_stopping(max_new_tokens: int, stop_token_ids: Sequence[int], vocab_size: int) -> None:

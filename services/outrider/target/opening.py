@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
-from outrider.protocol.validate import check_opening
+from outrider.protocol.validate import check_label, check_opening
 from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.target.grammar import GrammarCompiler
 
@@ -88,6 +88,13 @@ class Opening:
     grammar: Grammar | None = None
     """Of `logits`, compiled, after the committed tokens. Comes later than the rest: see `compiling`."""
     logprobs: LogprobsOptions | None = None
+    request_id: str = ""
+    tenant: str = ""
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """Of a line about it."""
+        return {"request_id": self.request_id, "tenant": self.tenant}
 
     @property
     def compiling(self) -> bool:
@@ -115,6 +122,8 @@ class Opening:
             max_context_len=limits.max_context_len,
         )
         self.speculation.check(limits)
+        check_label("request_id", self.request_id)
+        check_label("tenant", self.tenant)
         if self.logits is not None:
             self.logits.check_vocabulary(limits.vocab_size, "logits.")
         longest = min(len(self.prompt) + self.stopping.max_new_tokens, limits.max_context_len)

@@ -57,6 +57,8 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         salt=message.cache_salt,
         logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
         logprobs=_logprobs(message),
+        request_id=message.request_id,
+        tenant=message.tenant,
     )
     opening.check(limits)
     if opening.compiling and limits.grammars is None:

@@ -191,7 +191,7 @@ class TargetWorker:
             try:
                 self._settle(row, result)
             except Exception as error:
-                log.error("a sequence failed in its step", exc_info=error)
+                log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
                 self.stats.num_step_failures += 1
                 self._engine.discard(kv_of(row.sequence))
                 row.sequence.kv = None

@@ -1,4 +1,4 @@
-"""Logs on stderr: one JSON object a line for machines, or one short line for people.
+"""Logs on stderr: one JSON object a line, or on a terminal one short line for people.
 
 Never a prompt: what is logged of a request is its id, counts and hashes. An exception is logged by its type and the
 lines of code it went through; its message may quote what a client sent, and is left out. Repeated warnings are limited
@@ -17,7 +17,8 @@ from typing import Any, TextIO
 
 from outrider.telemetry.rate_limit import RateLimit
 
-LOG_FORMATS = ("human", "json")
+LOG_FORMATS = ("auto", "human", "json")
+"""auto: human on a terminal, json elsewhere."""
 
 _MAX_VALUE_CHARS = 200
 # `color_message` is uvicorn's: the message again, with colours for terminals.
@@ -26,7 +27,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 def configure_logging(
     component: str,
-    log_format: str = "human",
+    log_format: str = "auto",
     *,
     level: int | str = logging.INFO,
     stream: TextIO | None = None,
@@ -37,7 +38,8 @@ def configure_logging(
     """
     check_log_format(log_format)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(JsonFormatter(component) if log_format == "json" else HumanFormatter(component))
+    human = log_format == "human" or (log_format == "auto" and handler.stream.isatty())
+    handler.setFormatter(HumanFormatter(component) if human else JsonFormatter(component))
     handler.addFilter(RateLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -53,9 +55,17 @@ def check_log_format(log_format: str) -> None:
         raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(LOG_FORMATS)}")
 
 
+def name_worker(worker_id: str) -> None:
+    """Who this process is. Its JSON lines say so from here on, unless they are about another worker."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.worker_id = worker_id
+
+
 class JsonFormatter(logging.Formatter):
     def __init__(self, component: str) -> None:
         super().__init__()
+        self.worker_id = ""
         self._component = component
 
     def format(self, record: logging.LogRecord) -> str:
@@ -65,6 +75,7 @@ class JsonFormatter(logging.Formatter):
             "component": self._component,
             "logger": record.name,
             "message": record.getMessage(),
+            **({"worker": self.worker_id} if self.worker_id else {}),
             **_fields(record),
         }
         if record.exc_info and record.exc_info[0] is not None:

@@ -20,6 +20,7 @@ from outrider.rpc.credentials import cluster_port
 from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
+from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
@@ -139,6 +140,7 @@ async def serve_until_stopped(
 ) -> None:
     """Serves until a stop signal, then drains."""
     async with worker as running:
+        name_worker(info.worker_id)
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
         on_ready()
         await running.life.draining.wait()

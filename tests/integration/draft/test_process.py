@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -32,7 +33,7 @@ async def worker(tiny: Path, *arguments: str) -> AsyncIterator[tuple[asyncio.sub
         async with asyncio.timeout(60):
             while b" serves " not in (line := await process.stderr.readline()):
                 assert line, "the worker ended before it listened"
-        yield process, line.decode().strip().rpartition(" ")[2]
+        yield process, json.loads(line)["message"].split()[-1]
     finally:
         if process.returncode is None:
             process.kill()

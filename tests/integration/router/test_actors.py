@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import sys
@@ -43,16 +44,16 @@ async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subproces
 async def address_of(process: asyncio.subprocess.Process, what: str) -> str:
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode():
-        if f"controller: {what} at " in line:
-            return line.split()[-1]
+        if f'"{what} at ' in line:
+            return str(json.loads(line)["message"].split()[-1])
     raise AssertionError(f"ended before {what} was up")
 
 
-async def until_logged(process: asyncio.subprocess.Process, text: str) -> None:
+async def until_logged(process: asyncio.subprocess.Process, text: str) -> dict[str, str]:
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode():
         if text in line:
-            return
+            return dict(json.loads(line))
     raise AssertionError(f"ended before it said {text!r}")
 
 
@@ -133,7 +134,8 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
             router_process = psutil.Process(routers.workers[0].pid)
             assert await ask(stub, fleet.request([7], 400), 50, router_process.kill) == continuation([7], 400, 1000)
         async with asyncio.timeout(30):
-            await until_logged(process, f"router at {address} died and was started again")
+            line = await until_logged(process, f"router at {address} died and was started again")
+        assert line["component"] == "router" and line["worker"].startswith("router-")
 
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -40,7 +41,7 @@ async def address_of(process: Process) -> str:
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode():
         if " listens on " in line:
-            return line.split()[-1]
+            return str(json.loads(line)["message"].split()[-1])
     raise AssertionError("ended before it served")
 
 

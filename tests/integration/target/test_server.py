@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import sys
@@ -476,7 +477,7 @@ async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
             line = (await process.stderr.readline()).decode()
             assert line, f"it ended: {lines}"
             lines.append(line)
-        address = lines[-1].split()[-1]
+        address = json.loads(lines[-1])["message"].split()[-1]
         async with create_channel(address) as channel:
             health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert health.status == health_pb2.HealthCheckResponse.SERVING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,13 @@ def test_a_draft_that_guesses_a_poisoned_token_costs_only_time(
         drafted.step()
         assert not drafted.answers or not drafted.answers[key(0)].errors
     assert drafted.answers[key(0)].text == text
+
+
+def test_the_line_about_a_sequence_that_failed_names_its_request_and_tenant(
+    poisoned: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(poisoned)
+    bench.open(0, replace(opening([5, POISON, 7]), request_id="r1", tenant="acme"))
+    bench.run()
+    lines = [vars(record) for record in caplog.records if "failed in its step" in record.message]
+    assert {(line["request_id"], line["tenant"]) for line in lines} == {("r1", "acme")}

@@ -10,9 +10,12 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
 from outrider.target.commit import Finish, Outcome
+from outrider.target.events import Opened
+from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report
 from outrider.target.times import Times
 from outrider.target.wire import events_of, response_of
+from outrider.worker.events import Refused
 from outrider.worker.report import Failed
 
 from tests.unit.target.harness import Bench, key, opening
@@ -133,3 +136,25 @@ def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ende
     assert (commit.share_us, commit.wasted_us, commit.num_siblings) == (4000, 1500, 2)
     assert not responses[1].usage
     assert list(responses[2].usage) == [sp.SequenceUsage(sequence_id=6, share_us=700)]
+
+
+@pytest.mark.parametrize("field", ["request_id", "tenant"])
+@pytest.mark.parametrize("value", ["two words", "a\nline", "x" * 129, "\u202e"])
+def test_what_would_garble_a_log_is_no_name(field: str, value: str) -> None:
+    one = sp.OpenSequence(
+        sequence_id=1,
+        prompt_token_ids=[5],
+        sampling=sp.Sampling(top_p=1),
+        stopping=sp.Stopping(max_new_tokens=4),
+        mode=sp.VERIFICATION_MODE_GREEDY,
+        request_id="r1",
+        tenant="acme",
+    )
+    limits = Limits(vocab_size=384, max_context_len=64, block_size=8, num_blocks=8)
+    [good] = events_of(target_pb2.VerifyRequest(opens=[one]), 1, limits, 0.0)
+    assert isinstance(good, Opened)
+    assert good.opening.log_fields == {"request_id": "r1", "tenant": "acme"}
+    setattr(one, field, value)
+    [bad] = events_of(target_pb2.VerifyRequest(opens=[one]), 1, limits, 0.0)
+    assert isinstance(bad, Refused)
+    assert isinstance(bad.error, InvalidRequest) and bad.error.field == field

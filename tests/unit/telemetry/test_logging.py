@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from outrider.telemetry.logging import configure_logging
+from outrider.telemetry.logging import configure_logging, name_worker
 
 logger = logging.getLogger("outrider.test")
 
@@ -65,3 +65,26 @@ def test_human_lines_are_short_and_carry_the_fields() -> None:
 def test_an_unknown_format_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"log_format: 'xml'"):
         configure_logging("draft", "xml")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_unless_told_otherwise_lines_are_json_but_on_a_terminal() -> None:
+    file, terminal = io.StringIO(), Terminal()
+    for stream in (file, terminal):
+        configure_logging("draft", stream=stream)
+        logger.info("opened")
+    assert json.loads(file.getvalue())["message"] == "opened"
+    assert terminal.getvalue().endswith("I draft: opened\n")
+
+
+def test_a_line_names_its_process_unless_it_is_about_another_worker() -> None:
+    stream = configured("json")
+    logger.info("one")
+    name_worker("target-1")
+    logger.info("two")
+    logger.info("three", extra={"worker": "draft-7"})
+    assert [line.get("worker") for line in lines(stream)] == [None, "target-1", "draft-7"]
