@@ -30,6 +30,7 @@ from outrider.telemetry.ops import Ops, serving_ops
 from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.alert_report import AlertMetrics, AlertReport, WebhookMetrics
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.console import Console
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.follow import SERVICE as POLICY_SERVICE
@@ -167,7 +168,8 @@ async def running_control(
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
         server = create_server(guard=guard, strict=[SERVICE])
-        control_pb2_grpc.add_ControlServiceServicer_to_server(ControlServicer(store, events, routers, leader), server)
+        servicer = ControlServicer(store, events, routers, leader)
+        control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
         services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls)
         life = await stack.enter_async_context(
@@ -181,6 +183,7 @@ async def running_control(
             )
         )
         ops.ready["server"] = lambda: life.problem
+        ops.pages.update(Console(servicer, store).pages())
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         # Who leads is known before routers and operators ask.

@@ -20,8 +20,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from prometheus_client import (
     CollectorRegistry,
@@ -42,6 +43,7 @@ _LOOP_TIMEOUT_S, _BEAT_S = 10.0, 0.5
 _CLIENT_TIMEOUT_S = 5.0
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_PATHS = ("/livez", "/readyz", "/metrics", "/metrics/vllm", "/configz")
 
 Check = Callable[[], str]
 """What is wrong, in one line; empty when nothing is. Called on an ops thread; must not block."""
@@ -52,6 +54,10 @@ class Page:
     status: HTTPStatus
     content_type: str
     body: bytes
+
+
+PageMaker = Callable[[Mapping[str, str]], Page]
+"""From the query of the URL. Called on an ops thread; may take a while, but has to end."""
 
 
 @dataclass(slots=True)
@@ -66,6 +72,8 @@ class Ops:
     """By what is checked. A process that fails one should be started again."""
     ready: dict[str, Check] = field(default_factory=dict)
     """By what is checked. A process that fails one should be sent nothing for now."""
+    pages: dict[str, PageMaker] = field(default_factory=dict)
+    """By path: what this process shows beside what every process does."""
     beaten_s: float = field(default_factory=time.monotonic)
     """Monotonic: when the event loop last came round."""
 
@@ -84,8 +92,10 @@ class Ops:
     def beat(self) -> float:
         return self.beaten_s
 
-    def page(self, path: str) -> Page:
+    def page(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> Page:
         """What a GET of this path answers."""
+        if path in self.pages:
+            return self.pages[path](query)
         match path:
             case "/livez":
                 return _verdict(self.live)
@@ -99,8 +109,8 @@ class Ops:
                 text = json.dumps(masked(shown(self.config)), indent=2)
                 return Page(HTTPStatus.OK, "application/json", text.encode() + b"\n")
             case _:
-                known = b"/livez\n/readyz\n/metrics\n/metrics/vllm\n/configz\n"
-                return Page(HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, _TEXT, known)
+                known = "".join(f"{one}\n" for one in (*_PATHS, *self.pages))
+                return Page(HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, _TEXT, known.encode())
 
 
 def _verdict(checks: Mapping[str, Check]) -> Page:
@@ -205,10 +215,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(self.server.client_timeout_s)
 
     def do_GET(self) -> None:
-        page = self.server.ops.page(urlsplit(self.path).path)
+        asked = urlsplit(self.path)
+        page = self.server.ops.page(asked.path, dict(parse_qsl(asked.query)))
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
+        # Nothing from elsewhere, and in nobody else's frame: this port has no login.
+        self.send_header("Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(page.body)

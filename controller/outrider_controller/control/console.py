@@ -1,0 +1,117 @@
+"""The console: a page of the control plane's ops port that shows the fleet, tenants, requests and events. Reads only.
+
+No build step and nothing from other hosts. What it shows is what the operator's API answers, asked on the event loop;
+the ops port's threads wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, Protocol
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from outrider.errors import NotFound, OutriderError, Unavailable
+from outrider.metadata import Event
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
+from outrider.telemetry.ops import Page, PageMaker
+
+from outrider_controller.control.rows import worker_rows
+
+_TIMEOUT_S = 3.0
+_NUM_EVENTS = 50
+_NUM_SEQUENCES = 100
+_NUM_TENANTS = 200
+_STATIC = {
+    "/console": ("console.html", "text/html; charset=utf-8"),
+    "/console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "/console.css": ("console.css", "text/css; charset=utf-8"),
+    "/console.svg": ("console.svg", "image/svg+xml"),
+}
+Answer = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+
+
+class Events(Protocol):
+    """The part of the metadata store that gives events."""
+
+    async def last_events(self, limit: int) -> list[Event]: ...
+
+
+class Console:
+    """Made on the event loop on which `api` answers."""
+
+    def __init__(self, api: ControlServiceServicer, events: Events) -> None:
+        self._api: Any = api
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+
+    def pages(self) -> dict[str, PageMaker]:
+        """By path, for the ops port."""
+        static = {path: _static(name, content_type) for path, (name, content_type) in _STATIC.items()}
+        return {**static, "/console/data": self._asking(self._data), "/console/trace": self._asking(self._trace)}
+
+    def _asking(self, answer: Answer) -> PageMaker:
+        def make(query: Mapping[str, str]) -> Page:
+            asked = asyncio.run_coroutine_threadsafe(asyncio.wait_for(answer(query), _TIMEOUT_S), self._loop)
+            try:
+                # A loop that hangs does not even run out of time.
+                return _json(HTTPStatus.OK, asked.result(2 * _TIMEOUT_S))
+            except NotFound as error:
+                return _json(HTTPStatus.NOT_FOUND, {"error": str(error)})
+            except OutriderError as error:
+                return _json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+            except TimeoutError:
+                return _json(HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"no answer within {_TIMEOUT_S:g} s"})
+
+        return make
+
+    async def _data(self, query: Mapping[str, str]) -> dict[str, Any]:
+        workers, sequences, activities, events = await asyncio.gather(
+            self._api.ListWorkers(control.ListWorkersRequest(), None),
+            self._api.ListSequences(control.ListSequencesRequest(limit=_NUM_SEQUENCES), None),
+            self._api.ListActivities(control.ListActivitiesRequest(), None),
+            self._events.last_events(_NUM_EVENTS),
+        )
+        tenants = [activity.tenant for activity in activities.activities if activity.tenant]
+        return {
+            "now_ms": time.time_ns() // 1_000_000,
+            "metadata_available": workers.metadata_available,
+            "unreachable_routers": list(activities.unreachable_routers),
+            "workers": worker_rows(workers.workers),
+            "sequences": [_plain(one) for one in sequences.sequences],
+            "num_sequences": sequences.num_sequences,
+            "activities": [_plain(one) for one in activities.activities],
+            "decisions": {tenant: await self._decisions(tenant) for tenant in tenants[:_NUM_TENANTS]},
+            "events": [{"unix_ms": event.unix_ms, "kind": event.kind, "fields": event.fields} for event in events],
+        }
+
+    async def _decisions(self, tenant: str) -> list[dict[str, Any]]:
+        """None where another control plane leads."""
+        try:
+            explained = await self._api.Explain(control.ExplainRequest(tenant=tenant), None)
+        except Unavailable:
+            return []
+        return [_plain(decision) for decision in explained.decisions]
+
+    async def _trace(self, query: Mapping[str, str]) -> dict[str, Any]:
+        request = control.ControlServiceGetTraceRequest(request_id=query.get("request_id", ""))
+        return _plain(await self._api.GetTrace(request, None))
+
+
+def _static(name: str, content_type: str) -> PageMaker:
+    page = Page(HTTPStatus.OK, content_type, (files(__package__) / "static" / name).read_bytes())
+    return lambda query: page
+
+
+def _json(status: HTTPStatus, body: Mapping[str, Any]) -> Page:
+    return Page(status, "application/json", json.dumps(body).encode())
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True)

@@ -1,0 +1,195 @@
+"use strict";
+// Shows what /console/data answers, once a second. Text only ever becomes text: nothing here is read as HTML.
+
+const EVERY_MS = 1000;
+let before = null;
+let shownRequest = "";
+
+const byId = (id) => document.getElementById(id);
+const number = (value) => Number(value ?? 0);
+const share = (part, whole) => (whole > 0 ? (part / whole).toFixed(2) : "–");
+const seconds = (microseconds) => `${(number(microseconds) / 1e6).toFixed(1)} s`;
+const mode = (name) => String(name ?? "").replace("PLAN_MODE_", "").toLowerCase();
+
+function element(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+// columns: [heading, value of a row or a node for it, whether it is a number]
+function fill(table, columns, rows) {
+  if (rows.length === 0) return table.replaceChildren();
+  const head = element("tr");
+  for (const [heading, , isNumber] of columns) head.append(element("th", heading, isNumber && "number"));
+  const lines = rows.map((row) => {
+    const line = element("tr");
+    for (const [, of, isNumber] of columns) {
+      const value = of(row);
+      const cell = element("td", undefined, isNumber && "number");
+      cell.append(value instanceof Node ? value : String(value ?? ""));
+      line.append(cell);
+    }
+    return line;
+  });
+  const body = element("tbody");
+  body.append(...lines);
+  const top = element("thead");
+  top.append(head);
+  table.replaceChildren(top, body);
+}
+
+// Of sums that only grow, asked for twice.
+function rates(data) {
+  const perSecond = new Map();
+  const elapsed = before ? (data.now_ms - before.now_ms) / 1000 : 0;
+  for (const one of data.activities) {
+    const name = one.tenant || one.worker_id;
+    const was = before?.activities.find((other) => (other.tenant || other.worker_id) === name);
+    const grown = was ? number(one.output_tokens) - number(was.output_tokens) : 0;
+    perSecond.set(name, elapsed > 0 && grown >= 0 ? grown / elapsed : 0);
+  }
+  return perSecond;
+}
+
+function tenantRows(data, perSecond) {
+  return data.activities.filter((one) => one.tenant).flatMap((one) => {
+    const decisions = data.decisions[one.tenant] ?? [];
+    return (decisions.length ? decisions : [null]).map((decision) => ({
+      name: one.tenant, activity: one, decision, rate: perSecond.get(one.tenant),
+    }));
+  });
+}
+
+function badge(decision) {
+  if (!decision) return "–";
+  return element("span", mode(decision.mode), `mode ${mode(decision.mode)}`);
+}
+
+function why(decision) {
+  if (!decision) return "";
+  const [saving, lower, upper] = [decision.saving, decision.lower, decision.upper].map((value) => number(value).toFixed(2));
+  return element("span", `${decision.reason}: ${saving} steps saved a round (${lower} to ${upper})`, "why");
+}
+
+function requestLink(sequence) {
+  const link = element("button", sequence.request_id, "link");
+  link.addEventListener("click", () => {
+    byId("request_id").value = sequence.request_id;
+    showRequest(sequence.request_id);
+  });
+  return link;
+}
+
+function draw(data) {
+  const perSecond = rates(data);
+  const running = data.workers.filter((worker) => worker.role === "router").length;
+  const tokens = data.activities.filter((one) => one.tenant).reduce((sum, one) => sum + perSecond.get(one.tenant), 0);
+  byId("summary").textContent =
+    `${data.workers.length} processes, ${running} of them routers; ${data.num_sequences} requests under way; ${tokens.toFixed(0)} tokens/s`;
+  byId("trouble").textContent = [
+    data.metadata_available ? "" : "The metadata store is away: this is the last known list.",
+    data.unreachable_routers.length ? `No answer from ${data.unreachable_routers.join(", ")}.` : "",
+  ].join(" ").trim();
+  fill(byId("tenants"), [
+    ["tenant", (row) => row.name],
+    ["speculation", (row) => badge(row.decision)],
+    ["target", (row) => row.decision?.target],
+    ["running", (row) => number(row.activity.num_running), true],
+    ["tokens/s", (row) => row.rate.toFixed(0), true],
+    ["acceptance", (row) => share(number(row.activity.num_accepted_draft_tokens), number(row.activity.num_verified_tokens)), true],
+    ["row price", (row) => (row.decision ? number(row.decision.price).toFixed(2) : "–"), true],
+    ["why", (row) => why(row.decision)],
+  ], tenantRows(data, perSecond));
+  fill(byId("workers"), [
+    ["id", (row) => row.id],
+    ["role", (row) => row.role],
+    ["status", (row) => row.status],
+    ["model", (row) => row.model],
+    ["running", (row) => row.running, true],
+    ["waiting", (row) => row.waiting, true],
+    ["free blocks", (row) => row.free_blocks, true],
+    ["tokens/s", (row) => (perSecond.has(row.id) ? perSecond.get(row.id).toFixed(0) : ""), true],
+    ["address", (row) => row.address],
+  ], data.workers);
+  fill(byId("sequences"), [
+    ["request", requestLink],
+    ["tenant", (row) => row.tenant],
+    ["target", (row) => row.target_id],
+    ["draft", (row) => row.draft_id],
+    ["tokens", (row) => number(row.output_tokens), true],
+    ["acceptance", (row) => share(number(row.num_accepted_draft_tokens), number(row.num_verified_tokens)), true],
+    ["lasts", (row) => seconds(row.duration_us), true],
+  ], data.sequences);
+  fill(byId("events"), [
+    ["time", (row) => new Date(number(row.unix_ms)).toLocaleTimeString()],
+    ["event", (row) => row.kind.replaceAll("_", " ")],
+    ["", (row) => Object.entries(row.fields ?? {}).map(([name, value]) => `${name} ${value}`).join(", ")],
+  ], [...data.events].reverse());
+  before = data;
+}
+
+// Token ids as they were recorded; how many where they were not.
+function tokens(ids, count, className) {
+  if (ids?.length) return ids.map((id) => element("span", id, `token ${className}`));
+  return count > 0 ? [element("span", `${count} tokens`, `token ${className}`)] : [];
+}
+
+function roundLine(round) {
+  const accepted = number(round.num_accepted);
+  const kept = round.token_ids ?? [];
+  const line = element("div", undefined, "round");
+  line.append(element("span", `${seconds(round.at_us)}, ${number(round.num_drafted)} drafted`));
+  const shown = element("span");
+  shown.append(
+    ...tokens(kept.slice(0, accepted), accepted, "accepted"),
+    ...tokens(kept.slice(accepted), number(round.num_tokens) - accepted, "own"),
+    ...tokens(round.rejected_token_ids, number(round.num_drafted) - accepted, "rejected"),
+  );
+  line.append(shown);
+  return line;
+}
+
+function drawTrace(answer) {
+  const lines = (answer.traces ?? []).flatMap((trace) => [
+    element("p", `${trace.running ? "Running" : "Ended"} on ${trace.router_id}: tenant ${trace.tenant}, model ${trace.model}, ` +
+      `${number(trace.output_tokens)} tokens in ${seconds(trace.duration_us)}.`),
+    ...(trace.rounds ?? []).map(roundLine),
+    ...(number(trace.num_rounds_omitted) ? [element("p", `${trace.num_rounds_omitted} rounds more were not recorded.`)] : []),
+  ]);
+  byId("trace").replaceChildren(...(answer.error ? [element("p", answer.error)] : lines));
+}
+
+async function ask(path) {
+  const response = await fetch(path);
+  return response.json();
+}
+
+async function showRequest(id) {
+  shownRequest = id;
+  if (id) drawTrace(await ask(`console/trace?${new URLSearchParams({ request_id: id })}`));
+}
+
+async function refresh() {
+  try {
+    const data = await ask("console/data");
+    if (data.error) throw new Error(data.error);
+    draw(data);
+    if (shownRequest && data.sequences.some((one) => one.request_id === shownRequest)) await showRequest(shownRequest);
+  } catch (error) {
+    byId("trouble").textContent = `No answer from the control plane: ${error.message}`;
+  }
+  setTimeout(refresh, EVERY_MS);
+}
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  showRequest(byId("request_id").value.trim());
+});
+const wanted = new URLSearchParams(location.search).get("request_id");
+if (wanted) {
+  byId("request_id").value = wanted;
+  showRequest(wanted);
+}
+refresh();

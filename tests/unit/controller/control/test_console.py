@@ -1,0 +1,147 @@
+"""The console's pages over a real ops port, with a control plane that answers from a script; and in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+from outrider.errors import NotFound, Unavailable
+from outrider.metadata import Event
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import policy_pb2, trace_pb2, worker_pb2
+from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
+from outrider.telemetry.ops import Ops, serving_ops
+from outrider_controller.control.console import Console
+from outrider_controller.control.rows import worker_rows
+
+WORKERS = [
+    control.WorkerStatus(
+        info=worker_pb2.WorkerInfo(role=worker_pb2.WORKER_ROLE_TARGET, worker_id="target-1", model="large"),
+        load=worker_pb2.WorkerLoad(num_running=3, num_free_blocks=70),
+        address="127.0.0.1:7001",
+    ),
+    control.WorkerStatus(
+        info=worker_pb2.WorkerInfo(role=worker_pb2.WORKER_ROLE_DRAFT, worker_id="draft-1", model="small"),
+        cordon=control.Cordon(worker_id="draft-1", reason="<b>new disk</b>"),
+    ),
+]
+HOSTILE = "<img src=x onerror=console.error(1)>"
+
+
+class ScriptedControl(ControlServiceServicer):
+    leads = True
+
+    async def ListWorkers(self, request: Any, context: Any) -> control.ListWorkersResponse:
+        return control.ListWorkersResponse(workers=WORKERS, metadata_available=True)
+
+    async def ListSequences(self, request: Any, context: Any) -> control.ListSequencesResponse:
+        one = trace_pb2.RunningSequence(request_id="r-1", tenant=HOSTILE, target_id="target-1", output_tokens=12)
+        return control.ListSequencesResponse(sequences=[one], num_sequences=1)
+
+    async def ListActivities(self, request: Any, context: Any) -> control.ListActivitiesResponse:
+        activity = trace_pb2.Activity(
+            tenant="shop", output_tokens=900, num_verified_tokens=50, num_accepted_draft_tokens=40
+        )
+        return control.ListActivitiesResponse(activities=[activity])
+
+    async def Explain(self, request: control.ExplainRequest, context: Any) -> control.ExplainResponse:
+        if not self.leads:
+            raise Unavailable("another one leads", reason="NOT_LEADER")
+        decision = policy_pb2.TenantDecision(
+            tenant=request.tenant, target="large", mode=policy_pb2.PLAN_MODE_ON, reason="saves", saving=0.5, price=0.25
+        )
+        return control.ExplainResponse(decisions=[decision], known=True)
+
+    async def GetTrace(
+        self, request: control.ControlServiceGetTraceRequest, context: Any
+    ) -> control.ControlServiceGetTraceResponse:
+        if request.request_id != "r-1":
+            raise NotFound(f"no request {request.request_id!r}", reason="UNKNOWN_REQUEST", field="request_id")
+        done = trace_pb2.RoundTrace(
+            token_ids=[11, 12, 13], rejected_token_ids=[14], num_tokens=3, num_drafted=3, num_verified=3, num_accepted=2
+        )
+        trace = trace_pb2.RequestTrace(request_id="r-1", tenant="shop", rounds=[done])
+        return control.ControlServiceGetTraceResponse(traces=[trace])
+
+
+class ScriptedEvents:
+    async def last_events(self, limit: int) -> list[Event]:
+        return [Event("1700000000000-0", "worker_joined", {"worker_id": "target-1", "note": HOSTILE})]
+
+
+@asynccontextmanager
+async def console(api: ControlServiceServicer) -> AsyncIterator[str]:
+    ops = Ops("control", None)
+    ops.pages.update(Console(api, ScriptedEvents()).pages())
+    async with serving_ops(ops, "127.0.0.1:0") as address:
+        yield f"http://{address}"
+
+
+async def get(url: str) -> tuple[int, dict[str, Any]]:
+    def ask() -> tuple[int, dict[str, Any]]:
+        try:
+            with urlopen(url, timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            return error.code, json.load(error)
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_the_console_shows_the_rows_that_outrider_get_prints() -> None:
+    async with console(ScriptedControl()) as url:
+        status, data = await get(f"{url}/console/data")
+    assert status == 200 and data["workers"] == worker_rows(WORKERS)
+    assert data["decisions"]["shop"][0]["mode"] == "PLAN_MODE_ON"
+    assert [sequence["request_id"] for sequence in data["sequences"]] == ["r-1"]
+    assert data["events"][0]["kind"] == "worker_joined"
+
+
+async def test_where_another_control_plane_leads_the_rest_is_shown() -> None:
+    api = ScriptedControl()
+    api.leads = False
+    async with console(api) as url:
+        status, data = await get(f"{url}/console/data")
+    assert status == 200 and data["decisions"] == {"shop": []} and len(data["workers"]) == 2
+
+
+async def test_an_unknown_request_is_said_to_be_unknown() -> None:
+    async with console(ScriptedControl()) as url:
+        status, answer = await get(f"{url}/console/trace?request_id={quote('a b')}")
+    assert (status, answer) == (404, {"error": "request_id: no request 'a b'"})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium")
+async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp_path: Path) -> None:
+    async with console(ScriptedControl()) as url:
+        browser = await asyncio.create_subprocess_exec(
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
+            *("--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom", f"{url}/console?request_id=r-1"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        shown, log = await asyncio.wait_for(browser.communicate(), 120)
+    page = shown.decode()
+    assert "CONSOLE" not in log.decode(), log.decode()
+    for text in (
+        "2 processes",
+        "target-1",
+        "cordoned",
+        "shop",
+        "saves: 0.50 steps saved a round",
+        "worker joined",
+        "r-1",
+    ):
+        assert text in page, text
+    assert page.count("token accepted") == 1 + 2 and page.count("token rejected") == 1 + 1
+    assert "<img" not in page and "&lt;img" in page
