@@ -36,6 +36,12 @@ _COMMANDS = {
         "placement",
         "Are two targets twice as fast with one system prompt?",
     ),
+    "overload": (f"{_SCENARIOS}.overload", "overload", "What do clients see when more comes than fits?"),
+    "neighbour": (
+        f"{_SCENARIOS}.neighbour",
+        "neighbour",
+        "What does a tenant notice of another that asks for many times its quota?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }

@@ -1,15 +1,15 @@
-"""How a router or a control plane runs, in a process of its own or in an actor: bound, collected rarely, stopped by
-signals. Knows neither of them.
+"""How a router or a control plane runs, in a process of its own or in an actor: bound, and stopped by signals.
+
+Knows neither of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from signal import Signals
 from typing import Protocol, TypeVar
 
@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BIND_TIMEOUT_S = 5.0
-# Few cycles are made on the path of a token, and looking for them among thousands of running requests takes
-# milliseconds: it is done as rarely as memory allows.
-_GC_THRESHOLDS = (20_000, 20, 50)
 
 
 class Serving(Protocol):
@@ -66,19 +63,3 @@ async def _entered(stack: AsyncExitStack, make: Callable[[], AbstractAsyncContex
             if asyncio.get_running_loop().time() > give_up_s:
                 raise
         await asyncio.sleep(0.1)
-
-
-@contextmanager
-def gc_frozen() -> Iterator[None]:
-    """What exists now outlives the block, so the collector of cycles does not go through it within: with all that is
-    imported, once takes a tenth of a second."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        # Else what is freed as the interpreter ends would count as leaked.
-        gc.unfreeze()

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from outrider.address import split_address
+from outrider.collector import gc_frozen
 from outrider.gateway.admission import Admission
 from outrider.gateway.auth import KeyGuard
 from outrider.gateway.catalog import Catalog
@@ -121,7 +122,8 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
 async def serve(config: GatewayConfig, signals: Sequence[Signals]) -> None:
     """Serves until a signal, then drains."""
     async with running(config, signals) as gateway:
-        await gateway.life.draining.wait()
+        with gc_frozen():
+            await gateway.life.draining.wait()
 
 
 async def _drain(admission: Admission, life: ServerLife, timeout_s: float) -> None:

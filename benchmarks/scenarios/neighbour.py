@@ -1,0 +1,105 @@
+"""python -m benchmarks neighbour"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import psutil
+from outrider.rpc.v1 import tenants_pb2
+from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.stack_options import run_async
+
+from benchmarks import report
+from benchmarks.arms import turns
+from benchmarks.support.open_loop import Client, Ended, client, percentile_ms
+from benchmarks.support.paced_stack import paced_stack
+
+_TARGETS, _PLACES = 2, 8
+_QUEUE_TIMEOUT_S = 4.0
+_QUOTA = 4.0
+_QUIET_RATE = 8.0
+_SETTLE_S = 2.0
+_MAX_RATIO = 1.2
+_ARMS = ("alone", "beside")
+
+
+@click.command("neighbour")
+@click.option("--times", type=click.FloatRange(1, 200), default=50.0, show_default=True, help="Its quota.")
+@click.option("--blocks", type=click.IntRange(1, 100), default=6, show_default=True, help="Turns of each way.")
+@click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Of each turn.")
+@json_file_option
+def neighbour(times: float, blocks: int, seconds: float, json_file: Path | None) -> int:
+    """What does a tenant notice of another that asks for many times its quota?
+
+    A quiet tenant asks 8 times a second, at random times; a noisy one, with a quota of 4 requests a second, asks for 50
+    times that without regard to refusals. Alone and beside it take turns. The stack is that of `overload`.
+    """
+    return run_async(_neighbour(times, blocks, seconds, json_file))
+
+
+async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path | None) -> int:
+    first_tokens: dict[str, list[float]] = {arm: [] for arm in _ARMS}
+    codes: dict[str, Counter[str]] = {"quiet": Counter(), "noisy": Counter()}
+    refused_s: list[float] = []
+    before = psutil.cpu_times()
+    async with paced_stack(_TARGETS, _PLACES, _QUEUE_TIMEOUT_S) as stack:
+        quota = tenants_pb2.Quota(requests_per_second=_QUOTA)
+        keys = await stack.tenant("quiet"), await stack.tenant("noisy", quota)
+        async with client(stack.address, keys[0]) as quiet, client(stack.address, keys[1]) as noisy:
+            await quiet.open_loop(_QUIET_RATE, _SETTLE_S)
+            for _, arm in turns(blocks, list(_ARMS)):
+                rate = times * _QUOTA if arm == "beside" else 0.0
+                of_quiet, of_noisy = await _turn(quiet, noisy, rate, seconds)
+                first_tokens[arm] += [one.first_token_s for one in of_quiet if one.first_token_s is not None]
+                codes["quiet"].update(one.code for one in of_quiet)
+                codes["noisy"].update(one.code for one in of_noisy)
+                refused_s += [one.took_s for one in of_noisy if one.code == "RESOURCE_EXHAUSTED"]
+                note(f"{arm}: p99 first token {percentile_ms(first_tokens[arm], 0.99)} ms so far")
+    after = psutil.cpu_times()
+    stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
+    low, ratio, high = _ratio(first_tokens["alone"], first_tokens["beside"])
+    rows = [
+        {
+            "quiet": arm,
+            "answers": len(found),
+            "first token p50 ms": percentile_ms(found, 0.5),
+            "p99": percentile_ms(found, 0.99),
+        }
+        for arm, found in first_tokens.items()
+    ]
+    holds = ratio <= _MAX_RATIO and set(codes["quiet"]) == {"OK"}
+    p99 = percentile_ms(refused_s, 0.99)
+    report.show(
+        report.table(rows),
+        f"p99 beside / alone: {ratio:.2f} (90 %: {low:.2f} to {high:.2f}); refusals of the noisy one: p99 {p99} ms; "
+        f"ends: quiet {dict(codes['quiet'])}, noisy {dict(codes['noisy'])}; "
+        f"CPU time that the host took: {stolen_s:.1f} s",
+    )
+    body = {"holds": holds, "ratio": ratio, "interval": [low, high], "refused_p99_ms": p99, "stolen_s": stolen_s}
+    return report.finish("neighbour", {**body, "first_token": rows, "ends": codes}, json_file)
+
+
+async def _turn(quiet: Client, noisy: Client, rate: float, seconds: float) -> tuple[list[Ended], list[Ended]]:
+    if not rate:
+        return await quiet.open_loop(_QUIET_RATE, seconds), []
+    load = asyncio.create_task(noisy.open_loop(rate, seconds + _SETTLE_S))
+    await asyncio.sleep(_SETTLE_S)
+    return await quiet.open_loop(_QUIET_RATE, seconds), await load
+
+
+def _ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
+    """Of the 99th percentiles, between the bounds of its 90 % bootstrap interval."""
+    draw = random.Random(0)
+    drawn = sorted(
+        _p99(draw.choices(above, k=len(above))) / _p99(draw.choices(below, k=len(below))) for _ in range(draws)
+    )
+    return drawn[draws // 20], _p99(above) / _p99(below), drawn[-draws // 20]
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return percentile_ms(seconds, 0.99) or 0.0

@@ -1,0 +1,48 @@
+"""Paced targets as a process of their own, with leases: python -m benchmarks.support.paced_fleet URL TARGETS PLACES."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+
+from outrider.collector import gc_frozen
+from outrider.metadata import MetadataStore
+from outrider.protocol.tokenizers import sha256_of
+
+from benchmarks.support.caching_target import CachingTarget, Pace
+from tests.fakes import serving_target
+
+MODEL = "paced"
+PACE = Pace(base_s=0.01, row_s=0.002, prefill_token_s=0.0001)
+
+
+async def _main(url: str, num_targets: int, places: int) -> None:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(MetadataStore.connect(url))
+        tokenizer = _tokenizer()
+        info = {"model": MODEL, "max_sequences": places, "tokenizer_sha256": sha256_of(tokenizer)}
+        for _ in range(num_targets):
+            target = CachingTarget(PACE, _unpublished, **info)
+            target.tokenizer = tokenizer
+            await stack.enter_async_context(serving_target(target))
+            await stack.enter_async_context(store.register(target.info, target.address, lambda it=target: it.load))  # type: ignore[misc]
+        with gc_frozen():
+            await asyncio.Event().wait()
+
+
+def _tokenizer() -> bytes:
+    """Any will do: prompts are token ids."""
+    # Only here: whoever asks for the model's name does not need transformers.
+    from outrider.target.tokenizer import describe
+    from outrider.testing.tiny import tiny_tokenizer
+
+    return describe(tiny_tokenizer()).SerializeToString(deterministic=True)
+
+
+def _unpublished(hashes: list[bytes]) -> None:
+    """Nobody places by prefix here."""
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

@@ -1,0 +1,76 @@
+"""Redis, paced targets, a router and a gateway, each a process of its own: all that is real but the model."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.roles import INFER
+from outrider.rpc.v1 import tenants_pb2
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ManagedProcess, ProcessSpec
+
+_START_TIMEOUT_S = 60.0
+_STOP_GRACE_S = 5.0
+
+
+@dataclass(slots=True)
+class PacedStack:
+    """One that serves."""
+
+    address: str
+    """Of public gRPC."""
+    places: int
+    """Sequences that all targets take together."""
+    processes: Mapping[str, ManagedProcess]
+    store: MetadataStore
+
+    def memory_mib(self) -> dict[str, float]:
+        """Resident, of what carries requests."""
+        names = ("gateway", "router")
+        return {name: psutil.Process(self.processes[name].pid).memory_info().rss / 2**20 for name in names}
+
+    async def tenant(self, name: str, quota: tenants_pb2.Quota | None = None) -> str:
+        """Made anew; returns its API key."""
+        key = f"ork-{name}"
+        await self.store.tenants.put([tenants_pb2.Tenant(name=name, quota=quota)], by="benchmark")
+        digest = hashlib.sha256(key.encode()).digest()
+        record = tenants_pb2.ApiKey(id=f"key-{name}", tenant=name, scopes=[INFER], digest=digest)
+        await self.store.tenants.add_key(record, by="benchmark")
+        return key
+
+
+@asynccontextmanager
+async def paced_stack(num_targets: int, places: int, queue_timeout_s: float) -> AsyncIterator[PacedStack]:
+    """`places`: of each target. Raises ProcessFailed."""
+    ports = Ports()
+    router, gateway, http = (f"127.0.0.1:{ports.claim()}" for _ in range(3))
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-bench-")))
+        url = stack.enter_context(EmbeddedServer.start(directory)).url
+        own, metadata = (sys.executable, "-m"), ("--metadata", url)
+        listen = ("--listen-grpc", gateway, "--listen-http", http)
+        waiting = ("--listen", router, "--queue-timeout", str(queue_timeout_s))
+        fleet = (url, str(num_targets), str(places))
+        specs = (
+            ProcessSpec("fleet", (*own, "benchmarks.support.paced_fleet", *fleet), ""),
+            ProcessSpec("router", (*own, "outrider_controller.router", *metadata, *waiting), router),
+            ProcessSpec("gateway", (*own, "outrider.gateway", *metadata, *listen), gateway),
+        )
+        processes = {}
+        for spec in specs:
+            process = processes[spec.name] = ManagedProcess(spec, directory / f"{spec.name}.log")
+            await process.start()
+            stack.push_async_callback(process.stop, _STOP_GRACE_S)
+        for process in processes.values():
+            await process.ready(_START_TIMEOUT_S)
+        store = await stack.enter_async_context(MetadataStore.connect(url))
+        yield PacedStack(gateway, num_targets * places, processes, store)
