@@ -17,6 +17,7 @@ from outrider.target.supervisor import supervisor_metrics
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
+from outrider.worker.gpus import NO_GPUS, GpuCollector
 from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
@@ -34,13 +35,17 @@ def store(registry: CollectorRegistry) -> None:
     MetadataCollector(registry, lambda: True, lambda: asdict(StoreCounters()))
 
 
+def gpus(prefix: str) -> Callable[[CollectorRegistry], object]:
+    return lambda registry: GpuCollector(registry, NO_GPUS, prefix)
+
+
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
     "control": (store, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
-    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store),
+    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, gpus("outrider_")),
     "supervisor": (supervisor_metrics,),
-    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store),
+    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store, gpus("outrider_draft_")),
 }
 
 

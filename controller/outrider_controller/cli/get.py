@@ -23,7 +23,9 @@ from outrider_controller.control.rows import worker_rows
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
 _TABLE = ("id", "role", "status", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
 _CONTEXT = ("name", "pid", "model", "grpc", "http", "control")
-_WIDE = (*_TABLE, "reason", "pid", "num_blocks", "max_sequences", "max_context_len", "device", "dtype", "version")
+_LIMITS = ("num_blocks", "max_sequences", "max_context_len")
+_GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts")
+_WIDE = (*_TABLE, "reason", "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
 
 
 @click.group("get")

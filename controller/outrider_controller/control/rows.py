@@ -32,12 +32,27 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
         "draining": load.draining,
         "age_ms": status.age_ms,
         "device": info.device,
+        "device_name": info.device_name,
+        **_gpu_fields(status),
         "dtype": info.dtype,
         "max_context_len": info.max_context_len,
         "max_sequences": info.max_sequences,
         "model_revision": info.model_revision,
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "version": info.version,
+    }
+
+
+def _gpu_fields(status: control_pb2.WorkerStatus) -> dict[str, float | None]:
+    """None where nobody tells."""
+    if not status.load.HasField("gpu"):
+        return dict.fromkeys(("gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts"))
+    gpu, memory_bytes = status.load.gpu, status.info.device_memory_bytes
+    return {
+        "gpu_memory_gib": round(memory_bytes / 2**30, 1),
+        "gpu_used_gib": round(gpu.memory_used_bytes / 2**30, 1),
+        "gpu_utilization": round(gpu.utilization, 2),
+        "gpu_power_watts": round(gpu.power_watts, 1),
     }
 
 

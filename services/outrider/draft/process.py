@@ -58,7 +58,7 @@ def serve(
     """The worker as others see it: serving, with a lease if there is a metadata store."""
     make = partial(_servicer, config, drafter, info)
     add = draft_pb2_grpc.add_DraftServiceServicer_to_server
-    return process.serve(config, info, SERVICE, make, add, signals=signals)
+    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=[info.device])
 
 
 def _servicer(

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
+from outrider.engine.parallel.sharding import rank_device
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import Role
@@ -108,7 +109,13 @@ def serve(
     """The worker as others see it: serving, and with a lease if there is a metadata store."""
     make = partial(_servicer, config, engine, info)
     add = target_pb2_grpc.add_TargetServiceServicer_to_server
-    return process.serve(config, info, SERVICE, make, add, signals=signals)
+    devices = [info.device] if config.tensor_parallel == 1 else _devices(config)
+    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=devices)
+
+
+def _devices(config: TargetConfig) -> list[str]:
+    """Of all ranks."""
+    return [rank_device(config.engine.device, rank) for rank in range(config.tensor_parallel)]
 
 
 def _servicer(

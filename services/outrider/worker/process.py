@@ -24,6 +24,7 @@ from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import MetadataCollector
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
+from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
 from outrider.worker.prefix_publisher import PrefixPublisher
 
 if TYPE_CHECKING:
@@ -104,15 +105,21 @@ async def serve(
     add: Callable[[Any, grpc.aio.Server], None],
     *,
     signals: Sequence[signal.Signals] = (),
+    devices: Sequence[str] = (),
 ) -> AsyncIterator[RunningWorker[S]]:
     """The worker as others see it: serving `service`, and with a lease if there is a metadata store.
 
-    `make`: the servicer; `add`: it to a server. Raises OSError when an address cannot be bound, ValueError for what is
-    no metadata URL; never because the store is away.
+    `make`: the servicer; `add`: it to a server; `devices`: what it runs on, as torch names them.
+
+    Raises OSError when an address cannot be bound, ValueError for what is no metadata URL; never because the store is
+    away.
     """
     async with AsyncExitStack() as stack:
         ops = Ops(role_name(info.role), config)
         store = await stack.enter_async_context(_connect(config, ops.registry)) if config.metadata_url else None
+        gpus = Gpus.open(uuids_of(devices))
+        gpus.describe(info)
+        GpuCollector(ops.registry, gpus, metric_prefix(info.role))
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
         server = create_server(guard=RoleGuard(certificates=config.tls is not None))
@@ -127,7 +134,9 @@ async def serve(
         await life.ready()
         lease = None
         if store is not None:
-            registration = store.register(info, config.advertise or life.address, servicer.load_message)
+            registration = store.register(
+                info, config.advertise or life.address, lambda: gpus.report(servicer.load_message())
+            )
             lease = await stack.enter_async_context(registration)
         yield RunningWorker(servicer, life, lease, ops_address)
 
