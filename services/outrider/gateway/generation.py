@@ -454,5 +454,5 @@ def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: 
         return min(room, default) if default is not None else room
     if asked > room:
         message = f"{asked} after a prompt of {prompt_len} tokens exceed the model's context of {model.max_context_len}"
-        raise InvalidRequest("max_tokens", message)
+        raise InvalidRequest("max_tokens", message, reason="CONTEXT_LENGTH_EXCEEDED")
     return asked

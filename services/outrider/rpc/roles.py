@@ -117,6 +117,10 @@ CALLS: dict[str, Access] = {
 ROUTES: dict[str, Access] = {
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
+    "/v1/responses": _INFER,
+    "/tokenize": _INFER,
+    "/detokenize": _INFER,
+    "/version": EVERYBODY,
     "/v1/models": _INFER,
     "/v1/models/{name:path}": _INFER,
     "/health": EVERYBODY,

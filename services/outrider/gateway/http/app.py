@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,29 +23,34 @@ from outrider.gateway.generation import Generator
 from outrider.gateway.http import bodies, sse
 from outrider.gateway.http.access import guarded, tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
-from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
-from outrider.gateway.http.shapes import ChatShape, CompletionShape, Shape
+from outrider.gateway.http.reading import read_body
+from outrider.gateway.http.responses import ResponsesWriter
+from outrider.gateway.http.responses_request import ResponsesRequest
+from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.shapes import ChatShape, CompletionShape
+from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.requests import Generation
 from outrider.rpc.roles import Guard
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
-_CLOSE = {"Connection": "close"}
-# A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
-_READ_ON = 8
-Body = CompletionRequest | ChatRequest
 Answering = AbstractAsyncContextManager[Choices]
 
 
 def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
     """The application, for uvicorn or any other ASGI server. Raises Undeclared for a route that lacks its access."""
-    listings = _Listings(core)
+    listings, tokens = _Listings(core), TokenEndpoints(core, limits)
+    completions, chats = sse.ShapeWriter(CompletionShape), sse.ShapeWriter(ChatShape)
     routes = [
-        Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, CompletionShape), methods=["POST"]),
-        Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, ChatShape), methods=["POST"]),
+        Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, completions), methods=["POST"]),
+        Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, chats), methods=["POST"]),
+        Route("/v1/responses", _Endpoint(core, limits, ResponsesRequest, ResponsesWriter()), methods=["POST"]),
         Route("/v1/models", listings.models),
         Route("/v1/models/{name:path}", listings.model),
         Route("/health", listings.health),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/version", tokens.version),
     ]
     return Starlette(
         routes=guarded(routes, guard),
@@ -53,14 +58,26 @@ def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
     )
 
 
+class Writer(Protocol):
+    """How an endpoint writes answers."""
+
+    async def whole(self, choices: Choices, body: Any) -> dict[str, Any]: ...
+
+    def events(self, choices: Choices, body: Any) -> AsyncGenerator[bytes, None]:
+        """All of a stream. Nothing is yielded before the first token or error."""
+
+    def failed(self, error: HttpError) -> bytes:
+        """The event of an error in mid-stream, the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """One of the two endpoints that generate. An ASGI application, so that it decides itself when an answer begins."""
+    """One of those that generate. An ASGI application, so that it decides itself when an answer begins."""
 
     core: Generator
     limits: Limits
-    kind: type[CompletionRequest] | type[ChatRequest]
-    shape: type[CompletionShape] | type[ChatShape]
+    kind: type[GenerationBody]
+    writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -74,7 +91,7 @@ class _Endpoint:
         except HttpError as error:
             await error.response()(scope, receive, send)
 
-    def _answering(self, body: Body, request: Request) -> Answering:
+    def _answering(self, body: GenerationBody, request: Request) -> Answering:
         return start_choices(
             self.core,
             _generations(body),
@@ -83,81 +100,41 @@ class _Endpoint:
             tenant=tenant_of(request),
         )
 
-    async def _whole(self, body: Body, answering: Answering, scope: Scope, send: Send) -> None:
+    async def _whole(self, body: GenerationBody, answering: Answering, scope: Scope, send: Send) -> None:
         try:
             async with answering as choices:
-                data = await sse.whole(choices, self._shape(choices.id, choices.model), body.num_choices)
+                data = await self.writer.whole(choices, body)
         except Exception as error:
             raise _as_http(error, body) from error
         response = JSONResponse(data, headers={"x-request-id": choices.id})
         await response(scope, _nothing_to_receive, send)
 
-    async def _stream(self, body: Body, answering: Answering, send: Send) -> None:
+    async def _stream(self, body: GenerationBody, answering: Answering, send: Send) -> None:
         """Errors before the first token get their own status; later ones can only be an event in the stream."""
         begun = False
         try:
-            async with answering as choices:
-                shape = self._shape(choices.id, choices.model)
-                async with aclosing(sse.events(choices, shape, include_usage=body.include_usage)) as events:
-                    async for event in events:
-                        if not begun:
-                            await sse.open_stream(send, choices.id)
-                            begun = True
-                        await sse.send_event(send, event)
-            await sse.send_event(send, sse.DONE)
+            async with answering as choices, aclosing(self.writer.events(choices, body)) as events:
+                async for event in events:
+                    if not begun:
+                        await sse.open_stream(send, choices.id)
+                        begun = True
+                    await sse.send_event(send, event)
         except Exception as error:
             http_error = _as_http(error, body)
             if not begun:
                 raise http_error from error
-            await sse.send_event(send, sse.event(http_error.body))
+            await sse.send_event(send, self.writer.failed(http_error))
         await sse.close_stream(send)
 
-    def _shape(self, answer_id: str, model: str) -> Shape:
-        return self.shape(answer_id, model, int(time.time()))
 
-
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, within its limits of size and time."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HttpError(415, f"Content-Type: has to be application/json, not {kind or 'empty'}", param="Content-Type")
-    declared = request.headers.get("content-length", "0")
-    if "expect" in request.headers and declared.isdigit() and int(declared) > limits.max_body_bytes:
-        raise _too_large(limits)
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            return await _read_within(request, limits)
-    except TimeoutError as error:
-        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
-        raise HttpError(408, message, headers=_CLOSE) from error
-
-
-async def _read_within(request: Request, limits: Limits) -> bytes:
-    body, num_read = bytearray(), 0
-    async for part in request.stream():
-        num_read += len(part)
-        if num_read <= limits.max_body_bytes:
-            body += part
-        elif num_read > _READ_ON * limits.max_body_bytes:
-            break
-    if num_read > limits.max_body_bytes:
-        raise _too_large(limits)
-    return bytes(body)
-
-
-def _too_large(limits: Limits) -> HttpError:
-    message = f"the body is larger than the {limits.max_body_bytes} bytes allowed"
-    return HttpError(413, message, code="request_too_large", headers=_CLOSE)
-
-
-def _generations(body: Body) -> list[list[Generation]]:
+def _generations(body: GenerationBody) -> list[list[Generation]]:
     try:
         return body.generations()
     except InvalidRequest as error:
         raise rename_field(error, body.field_names) from error
 
 
-def _as_http(error: Exception, body: Body) -> HttpError:
+def _as_http(error: Exception, body: GenerationBody) -> HttpError:
     if isinstance(error, InvalidRequest):
         return rename_field(error, body.field_names)
     if isinstance(error, OutriderError):

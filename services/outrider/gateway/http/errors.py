@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.responses import JSONResponse
 
-from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderError, UnknownModel
+from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderError
 
 _MAX_PARAM_CHARS = 200
 
@@ -24,6 +24,12 @@ _TABLE = {
     Code.CANCELLED: (499, "request_cancelled"),
     Code.UNAVAILABLE: (503, "service_unavailable"),
     Code.DEADLINE_EXCEEDED: (504, "timeout_error"),
+}
+# Our reason → OpenAI's code. Others become codes as they are.
+_CODES = {
+    "INVALID_FIELD": "invalid_value",
+    "NOT_SUPPORTED": "unsupported_parameter",
+    "UNKNOWN_MODEL": "model_not_found",
 }
 
 
@@ -67,11 +73,9 @@ def from_outrider(error: OutriderError) -> HttpError:
 
 
 def _code(error: OutriderError) -> str:
-    if isinstance(error, UnknownModel):
-        return "model_not_found"
     if error.code is Code.RESOURCE_EXHAUSTED:
         return "rate_limit_exceeded"
-    return (error.reason or error.code.name).lower()
+    return _CODES.get(error.reason or "", (error.reason or error.code.name).lower())
 
 
 def rename_field(error: InvalidRequest, names: dict[str, str]) -> HttpError:

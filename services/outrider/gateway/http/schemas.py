@@ -79,11 +79,17 @@ class StreamOptions(BaseModel):
     """Padding against traffic analysis, which only OpenAI's own servers add."""
 
 
-class _Request(BaseModel):
-    """What both endpoints share. None means the default."""
+class Body(BaseModel):
+    """Of any endpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    unserved: ClassVar[dict[str, tuple[Any, ...]]]
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    """Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is."""
+
+
+class GenerationBody(Body):
+    """What the endpoints that generate share. None means the default."""
+
     default_max_tokens: ClassVar[int | None]
 
     model: str
@@ -175,7 +181,8 @@ class _Request(BaseModel):
         return self.num_speculative_tokens if self.max_draft_tokens is None else self.max_draft_tokens
 
     def _num_logprobs(self) -> int | None:
-        raise NotImplementedError
+        """Of each position; None where none are asked for."""
+        return None
 
     def _options(self) -> Options:
         return Options(
@@ -221,7 +228,7 @@ class _Request(BaseModel):
         raise NotImplementedError
 
 
-class CompletionRequest(_Request):
+class CompletionRequest(GenerationBody):
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_COMPLETION
     default_max_tokens: ClassVar[int | None] = 16
     """As OpenAI documents it."""
@@ -267,7 +274,7 @@ class CompletionRequest(_Request):
         return [_prompt(f"prompt[{index}]", each) for index, each in enumerate(prompt)]
 
 
-class ChatRequest(_Request):
+class ChatRequest(GenerationBody):
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_CHAT
     default_max_tokens: ClassVar[int | None] = None
 
@@ -313,7 +320,7 @@ class ChatRequest(_Request):
         return use.structured()
 
 
-Parsed = TypeVar("Parsed", bound=_Request)
+Parsed = TypeVar("Parsed", bound=Body)
 
 
 def parse(kind: type[Parsed], body: bytes) -> Parsed:
@@ -345,7 +352,7 @@ def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]
             raise unsupported(f"{where}{name}", "is not supported")
 
 
-def _refuse_unbounded(fields: dict[str, Any], kind: type[_Request]) -> None:
+def _refuse_unbounded(fields: dict[str, Any], kind: type[Body]) -> None:
     for name, value in fields.items():
         if name not in kind.model_fields and name not in kind.unserved:
             raise _unknown(name)

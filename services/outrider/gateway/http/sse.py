@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -12,7 +15,9 @@ from starlette.types import Receive, Send
 from outrider.gateway.choices import Choices
 from outrider.gateway.generation import Chunk
 from outrider.gateway.http.choice_stats import ChoiceStats
-from outrider.gateway.http.shapes import Choice, Json, Shape
+from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.schemas import GenerationBody
+from outrider.gateway.http.shapes import ChatShape, Choice, CompletionShape, Json, Shape
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -72,6 +77,28 @@ async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> Asyn
             yield event(data if include_usage else data | stats.metrics)
     if include_usage:
         yield event(shape.closing(stats.usage) | stats.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeWriter:
+    """Writes answers of an endpoint that has choices."""
+
+    shape: type[CompletionShape] | type[ChatShape]
+
+    async def whole(self, choices: Choices, body: GenerationBody) -> Json:
+        return await whole(choices, self._of(choices), body.num_choices)
+
+    async def events(self, choices: Choices, body: GenerationBody) -> AsyncGenerator[bytes, None]:
+        async with aclosing(events(choices, self._of(choices), include_usage=body.include_usage)) as found:
+            async for each in found:
+                yield each
+        yield DONE
+
+    def failed(self, error: HttpError) -> bytes:
+        return event(error.body)
+
+    def _of(self, choices: Choices) -> Shape:
+        return self.shape(choices.id, choices.model, int(time.time()))
 
 
 def _with_usage(data: Json, include_usage: bool) -> Json:

@@ -73,6 +73,11 @@ class ModelTokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Their text, special ones by their names."""
+        pieces = (self.token_bytes.of(i) or str(self.tokenizer.id_to_token(i) or "").encode() for i in token_ids)
+        return b"".join(pieces).decode(errors="replace")
+
     def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Token ids of a piece of text, with nothing around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=False)

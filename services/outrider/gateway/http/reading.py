@@ -1,0 +1,48 @@
+"""A request's body, within the limits of size and time that the gateway sets."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+
+from outrider.gateway.config import Limits
+from outrider.gateway.http.errors import HttpError
+
+_CLOSE = {"Connection": "close"}
+# A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
+_READ_ON = 8
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The whole body, within its limits of size and time."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HttpError(415, f"Content-Type: has to be application/json, not {kind or 'empty'}", param="Content-Type")
+    declared = request.headers.get("content-length", "0")
+    if "expect" in request.headers and declared.isdigit() and int(declared) > limits.max_body_bytes:
+        raise _too_large(limits)
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            return await _read_within(request, limits)
+    except TimeoutError as error:
+        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
+        raise HttpError(408, message, headers=_CLOSE) from error
+
+
+async def _read_within(request: Request, limits: Limits) -> bytes:
+    body, num_read = bytearray(), 0
+    async for part in request.stream():
+        num_read += len(part)
+        if num_read <= limits.max_body_bytes:
+            body += part
+        elif num_read > _READ_ON * limits.max_body_bytes:
+            break
+    if num_read > limits.max_body_bytes:
+        raise _too_large(limits)
+    return bytes(body)
+
+
+def _too_large(limits: Limits) -> HttpError:
+    message = f"the body is larger than the {limits.max_body_bytes} bytes allowed"
+    return HttpError(413, message, code="request_too_large", headers=_CLOSE)

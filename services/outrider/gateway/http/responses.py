@@ -1,0 +1,210 @@
+"""`/v1/responses`: how an answer is written, whole and as events (OpenAI API reference, Responses)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from pydantic_core import to_json
+
+from outrider.gateway.choices import Choices
+from outrider.gateway.generation import Chunk
+from outrider.gateway.http.choice_stats import ChoiceStats
+from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.responses_request import ResponsesRequest
+from outrider.gateway.message_reader import MessageReader
+from outrider.gateway.parsers.tool_calls import Delta
+from outrider.gateway.stats import Usage
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Item:
+    """One of the output: reasoning, a message, or a call."""
+
+    kind: str
+    id: str
+    index: int
+    head: Json
+    text: str = ""
+
+    def body(self, status: str) -> Json:
+        if self.kind == "function_call":
+            return self.head | {"id": self.id, "type": self.kind, "arguments": self.text, "status": status}
+        content = [] if status == "in_progress" else [self.part]
+        return self.head | {"id": self.id, "type": self.kind, "content": content, "status": status}
+
+    @property
+    def part(self) -> Json:
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+    @property
+    def event(self) -> str:
+        """What its deltas are called."""
+        names = {"reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments"}
+        return names[self.kind]
+
+    @property
+    def more(self) -> Json:
+        """What events of a message's text have besides."""
+        return {"logprobs": []} if self.kind == "message" else {}
+
+    @property
+    def place(self) -> Json:
+        at = {"item_id": self.id, "output_index": self.index}
+        return at if self.kind == "function_call" else at | {"content_index": 0}
+
+
+@dataclass(slots=True)
+class _Output:
+    """The items as they come, one after the other; only the last one grows."""
+
+    id: str
+    items: list[_Item] = field(default_factory=list)
+
+    def add(self, delta: Delta, reader: MessageReader) -> Iterator[Json]:
+        """The events of it."""
+        if delta.reasoning:
+            yield from self._grow("reasoning", "rs", {"summary": []}, delta.reasoning)
+        if delta.content:
+            yield from self._grow("message", "msg", {"role": "assistant"}, delta.content)
+        for each in delta.calls:
+            call = reader.call(each)
+            head = {"call_id": call["id"], "name": each.name} if "id" in call else None
+            yield from self._grow("function_call", "fc", head or self.items[-1].head, each.arguments, new=bool(head))
+
+    def close(self, status: str) -> Iterator[Json]:
+        """The last item is whole, or all there is of it."""
+        if not self.items:
+            return
+        item = self.items[-1]
+        text = {"arguments" if item.kind == "function_call" else "text": item.text}
+        yield {"type": f"response.{item.event}.done", **item.place, **text, **item.more}
+        if item.kind == "message":
+            yield {"type": "response.content_part.done", **item.place, "part": item.part}
+        yield {"type": "response.output_item.done", "output_index": item.index, "item": item.body(status)}
+
+    def bodies(self, status: str) -> list[Json]:
+        """`status` is the last one's."""
+        return [item.body(status if item is self.items[-1] else "completed") for item in self.items]
+
+    def _grow(self, kind: str, prefix: str, head: Json, text: str, *, new: bool = False) -> Iterator[Json]:
+        if new or not self.items or self.items[-1].kind != kind:
+            yield from self.close("completed")
+            item = _Item(kind, f"{prefix}_{self.id}_{len(self.items)}", len(self.items), head)
+            self.items.append(item)
+            yield {"type": "response.output_item.added", "output_index": item.index, "item": item.body("in_progress")}
+            if kind == "message":
+                yield {"type": "response.content_part.added", **item.place, "part": item.part}
+        item = self.items[-1]
+        item.text += text
+        if text:
+            yield {"type": f"response.{item.event}.delta", **item.place, "delta": text, **item.more}
+
+
+class ResponsesWriter:
+    """Writes answers of this endpoint."""
+
+    async def whole(self, choices: Choices, body: ResponsesRequest) -> Json:
+        stats = ChoiceStats(choices)
+        chunks = []
+        async for number, chunk in choices.chunks():
+            stats.add(number, chunk)
+            chunks.append(chunk)
+        reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id)
+        joined = Chunk.join(chunks)
+        for _ in output.add(reader.push(joined.text, finished=True), reader):
+            pass
+        return _response(choices, body, output, int(time.time()), joined, stats.usage)
+
+    async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
+        """Nothing is yielded before the first token or error."""
+        created_s, numbers, stats = int(time.time()), count(), ChoiceStats(choices)
+        reader, output, begun = MessageReader.of(choices.answers[0]), _Output(choices.id), False
+
+        def event(data: Json) -> bytes:
+            numbered = data | {"sequence_number": next(numbers)}
+            return _event(numbered)
+
+        async for number, chunk in choices.chunks():
+            stats.add(number, chunk)
+            if not begun:
+                begun, nothing = True, _response(choices, body, output, created_s, None, None)
+                yield event({"type": "response.created", "response": nothing})
+                yield event({"type": "response.in_progress", "response": nothing})
+            for data in output.add(reader.push(chunk.text, finished=chunk.finish is not None), reader):
+                yield event(data)
+            if chunk.finish is not None:
+                status = _status(chunk)
+                for data in output.close(status):
+                    yield event(data)
+                done = _response(choices, body, output, created_s, chunk, stats.usage)
+                yield event({"type": f"response.{status}", "response": done})
+
+    def failed(self, error: HttpError) -> bytes:
+        """In mid-stream. Of what came before the client has the numbers."""
+        described = {"message": error.message, "code": error.code, "param": error.param}
+        return _event({"type": "error", "sequence_number": 0, **described})
+
+
+def _event(data: Json) -> bytes:
+    return f"event: {data['type']}\ndata: ".encode() + to_json(data) + b"\n\n"
+
+
+def _status(chunk: Chunk) -> str:
+    return "incomplete" if chunk.finish is not None and chunk.finish.reason == "length" else "completed"
+
+
+def _response(
+    choices: Choices,
+    body: ResponsesRequest,
+    output: _Output,
+    created_s: int,
+    last: Chunk | None,
+    counts: Usage | None,
+) -> Json:
+    """The whole object; `last` None while it is in progress."""
+    status = "in_progress" if last is None else _status(last)
+    options = choices.answers[0].options
+    return {
+        "id": f"resp_{choices.id}",
+        "object": "response",
+        "created_at": created_s,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": choices.model,
+        "output": output.bodies(status),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": False,
+        "temperature": options.temperature,
+        "text": {"format": body.format},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_p": options.top_p,
+        "truncation": "disabled",
+        "usage": counts and _usage(counts),
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
+
+
+def _usage(counts: Usage) -> Json:
+    return {
+        "input_tokens": counts.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+        "output_tokens": counts.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+    }

@@ -1,0 +1,203 @@
+"""`/v1/responses`: what a client asks, in the terms of a chat.
+
+Nothing is stored here, so what refers to something stored is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from outrider.errors import InvalidRequest
+from outrider.gateway.http.errors import unsupported
+from outrider.gateway.http.messages import message
+from outrider.gateway.http.schemas import GenerationBody
+from outrider.gateway.http.tools import tool_use
+from outrider.gateway.requests import MAX_MESSAGES, ChatPrompt, Prompt
+from outrider.gateway.structured import Structured, from_response_format
+from outrider.gateway.tools import ToolUse
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+class ResponsesRequest(GenerationBody):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "background": (False,),
+        "background_options": (),
+        "access_programs": (),
+        "context_management": (),
+        "conversation": (),
+        "image": (),
+        "include": ([],),
+        "max_tokens": (),
+        "max_tool_calls": (),
+        "moderation": (),
+        "n": (1,),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": (),
+        "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
+        "response_format": (),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    default_max_tokens: ClassVar[int | None] = None
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: Any = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        return super().field_names | {"messages": "input", "max_tokens": "max_output_tokens"}
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """Of the text, as it was asked for."""
+        return (self.text or {}).get("format") or {"type": "text"}
+
+    def to_prompts(self) -> list[Prompt]:
+        messages = list(_messages(self.input))
+        if self.instructions:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        return [ChatPrompt(tuple(messages), tools=self.tool_use())]
+
+    def tool_use(self) -> ToolUse | None:
+        tools = [_nested(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
+        choice = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
+        return tool_use(tools, choice, self.parallel_tool_calls)
+
+    def _structured(self) -> Structured | None:
+        asked, use = super()._structured() or self._of_format(), self.tool_use()
+        if use is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(asked.field, "cannot be together with tools, unless tool_choice is none")
+        return use.structured()
+
+    def _of_format(self) -> Structured | None:
+        if self.text is None:
+            return None
+        if not isinstance(self.text, dict):
+            raise InvalidRequest("text", "has to be an object with format")
+        for name, value in self.text.items():
+            if name != "format" and value is not None:
+                raise unsupported(f"text.{name[:100]}", "is not supported")
+        asked = self.format
+        if isinstance(asked, dict) and asked.get("type") == "json_schema":
+            asked = {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
+        try:
+            found = from_response_format(asked)
+        except InvalidRequest as error:
+            raise InvalidRequest(_renamed(error.field), error.message) from error
+        return found and Structured(found.kind, found.value, _renamed(found.field))
+
+
+def _renamed(field: str | None) -> str:
+    return (field or "").replace("response_format.json_schema", "text.format").replace("response_format", "text.format")
+
+
+def _nested(where: str, tool: Any) -> Any:
+    """The function's fields, which are flat here, as they are in a chat."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{where}.name", "has to be a string")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _messages(given: Any) -> Iterable[dict[str, Any]]:
+    if isinstance(given, str):
+        yield message("input", {"role": "user", "content": given})
+        return
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input", "has to be a text or a list of items")
+    if len(given) > MAX_MESSAGES:
+        raise InvalidRequest("input", f"{len(given)} items; at most {MAX_MESSAGES} are allowed")
+    assistant: dict[str, Any] = {}
+    """Of one turn: its reasoning, text and calls are items of their own."""
+    for i, item in enumerate(given):
+        where = f"input[{i}]"
+        if not isinstance(item, dict):
+            raise InvalidRequest(where, "has to be an object")
+        added = _item(where, item)
+        if added.get("role") == "assistant" and not (assistant.get("content") and added.get("content")):
+            assistant = _joined(assistant, added)
+            continue
+        if assistant:
+            yield message(where, assistant)
+        assistant = added if added.get("role") == "assistant" else {}
+        if not assistant:
+            yield message(where, added)
+    if assistant:
+        yield message("input", assistant)
+
+
+def _joined(turn: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    calls = [*turn.get("tool_calls", ()), *added.get("tool_calls", ())]
+    joined = turn | {name: value for name, value in added.items() if value} | ({"tool_calls": calls} if calls else {})
+    # A turn of reasoning alone, as one that was cut off, has no text.
+    return {"content": "" if "reasoning_content" in joined else None} | joined
+
+
+def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    """As a message of a chat, or a part of one."""
+    kind = item.get("type", "message")
+    given = {name: value for name, value in item.items() if name not in ("type", "id", "status") and value is not None}
+    match kind:
+        case "message":
+            given["content"] = _content(f"{where}.content", given.get("content"))
+            return given
+        case "function_call":
+            _check(where, given, ("call_id", "name", "arguments", "namespace"))
+            function = {"name": given["name"], "arguments": given["arguments"]}
+            return {"role": "assistant", "tool_calls": [{"id": given["call_id"], "function": function}]}
+        case "function_call_output":
+            _check(where, given, ("call_id", "output"))
+            output = given["output"]
+            content = output if isinstance(output, str) else _content(f"{where}.output", output)
+            return {"role": "tool", "tool_call_id": given["call_id"], "content": content}
+        case "reasoning":
+            parts = given.get("content") or given.get("summary") or []
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            return {"role": "assistant", "reasoning_content": "\n".join(texts)}
+        case _:
+            raise unsupported(f"{where}.type", f"{json.dumps(kind)[:100]} is not supported")
+
+
+def _check(where: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in names:
+            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")
+    for name in names:
+        if name != "namespace" and name not in given:
+            raise InvalidRequest(f"{where}.{name}", "is missing")
+
+
+def _content(where: str, content: Any) -> Any:
+    """Parts as a chat has them."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for i, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+            parts.append({"type": "text", "text": part.get("text")})
+        elif isinstance(part, dict):
+            raise unsupported(f"{where}[{i}].type", "only text parts are supported")
+        else:
+            parts.append(part)
+    return parts

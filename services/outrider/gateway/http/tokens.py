@@ -1,0 +1,116 @@
+"""`/tokenize`, `/detokenize` and `/version`, in the shapes of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.gateway.auth import check_model, may_ask
+from outrider.gateway.catalog import Model
+from outrider.gateway.config import Limits
+from outrider.gateway.generation import Generator
+from outrider.gateway.http.access import tenant_of
+from outrider.gateway.http.errors import HttpError, from_outrider
+from outrider.gateway.http.messages import message
+from outrider.gateway.http.reading import read_body
+from outrider.gateway.http.schemas import Body, parse
+from outrider.gateway.http.tools import tool_use
+from outrider.gateway.requests import ChatPrompt, TextPrompt
+from outrider.gateway.tokenizer.template import TemplateError
+from outrider.protocol.identity import package_version
+from outrider.protocol.validate import check_token_ids
+
+MAX_DETOKENIZED = 1 << 20
+
+
+class _Body(Body):
+    model: str | None = None
+    """May be left out where one model is served."""
+
+
+class TokenizeRequest(_Body):
+    prompt: str | None = None
+    add_special_tokens: bool = True
+    """Around a prompt; a chat template writes its own."""
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    return_token_strs: bool = False
+
+    def to_prompt(self) -> TextPrompt | ChatPrompt:
+        """Raises InvalidRequest or HttpError."""
+        if (self.prompt is None) is (self.messages is None):
+            raise InvalidRequest("prompt", "has to be given, or messages in its place")
+        if self.prompt is not None:
+            return TextPrompt(self.prompt)
+        messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages or ()))
+        return ChatPrompt(messages, tools=tool_use(self.tools, None, None))
+
+
+class DetokenizeRequest(_Body):
+    tokens: list[int]
+
+
+Kind = TypeVar("Kind", bound=_Body)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEndpoints:
+    core: Generator
+    limits: Limits
+
+    async def tokenize(self, request: Request) -> Response:
+        return await self._answer(request, TokenizeRequest, self._tokenized)
+
+    async def detokenize(self, request: Request) -> Response:
+        return await self._answer(request, DetokenizeRequest, self._detokenized)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": package_version()})
+
+    async def _answer(
+        self, request: Request, kind: type[Kind], work: Callable[[Kind, Model], Awaitable[dict[str, Any]]]
+    ) -> Response:
+        try:
+            body = parse(kind, await read_body(request, self.limits))
+            return JSONResponse(await work(body, await self._model(request, body.model)))
+        except HttpError as error:
+            return error.response()
+        except OutriderError as error:
+            return from_outrider(error).response()
+
+    async def _model(self, request: Request, name: str | None) -> Model:
+        if name is None:
+            await self.core.catalog.refresh()
+            names = [served.model for served in self.core.catalog.live if may_ask(tenant_of(request), served.model)]
+            if len(names) != 1:
+                raise InvalidRequest("model", f"is missing: {len(names)} models are served here")
+            [name] = names
+        check_model(tenant_of(request), name)
+        return await self.core.catalog.get(name)
+
+    async def _tokenized(self, body: TokenizeRequest, model: Model) -> dict[str, Any]:
+        prompt, tokenizer = body.to_prompt(), model.tokenizer
+        if isinstance(prompt, TextPrompt):
+            encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
+            ids = await self.core.threads.run(len(prompt.text), lambda: encode(prompt.text))
+        else:
+            tools = () if prompt.tools is None else prompt.tools.definitions
+            try:
+                ids = await self.core.threads.run(
+                    prompt.num_chars, lambda: tokenizer.encode_chat(prompt.messages, tools=tools)
+                )
+            except TemplateError as error:
+                raise InvalidRequest("messages", str(error)) from error
+        spelled = [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": model.max_context_len, "tokens": ids, "token_strs": spelled}
+
+    async def _detokenized(self, body: DetokenizeRequest, model: Model) -> dict[str, Any]:
+        if len(body.tokens) > MAX_DETOKENIZED:
+            raise InvalidRequest("tokens", f"{len(body.tokens)}; at most {MAX_DETOKENIZED} are allowed")
+        check_token_ids("tokens", body.tokens, model.vocab_size)
+        return {"prompt": await self.core.threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))}

@@ -1,0 +1,179 @@
+"""`/v1/responses`, `/tokenize`, `/detokenize` and `/version`, through the stock client where it knows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from outrider.errors import Unavailable
+from outrider.gateway.server import RunningGateway
+from outrider.gateway.tokenizer.model import ModelTokenizer
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying
+from tests.integration.gateway.test_tools import prompt_of
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+SAID = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+
+@pytest.fixture
+def ask(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
+    @asynccontextmanager
+    async def asked(
+        text: str, finish: int = 1
+    ) -> AsyncIterator[tuple[openai.AsyncOpenAI, ScriptedRouter, RunningGateway]]:
+        router = ScriptedRouter(saying([*tokenizer.encode(text), 2], size=3), max_context_len=4096)
+        async with (
+            routing(router) as address,
+            gateway(address) as running,
+            openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
+        ):
+            yield client, router, running
+
+    return asked
+
+
+async def test_a_whole_response_has_its_text_and_usage(ask: Any, tokenizer: ModelTokenizer) -> None:
+    async with ask("Fine, thanks.") as (client, router, _):
+        response = await client.responses.create(
+            model=MODEL, input="How are you?", instructions="Be brief.", temperature=0, max_output_tokens=50
+        )
+    assert (response.output_text, response.status) == ("Fine, thanks.", "completed")
+    assert response.usage.output_tokens == len(tokenizer.encode("Fine, thanks.")) + 1
+    asked = router.requests[0]
+    assert prompt_of(asked, tokenizer) == "system\nBe brief.\nuser\nHow are you?\nassistant\n"
+    assert (asked.sampling.temperature, asked.stopping.max_new_tokens) == (0, 50)
+
+
+async def test_a_stream_has_the_events_in_their_order(ask: Any) -> None:
+    async with (
+        ask(SAID) as (client, _, _),
+        client.responses.stream(model=MODEL, input="Hm?", tools=[WEATHER]) as stream,
+    ):
+        events = [event async for event in stream]
+        final = await stream.get_final_response()
+    kinds = [event.type for event in events]
+    once = list(dict.fromkeys(kinds))
+    assert once == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text, call = final.output
+    assert text.content[0].text == "Let me see."
+    assert (call.name, call.arguments, call.type) == ("weather", '{"city": "Bern"}', "function_call")
+
+
+async def test_a_response_that_is_cut_off_says_so(ask: Any) -> None:
+    async with ask("Fine, thanks.") as (client, _, _):
+        whole = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4)
+        stream = await client.responses.create(model=MODEL, input="Hm?", max_output_tokens=4, stream=True)
+        last = [event async for event in stream][-1]
+    assert (whole.status, whole.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (last.type, last.response.output_text) == ("response.incomplete", "Fine")
+
+
+async def test_what_came_of_calls_is_told_to_the_model(ask: Any, tokenizer: ModelTokenizer) -> None:
+    async with ask(SAID) as (client, router, _):
+        first = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER])
+        history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "Hm?"}]}]
+        history += [item.model_dump(exclude_none=True) for item in first.output]
+        history += [{"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "Sun"}]
+        await client.responses.create(model=MODEL, input=history)
+    prompt = prompt_of(router.requests[-1], tokenizer)
+    assert prompt == f"user\nHm?\nassistant\n{SAID}\nuser\n<tool_response>\nSun\n</tool_response>\nassistant\n"
+
+
+async def test_a_format_is_a_grammar(ask: Any) -> None:
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form: Any = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
+    named: Any = {"type": "function", "name": "weather"}
+    async with ask('{"a": 1}') as (client, router, _):
+        response = await client.responses.create(model=MODEL, input="Hm?", text=form)
+        called = await client.responses.create(model=MODEL, input="Hm?", tools=[WEATHER], tool_choice=named)
+    assert response.output_text == '{"a": 1}'
+    assert called.output[0].arguments == '{"a": 1}', "as the script says it"
+    required = [json.loads(each.logits.grammar)["grammars"][0]["json_schema"]["required"] for each in router.requests]
+    assert required == [["a"], ["city"]]
+
+
+async def test_an_error_in_mid_stream_is_an_event(ask: Any) -> None:
+    async def breaking(request: Any) -> AsyncIterator[Any]:
+        yield round_of([40, 41])
+        raise Unavailable("all targets are gone", reason="NO_TARGET")
+
+    async with ask("x") as (client, router, _):
+        router.script = breaking
+        stream = await client.responses.create(model=MODEL, input="Hm?", stream=True)
+        with pytest.raises(openai.APIError, match="all targets are gone"):
+            async for event in stream:
+                if event.type == "error":
+                    raise openai.APIError(event.message, None, body=None)  # type: ignore[arg-type]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": [5]}, "input[0]"),
+    ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": "a", "store": True}, "store"),
+    ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"input": "a", "background": True}, "background"),
+    ({"input": "a", "n": 2}, "n"),
+    ({"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": "a", "text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
+    ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "a", "mood": "good"}, "mood"),
+    ({"input": "a" * 9000}, "input"),
+]
+
+
+async def test_what_is_not_served_is_refused_by_name(ask: Any) -> None:
+    async with ask("x") as (_, router, running), httpx.AsyncClient() as client:
+        for body, param in REFUSED:
+            answer = await client.post(f"http://{running.http_address}/v1/responses", json={"model": MODEL} | body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert not router.requests
+
+
+async def test_tokens_of_a_text_and_of_a_chat_and_back(ask: Any, tokenizer: ModelTokenizer) -> None:
+    async with ask("x") as (_, _, running), httpx.AsyncClient(base_url=f"http://{running.http_address}") as client:
+        plain = (await client.post("/tokenize", json={"prompt": "a€", "return_token_strs": True})).json()
+        message = {"role": "user", "content": "Hm?"}
+        chat = (await client.post("/tokenize", json={"model": MODEL, "messages": [message]})).json()
+        text = (await client.post("/detokenize", json={"model": MODEL, "tokens": chat["tokens"]})).json()
+        both = await client.post("/tokenize", json={"prompt": "a", "messages": [message]})
+        unknown = await client.post("/detokenize", json={"tokens": [9999]})
+        version = (await client.get("/version")).json()
+    assert plain["tokens"] == tokenizer.encode("a€") and plain["count"] == 4
+    assert (plain["max_model_len"], plain["token_strs"][0]) == (4096, "a")
+    assert text["prompt"] == "<|im_start|>user\nHm?<|im_end|>\n<|im_start|>assistant\n"
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens[0]")
+    assert version["version"]
