@@ -23,7 +23,10 @@ import grpc
 from outrider.errors import Code
 from outrider.protocol.identity import SPOKEN
 from outrider.protocol.tokenizers import chunks_of
+from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.credentials import cluster_port
+from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -513,9 +516,11 @@ class FakeDraft(_Worker, draft_pb2_grpc.DraftServiceServicer):
 
 
 @asynccontextmanager
-async def serving_target(target: FakeTarget, address: str = "127.0.0.1:0") -> AsyncIterator[FakeTarget]:
+async def serving_target(
+    target: FakeTarget, address: str = "127.0.0.1:0", tls: TlsFiles | None = None
+) -> AsyncIterator[FakeTarget]:
     """Serves until the block is left."""
-    server = create_server()
+    server = create_server(guard=RoleGuard(certificates=tls is not None))
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     verify: Any = grpc.stream_stream_rpc_method_handler(
         target.Verify,
@@ -523,7 +528,7 @@ async def serving_target(target: FakeTarget, address: str = "127.0.0.1:0") -> As
         response_serializer=lambda message: target.garble(message.SerializeToString()),
     )
     server.add_registered_method_handlers(TARGET_SERVICE, {"Verify": verify})
-    async with _serving(target, server, address, TARGET_SERVICE):
+    async with _serving(target, server, address, TARGET_SERVICE, tls):
         try:
             yield target
         finally:
@@ -540,8 +545,10 @@ async def serving_draft(draft: FakeDraft, address: str = "127.0.0.1:0") -> Async
 
 
 @asynccontextmanager
-async def _serving(simulated: _Worker, server: grpc.aio.Server, address: str, service: str) -> AsyncIterator[None]:
-    async with serving(server, address, services=[service], grace_s=0) as life:
+async def _serving(
+    simulated: _Worker, server: grpc.aio.Server, address: str, service: str, tls: TlsFiles | None = None
+) -> AsyncIterator[None]:
+    async with serving(server, address, services=[service], grace_s=0, credentials=cluster_port(tls)) as life:
         simulated.life, simulated._server = life, server
         await life.ready()
         yield

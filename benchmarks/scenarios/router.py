@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.rpc.roles import Role
 from outrider.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
@@ -28,6 +34,7 @@ _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0
 _MAX_CORES = 1.0
 _MAX_P99_MS = 5.0
+_MAX_TLS = 1.03
 _WAYS = ("target to router", "router to gateway", "router to target")
 
 
@@ -89,14 +96,23 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     "--sequences", default="10,100,1000", show_default=True, callback=_numbers, metavar="N,N,…", help="At once."
 )
 @click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each measurement.")
+@click.option(
+    "--tls-turns",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Instead: what TLS costs, in so many turns without and with it.",
+)
 @json_file_option
-def router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
+def router(sequences: tuple[int, ...], seconds: float, tls_turns: int, json_file: Path | None) -> int:
     """What does the router cost, and what does it add?
 
     A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
     that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
     commits from target to gateway, by one clock, with gRPC at both ends.
     """
+    if tls_turns:
+        return run_async(_tls(sequences, seconds, tls_turns, json_file))
     return run_async(_router(sequences, seconds, json_file))
 
 
@@ -113,6 +129,33 @@ async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | 
     return report.finish("router", {**body, "loads": [_json(row) for row in rows]}, json_file)
 
 
+async def _tls(sequences: tuple[int, ...], seconds: float, turns: int, json_file: Path | None) -> int:
+    """Certificates between all three, or none, in turns: what a token costs the router, the median of the turns."""
+    costs: dict[tuple[bool, int], list[float]] = {}
+    for turn in range(turns):
+        # Who is first has no advantage.
+        for tls in (False, True) if turn % 2 == 0 else (True, False):
+            for row in [Row(one) for one in await measured(sequences, seconds, tls=tls)]:
+                costs.setdefault((tls, row.sequences), []).append(row.us_per_token)
+    rows = [tls_cost(number, costs[False, number], costs[True, number]) for number in sequences]
+    problems = [f"{row['SEQUENCES']} sequences: {row['TLS / PLAIN']}" for row in rows if row["RATIO"] > _MAX_TLS]
+    shown = [{name: value for name, value in row.items() if name != "RATIO"} for row in rows]
+    report.show(report.table(shown), "\n".join(problems))
+    return report.finish("router-tls", {"holds": not problems, "problems": problems, "loads": rows}, json_file)
+
+
+def tls_cost(sequences: int, plain: list[float], tls: list[float]) -> dict[str, Any]:
+    """Of one load; microseconds of the router's processor time a token."""
+    ratio = median(tls) / median(plain)
+    return {
+        "SEQUENCES": sequences,
+        "PLAIN µS/TOKEN": f"{median(plain):.1f} ({min(plain):.1f} to {max(plain):.1f})",
+        "TLS µS/TOKEN": f"{median(tls):.1f} ({min(tls):.1f} to {max(tls):.1f})",
+        "TLS / PLAIN": f"{ratio:.3f}",
+        "RATIO": round(ratio, 4),
+    }
+
+
 def growth(rows: list[Row]) -> list[str]:
     """The cost of a token must not grow with the number of sequences."""
     first, last = rows[0], rows[-1]
@@ -122,14 +165,16 @@ def growth(rows: list[Row]) -> list[str]:
     return [f"the cost of a token grows: {costs[0]}, {costs[1]}"]
 
 
-async def measured(sequences: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
+async def measured(sequences: tuple[int, ...], seconds: float, *, tls: bool = False) -> list[dict[str, Any]]:
     """Raises CommandError, ProcessFailed."""
     cores = sorted(os.sched_getaffinity(0))
     router_core, fleet_core = cores[0], cores[-1]
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
-        async with _router_process(Path(directory), fleet_core) as metadata_url:
-            note(f"router on core {router_core}, fleet on core {fleet_core}")
+        certificates = _certificates(Path(directory) / "tls") if tls else None
+        async with _router_process(Path(directory), fleet_core, certificates) as metadata_url:
+            note(f"router on core {router_core}, fleet on core {fleet_core}{', TLS' if tls else ''}")
             given = {
+                "tls": str(certificates or ""),
                 "metadata_url": metadata_url,
                 "router_core": router_core,
                 "loads": [{"sequences": number, "seconds": seconds} for number in sequences],
@@ -137,8 +182,26 @@ async def measured(sequences: tuple[int, ...], seconds: float) -> list[dict[str,
             return await _fleet(given, fleet_core)
 
 
+def _certificates(directory: Path) -> Path:
+    """One for each role."""
+    from outrider_controller.certificates import Authority
+
+    authority, roles = Authority.new(), {role.value: [role.dns_name] for role in Role}
+    roles["controller"] = [Role.ROUTER.dns_name, Role.CONTROL.dns_name]
+    for folder, names in roles.items():
+        authority.issue(names, timedelta(days=1)).write(directory / folder, authority.pem)
+    return directory
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+        return True
+    return False
+
+
 @asynccontextmanager
-async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
+async def _router_process(directory: Path, core: int, certificates: Path | None) -> AsyncIterator[str]:
     """One router as `outrider up` runs it, in an actor. Ray's own daemons keep to `core`. Yields the metadata URL."""
     try:
         redis = EmbeddedServer.start(directory)
@@ -146,9 +209,13 @@ async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
         raise CommandError(str(error)) from error
     with redis:
         control = f"127.0.0.1:{Ports().claim()}"
-        flags = ("--metadata", redis.url, "--control-listen", control)
+        flags: tuple[str, ...] = ("--metadata", redis.url, "--control-listen", control)
+        if certificates is not None:
+            flags += ("--tls-dir", str(certificates / "controller"))
         argv = (sys.executable, "-m", "outrider_controller", *flags)
-        process = ManagedProcess(ProcessSpec("controller", argv, control, cores=(core,)), directory / "controller.log")
+        # The fleet waits for the router's lease.
+        spec = ProcessSpec("controller", argv, control, cores=(core,), answers=partial(_listens, control))
+        process = ManagedProcess(spec, directory / "controller.log")
         try:
             await process.start()
             await process.ready(_START_TIMEOUT_S)

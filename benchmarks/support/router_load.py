@@ -14,12 +14,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.rpc.channel import create_channel
+from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.channel import connect_to
+from outrider.rpc.roles import Role
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
@@ -119,12 +122,13 @@ class Client:
         return router_pb2.RouteCall(call_id=self._next_id, request=request, timeout_us=600_000_000)
 
 
-async def measure(load: Load, store: MetadataStore, router: LeaseRecord) -> dict[str, Any]:
-    """Raises LoadFailed."""
+async def measure(load: Load, store: MetadataStore, router: LeaseRecord, tls: Path | None = None) -> dict[str, Any]:
+    """`tls`: a directory of certificates, one for each role. Raises LoadFailed."""
     marks = Marks()
     async with AsyncExitStack() as stack:
-        await _serve_fleet(stack, load, store, marks)
-        channel = await stack.enter_async_context(create_channel(router.address))
+        await _serve_fleet(stack, load, store, marks, tls)
+        connect = connect_to(Role.ROUTER, TlsFiles(tls / Role.GATEWAY.value) if tls is not None else None)
+        channel = await stack.enter_async_context(connect(router.address))
         stub = router_pb2_grpc.RouterServiceStub(channel)
         await _assembled(stub, load)
         clients = await stack.enter_async_context(_asking(stub, load, marks))
@@ -135,7 +139,8 @@ async def measure(load: Load, store: MetadataStore, router: LeaseRecord) -> dict
         return {**asdict(load), "targets": load.num_targets, "drafts": load.num_drafts, **found}
 
 
-async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, marks: Marks) -> None:
+async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, marks: Marks, tls: Path | None) -> None:
+    target_tls = TlsFiles(tls / Role.TARGET.value) if tls is not None else None
     for _ in range(load.num_targets):
         target = PacedTarget(
             marks,
@@ -145,7 +150,7 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
             model=MODEL,
             max_sequences=2 * load.per_target,
         )
-        await stack.enter_async_context(serving_target(target))
+        await stack.enter_async_context(serving_target(target, tls=target_tls))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
     for _ in range(load.num_drafts):
         # A lease is all that a router ever sees of a draft.
@@ -248,12 +253,14 @@ def pin(pid: int, core: int) -> None:
             os.sched_setaffinity(thread.id, {core})
 
 
-async def _main(metadata_url: str, loads: list[Load], router_core: int | None) -> list[dict[str, Any]]:
+async def _main(
+    metadata_url: str, loads: list[Load], router_core: int | None, tls: Path | None
+) -> list[dict[str, Any]]:
     async with MetadataStore.connect(metadata_url) as store:
         router = await _router(store)
         if router_core is not None:
             pin(router.pid, router_core)
-        return [await measure(load, store, router) for load in loads]
+        return [await measure(load, store, router, tls) for load in loads]
 
 
 async def _router(store: MetadataStore) -> LeaseRecord:
@@ -269,9 +276,9 @@ async def _router(store: MetadataStore) -> LeaseRecord:
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     try:
-        measured = asyncio.run(
-            _main(given["metadata_url"], [Load(**one) for one in given["loads"]], given["router_core"])
-        )
+        tls = Path(given["tls"]) if given.get("tls") else None
+        loads = [Load(**one) for one in given["loads"]]
+        measured = asyncio.run(_main(given["metadata_url"], loads, given["router_core"], tls))
     except LoadFailed as failure:
         sys.exit(str(failure))
     json.dump(measured, sys.stdout)

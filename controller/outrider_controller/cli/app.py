@@ -31,7 +31,7 @@ _COMMANDS = {
     "apply": (f"{_PACKAGE}.tenants", "apply", "Make or change the tenants that a file lists."),
     "set": (f"{_PACKAGE}.speculation", "set_group", "Change a tenant's speculation or quota."),
     "explain": (f"{_PACKAGE}.speculation", "explain", "Say why a tenant's requests speculate or not."),
-    "create": (f"{_PACKAGE}.tenants", "create", "Make an API key, or certificates."),
+    "create": (f"{_PACKAGE}.tenants", "create", "Make an API key, certificates, or users of Redis."),
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),

@@ -15,6 +15,7 @@ from outrider_controller.cli.certificates import create_certificates
 from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
+from outrider_controller.cli.redis_users import create_redis_users
 from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants_file import read_tenants
 from outrider_controller.cli.watching import show_rows, watch_option
@@ -58,10 +59,11 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
 
 @click.group("create")
 def create() -> None:
-    """Make API keys, or certificates."""
+    """Make API keys, certificates, or users of Redis."""
 
 
 create.add_command(create_certificates)
+create.add_command(create_redis_users)
 
 
 def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:

@@ -18,10 +18,11 @@ from enum import Enum
 from typing import TypeVar
 
 import redis
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from outrider.metadata.address import open_pool
 from outrider.metadata.counters import StoreCounters
 from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
 
@@ -47,22 +48,22 @@ class RedisLink:
 
     def __init__(self, url: str, counters: StoreCounters, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Does not connect yet. Raises ValueError for a URL that is none."""
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_MAX_CONNECTIONS,
-            timeout=None,
+        settings = {
             # Bounded here instead, for the client does it with wait_for, which in Python 3.11 can swallow a
             # cancellation: that of our own timeout too.
-            socket_timeout=None,
-            socket_connect_timeout=BACKGROUND_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
+            "socket_timeout": None,
+            "socket_connect_timeout": BACKGROUND_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+        }
+        pool = open_pool(url, max_connections=_MAX_CONNECTIONS, settings=settings)
         self.available = True
         """False once the server was asked again in vain. Callers need not look: calls fail fast by themselves."""
         self.on_recovery: list[Callable[[], None]] = []
         """Called when the server answers again after it was away."""
         self._redis: Redis = Redis(connection_pool=pool)
+        # Not every pool waits for a connection that is free.
+        self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._counters = counters
         self._call_timeout_s = call_timeout_s
         self._background_timeout_s = max(BACKGROUND_TIMEOUT_S, call_timeout_s)
@@ -95,7 +96,7 @@ class RedisLink:
 
     async def _try(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float, when_late: Answers) -> T | None:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s), self._turns:
                 return await work(self._redis)
         except (TimeoutError, redis.TimeoutError) as error:
             self._counters.num_timeouts += 1

@@ -108,7 +108,7 @@ class MetadataStore:
 
     @classmethod
     def connect(cls, url: str, *, namespace: str = "outrider", call_timeout_s: float = CALL_TIMEOUT_S) -> MetadataStore:
-        """Takes redis://, rediss:// or unix:// and connects when first used. No caller waits longer than the timeout.
+        """Takes the URLs that `address` lists, and connects when first used. No caller waits longer than the timeout.
 
         Raises ValueError for another kind of URL; never for a server that is away.
         """
@@ -119,7 +119,7 @@ class MetadataStore:
             link = RedisLink(url, counters, call_timeout_s)
         except ValueError:
             # The URL may hold a password: it is not repeated.
-            raise ValueError("metadata URL: expected redis://, rediss:// or unix://") from None
+            raise ValueError("metadata URL: expected redis://, rediss://, unix:// or redis+sentinel://") from None
         return cls(link, counters, Keys(namespace))
 
     async def __aenter__(self) -> MetadataStore:

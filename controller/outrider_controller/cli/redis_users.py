@@ -1,0 +1,30 @@
+"""outrider create redis-users."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import click
+from outrider.metadata.acl import KEYS, users
+
+
+@click.command("redis-users")
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+def create_redis_users(directory: Path) -> None:
+    """Make a user of Redis for each role: DIRECTORY/users.acl for the server, DIRECTORY/ROLE.password for processes.
+
+    Passwords that are there already stay. A process has its own in its metadata URL:
+    redis://ROLE@HOST:6379?password_file=DIRECTORY/ROLE.password. A controller has that of the control plane.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    passwords = {role: _password(directory / f"{role}.password") for role in KEYS}
+    (directory / "users.acl").write_text(users(passwords))
+    click.echo(f"{directory / 'users.acl'}: {', '.join(passwords)}")
+
+
+def _password(path: Path) -> str:
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_urlsafe(32) + "\n")
+    return path.read_text().strip()

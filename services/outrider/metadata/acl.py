@@ -1,0 +1,57 @@
+"""Users of Redis, one for each role: which commands each may give, on which keys. Pure.
+
+A script has to declare its keys as written, also where it only reads; so whoever reads leases by one may write them.
+Drafts, the machines that are trusted least, read nobody's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+_COMMANDS = (
+    *("ping", "time", "select", "client|setinfo", "multi", "exec", "eval", "get", "getex", "set", "del", "exists"),
+    *("strlen", "expire", "pexpire", "pttl", "sadd", "srem", "smembers", "smismember", "hget", "hset", "hmget"),
+    *("hgetall", "hdel", "zadd", "zrangebyscore", "zremrangebyscore", "xadd"),
+)
+_OF_CONTROL = ("expireat", "zrem", "zcard", "zrangebylex", "xrange", "xrevrange")
+
+
+def _own(role: str) -> tuple[str, ...]:
+    """A lease, its part of the prefix index, and events, which it may not read."""
+    return f"lease:{role}:*", f"workers:{role}", f"prefix:{role}:*", "%W:events"
+
+
+def _leases_of(role: str) -> tuple[str, ...]:
+    return f"lease:{role}:*", f"workers:{role}", "cordon:*"
+
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "draft": _own("draft"),
+    "target": (*_own("target"), *_leases_of("draft")),
+    "gateway": (
+        *_own("gateway"),
+        *_leases_of("gateway"),
+        *_leases_of("router"),
+        *("keysrequired", "apikey:*", "tenant:*", "quota:*", "running:*"),
+    ),
+    "router": (*_own("router"), *_leases_of("*"), "prefix:*", "ledgers", "ledger:*"),
+    "control": ("*",),
+}
+"""By role; a controller, which is both, uses that of the control plane. Without the namespace; `%W` is write only."""
+
+
+def users(passwords: Mapping[str, str], namespace: str = "outrider") -> str:
+    """An ACL file. `passwords`: by role; the file has their SHA-256. Nobody else may do anything."""
+    lines = [_user(role, password, namespace) for role, password in passwords.items()]
+    return "\n".join(["user default off", *lines]) + "\n"
+
+
+def _user(role: str, password: str, namespace: str) -> str:
+    commands = [f"+{name}" for name in (*_COMMANDS, *(_OF_CONTROL if role == "control" else ()))]
+    keys = [
+        f"%W~{namespace}:{key.removeprefix('%W:')}" if key.startswith("%W:") else f"~{namespace}:{key}"
+        for key in dict.fromkeys(KEYS[role])
+    ]
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return " ".join([f"user {role} on #{digest} resetchannels -@all", *commands, *keys])
