@@ -7,6 +7,7 @@ from dataclasses import fields
 
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import tenants_pb2 as tenants
+from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.belief import STATE
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
@@ -25,6 +26,11 @@ _SETTING_OF = {value: setting for setting, value in SETTINGS.items()}
 _REASONS = frozenset(Reason)
 _MAX_SUM = 1e12
 _MAX_NAME = 512
+
+
+def draft_version(info: worker.WorkerInfo) -> str:
+    """Under which evidence of a draft is kept: not the worker's id, for workers come and go."""
+    return f"{info.model}@{info.model_revision}/{info.draft_kind}"
 
 
 def evidence_to_proto(pairing: Pairing, evidence: Evidence) -> policy.PairingEvidence:

@@ -19,6 +19,7 @@ from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
 from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
+from outrider_controller.control.demand import Demand
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -42,7 +43,7 @@ def gpus(prefix: str) -> Callable[[CollectorRegistry], object]:
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store),
-    "control": (store, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
+    "control": (Demand, store, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, gpus("outrider_")),
     "supervisor": (supervisor_metrics,),
     "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store, gpus("outrider_draft_")),

@@ -44,9 +44,19 @@ class Evidence:
     verified: float = 0.0
     """Drafted tokens that were judged."""
     accepted: float = 0.0
+    draft_us: float = 0.0
+    """What drafting took the draft, as far as it was judged."""
 
     def add_rounds(
-        self, *, rounds: int, tokens: int, saved: float, late: int = 0, verified: int = 0, accepted: int = 0
+        self,
+        *,
+        rounds: int,
+        tokens: int,
+        saved: float,
+        late: int = 0,
+        verified: int = 0,
+        accepted: int = 0,
+        draft_us: int = 0,
     ) -> None:
         """Some rounds of one request, and what they saved together."""
         self.rounds += rounds
@@ -57,6 +67,7 @@ class Evidence:
         self.late += late
         self.verified += verified
         self.accepted += accepted
+        self.draft_us += draft_us
 
     def merge(self, other: Evidence) -> None:
         for each in fields(self):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
@@ -19,16 +20,20 @@ from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import tenants_pb2 as tenants
+from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, TargetState, TenantPolicy
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts import Alerts, Change
+from outrider_controller.control.demand import Demand
+from outrider_controller.control.fleet import Leases
 from outrider_controller.plan_messages import (
     belief_from_proto,
     decision_from_proto,
     decision_to_proto,
+    draft_version,
     evidence_from_proto,
     reported_state,
     tenant_policy,
@@ -99,6 +104,8 @@ class PlanLeader:
         plans: Plans,
         records: Tenants,
         events: EventWriter,
+        demand: Demand,
+        leases: Leases,
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -112,6 +119,8 @@ class PlanLeader:
         self._records = records
         self._events = events
         self._report = report
+        self._demand = demand
+        self._leases = leases
         self._clock = clock
         self._lease = plans.lease(worker_id)
         self._planner = Planner()
@@ -152,6 +161,7 @@ class PlanLeader:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
         self.alerts.learn(evidence)
+        self._demand.heard(evidence)
         self._unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy = message.busy
@@ -190,6 +200,7 @@ class PlanLeader:
             if now_s - self._planned_s >= _PLAN_EVERY_S:
                 self._planned_s = now_s
                 self._plan(now_s)
+            self._demand.look(await self._draft_workers(), [one.busy for one in self.followers], now_s)
             if now_s - self._saved_s >= _SAVE_EVERY_S:
                 self._saved_s = now_s
                 await self._save()
@@ -215,6 +226,7 @@ class PlanLeader:
         self.epoch = 0
         # Whoever leads now raises its own.
         self.alerts = Alerts()
+        self._demand.stop()
         for follower in self.followers:
             follower.over = True
             follower.filled.set()
@@ -242,6 +254,10 @@ class PlanLeader:
             if len(page) < 1000:
                 return
             after = page[-1].name
+
+    async def _draft_workers(self) -> Counter[str]:
+        drafts = [one.info for one in await self._leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]
+        return Counter(map(draft_version, drafts))
 
     def _plan(self, now_s: float) -> None:
         states = self._states()

@@ -31,6 +31,7 @@ from outrider_controller.control.access import OperatorGuard
 from outrider_controller.control.alert_report import AlertMetrics, AlertReport, WebhookMetrics
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.console import Console
+from outrider_controller.control.demand import Demand
 from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.follow import SERVICE as POLICY_SERVICE
@@ -163,7 +164,8 @@ async def running_control(
         webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
         if webhook is not None:
             await stack.enter_async_context(webhook)
-        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, AlertReport(events, webhook))
+        report = AlertReport(events, webhook)
+        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, Demand(ops.registry), store, report)
         AlertMetrics(ops.registry, lambda: leader.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))

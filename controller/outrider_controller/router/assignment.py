@@ -20,6 +20,7 @@ from outrider.prefix import block_hashes
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission import Request
 from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
@@ -30,7 +31,6 @@ from outrider_controller.router.placement import (
     PublishedTimes,
     asked,
     common_draft_limit,
-    draft_version,
     pairing_problem,
     rank,
     same_weights,

@@ -114,11 +114,6 @@ def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str 
     return f"draft {draft.worker_id} cannot serve target {target.worker_id}: {'; '.join(differing)}"
 
 
-def draft_version(info: worker.WorkerInfo) -> str:
-    """Under which evidence of a draft is kept: not the worker's id, for workers come and go."""
-    return f"{info.model}@{info.model_revision}/{info.draft_kind}"
-
-
 def same_weights(revision: str, other: str) -> bool:
     """Whether two model revisions are of the same weights, whatever computes them."""
     return revision.partition("/")[0] == other.partition("/")[0]

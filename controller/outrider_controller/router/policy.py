@@ -14,10 +14,11 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
+from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.fleet import Fleet
-from outrider_controller.router.placement import draft_version, pairing_problem
+from outrider_controller.router.placement import pairing_problem
 from outrider_controller.router.speculation import Allowance
 from outrider_controller.router.speculation_gain import DraftRecord
 

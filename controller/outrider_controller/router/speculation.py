@@ -81,6 +81,7 @@ class _Seen:
     """Rounds in which drafts were judged."""
     verified: int = 0
     accepted: int = 0
+    draft_us: int = 0
     us: int = 0
     step_us: int = 0
     """Of all their steps."""
@@ -181,6 +182,7 @@ class SpeculationController:
             seen.tokens += len(done.token_ids)
             seen.verified += done.num_verified
             seen.accepted += done.num_accepted
+            seen.draft_us += done.draft_useful_us
             seen.us += now_us - self._committed_us
             seen.step_us += done.verify_us
             if done.num_drafted:
@@ -230,6 +232,7 @@ class SpeculationController:
             rounds=seen.rounds,
             verified=seen.verified,
             accepted=seen.accepted,
+            draft_us=seen.draft_us,
             may_rest=not self.allowed.insistent,
         )
         if was_resting and not gain.resting:

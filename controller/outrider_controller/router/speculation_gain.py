@@ -109,6 +109,7 @@ class SpeculationGain:
         rounds: int = 1,
         verified: int = 0,
         accepted: int = 0,
+        draft_us: int = 0,
         may_rest: bool = True,
     ) -> None:
         """Some rounds: their tokens, in how many of them drafts were judged, their time, and that of one's step.
@@ -136,6 +137,7 @@ class SpeculationGain:
                 late=rounds - num_in_time,
                 verified=verified,
                 accepted=accepted,
+                draft_us=draft_us,
             )
             if may_rest:
                 self._decide(record)

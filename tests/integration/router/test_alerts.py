@@ -8,6 +8,7 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import policy_pb2
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
 from outrider_controller.control.alert_report import AlertMetrics, AlertReport
+from outrider_controller.control.demand import Demand
 from outrider_controller.control.leading import PlanLeader
 from outrider_controller.plan_messages import evidence_to_proto
 from prometheus_client import CollectorRegistry
@@ -23,9 +24,9 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
     labels = {"alert": "output_loops", "tenant": "acme", "model_name": "m"}
     seen = evidence_to_proto(Pairing("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100))
     async with EventWriter(fleet.store) as events:
-        leader = PlanLeader(
-            "a", fleet.store.plans, fleet.store.tenants, events, AlertReport(events, None), lambda: now_s[0]
-        )
+        store, report = fleet.store, AlertReport(events, None)
+        parts = (store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        leader = PlanLeader("a", *parts, report, lambda: now_s[0])
         AlertMetrics(registry, lambda: leader.alerts.active)
         await leader.tick()
         follower = leader.follow()

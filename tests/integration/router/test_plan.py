@@ -15,9 +15,11 @@ from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.demand import Demand
 from outrider_controller.control.leading import PlanLeader
 from outrider_controller.control.server import running_control
 from outrider_controller.router.service import RunningRouter
+from prometheus_client import CollectorRegistry
 
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
@@ -143,7 +145,10 @@ async def test_without_a_control_plane_a_router_plans_by_itself(fleet: Any) -> N
 
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
     async with EventWriter(fleet.store) as events:
-        first, second = (PlanLeader(name, fleet.store.plans, fleet.store.tenants, events) for name in ("a", "b"))
+        store = fleet.store
+        demand = Demand(CollectorRegistry())
+        parts = (store.plans, store.tenants, events, demand, store)
+        first, second = PlanLeader("a", *parts), PlanLeader("b", *parts)
         await first.tick()
         await second.tick()
         assert (first.epoch, second.epoch) == (1, 0)

@@ -9,9 +9,9 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.placement import draft_version
 from outrider_controller.router.policy import ALONE_AFTER_S, Policy
 
 from tests.unit.router.requests import a_request

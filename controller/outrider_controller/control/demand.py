@@ -1,0 +1,74 @@
+"""How many draft workers and routers are wanted, told as metrics: what an autoscaler of machines acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Gauge
+
+from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
+
+EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class _Used:
+    """Of one version of a draft, since the last look."""
+
+    us: float = 0.0
+    rounds: float = 0.0
+    late: float = 0.0
+
+
+class Demand:
+    """The control plane that leads looks once a minute; another one tells nothing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._drafts = Gauge(
+            "outrider_draft_workers_wanted", "Draft workers that the load needs.", ["draft"], registry=registry
+        )
+        self._routers = Gauge(
+            "outrider_routers_wanted",
+            "Routers that the load needs; 0 where another control plane leads.",
+            registry=registry,
+        )
+        self._used: dict[str, _Used] = {}
+        self._sizing = Sizing()
+        self._looked_s: float | None = None
+
+    def heard(self, evidence: Mapping[Pairing, Evidence]) -> None:
+        for pairing, news in evidence.items():
+            used = self._used.setdefault(pairing.draft, _Used())
+            used.us += news.draft_us
+            used.rounds += news.rounds
+            used.late += news.late
+
+    def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
+        """`workers`: live ones by version of their draft. `routers`: each one's share of a core."""
+        if self._looked_s is None or not routers:
+            self._looked_s, self._used = now_s, {}
+            return
+        passed_s = now_s - self._looked_s
+        if passed_s < EVERY_S:
+            return
+        seen = {version: self._utilisation(version, count, passed_s) for version, count in workers.items()}
+        busy = Utilisation(len(routers), sum(routers) / len(routers))
+        self._sizing = sizing(seen, busy, self._sizing, now_s)
+        self._looked_s, self._used = now_s, {}
+        self._drafts.clear()
+        for version, wanted in self._sizing.drafts.items():
+            self._drafts.labels(version).set(wanted.workers)
+        self._routers.set(self._sizing.routers.workers)
+
+    def stop(self) -> None:
+        """Another one leads."""
+        self._looked_s = None
+        self._drafts.clear()
+        self._routers.set(0)
+
+    def _utilisation(self, version: str, workers: int, passed_s: float) -> Utilisation:
+        # What a draft computes ahead in vain it would not compute if it were busy.
+        used = self._used.get(version, _Used())
+        return Utilisation(workers, used.us / 1e6 / passed_s / max(workers, 1), used.late / max(used.rounds, 1.0))
