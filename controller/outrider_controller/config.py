@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from outrider.address import is_loopback
 from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
@@ -67,13 +68,15 @@ class ControllerConfig:
         return self.router.log_format
 
     def routers(self) -> tuple[RouterConfig, ...]:
-        """What each router is told. Where no salt key is given all get one that is drawn now."""
+        """What each router is told. On one machine, where no salt key is given, all get one that is drawn now."""
         listens = self.router_listen or ("127.0.0.1:0",) * (self.num_routers or 1)
         if self.num_routers not in (None, len(listens)):
             raise ValueError(f"routers: {self.num_routers} asked for, but {len(listens)} addresses in router_listen")
         advertised = _one_each("router_advertise", self.router_advertise, len(listens), "")
         ops = _one_each("router_ops_listen", self.router_ops_listen, len(listens), ANY_LOOPBACK_PORT)
-        shared = replace(self.router, cache_salt_key=self.router.cache_salt_key or secrets.token_bytes(32))
+        shared = self.router
+        if all(is_loopback(listen) for listen in listens):
+            shared = replace(shared, cache_salt_key=shared.cache_salt_key or secrets.token_bytes(32))
         return tuple(
             replace(shared, listen=listen, advertise=advertise, ops_listen=ops_listen)
             for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)

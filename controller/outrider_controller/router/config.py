@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from outrider.address import is_loopback
 from outrider.configuration import Nested, Option, load
 from outrider.process_config import ProcessConfig
 from outrider.protocol.limits import (
@@ -189,8 +190,8 @@ class RouterConfig(ProcessConfig):
     """A file with the secret of the cluster. With one, only gateways of the same cluster may send requests; without,
     everybody who reaches the port."""
     cache_salt_key: Annotated[bytes, Option("cache_salt_key_file", read=_read_salt_key, secret=True)] = b""
-    """A file with the secret from which tenants' cache salts follow. Routers share cached prefixes only with the same.
-    Not given: drawn at start."""
+    """A file with the secret from which tenants' cache salts follow, the same for all routers: they share cached
+    prefixes by it. Not given, where only this machine can reach the router: drawn at start."""
     refresh_s: float = 0.5
     """Seconds between two readings of the leases."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -204,6 +205,9 @@ class RouterConfig(ProcessConfig):
     def __post_init__(self) -> None:
         self.check_process()
         self.check_port(self.listen, "router.")
+        if not (self.cache_salt_key or is_loopback(self.listen)):
+            reason = "needed where other machines can reach the router: all routers share one secret"
+            raise ValueError(f"cache_salt_key_file: {reason}")
         _positive("router", refresh_s=self.refresh_s, drain_timeout_s=self.drain_timeout_s)
 
 

@@ -23,11 +23,16 @@ def test_addresses_are_taken_one_per_router():
     assert [r.listen for r in config.routers()] == ["127.0.0.1:7001", "127.0.0.1:7002"]
 
 
-def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say():
+def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say(tmp_path, capsys):
     listens = ["--router-listen", "0.0.0.0:7001", "--router-listen", "0.0.0.0:7002"]
     advertised = ["--router-advertise", "10.0.0.7:7001", "--router-advertise", "10.0.0.7:7002"]
     control = ["--control-listen", "[::]:7003", "--control-advertise", "10.0.0.7:7003"]
-    config = parse_arguments([*URL, *listens, *advertised, *control, "--insecure"])
+    words = [*URL, *listens, *advertised, *control, "--insecure"]
+    with pytest.raises(SystemExit):
+        parse_arguments(words)
+    assert "cache_salt_key_file: needed where other machines can reach the router" in capsys.readouterr().err
+    (tmp_path / "key").write_text("k" * 40)
+    config = parse_arguments([*words, "--cache-salt-key-file", str(tmp_path / "key")])
     assert [r.advertise for r in config.routers()] == ["10.0.0.7:7001", "10.0.0.7:7002"]
     assert config.control().advertise == "10.0.0.7:7003"
 
