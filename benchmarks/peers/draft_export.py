@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from outrider.engine import checkpoints
+from outrider.engine import checkpoints, resolve
 from outrider.engine.draft_checkpoint import load_draft_model
 from safetensors.torch import save_file
 from torch import Tensor
@@ -42,7 +42,7 @@ def export(draft: Path, directory: Path) -> Path:
     save_file(weights, scratch / "model.safetensors", metadata={"format": "pt"})
     settings = checkpoints.read_config(draft)
     (scratch / "config.json").write_text(json.dumps(plain_config(settings), indent=2, sort_keys=True) + "\n")
-    base = checkpoints.resolve(settings["outrider_draft"]["base"])
+    base = resolve(settings["outrider_draft"]["base"])
     for name in _TOKENIZER:
         if (base / name).exists():
             shutil.copy(base / name, scratch / name)
@@ -61,4 +61,4 @@ def _is_newer(file: Path, than: Path) -> bool:
 
 
 if __name__ == "__main__":
-    print(export(checkpoints.resolve(DRAFT), Path(sys.argv[1])))
+    print(export(resolve(DRAFT), Path(sys.argv[1])))

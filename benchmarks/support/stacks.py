@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from outrider_controller.cli.models import served_name
+from outrider.model_names import served_name
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.cli.stack import Stack

@@ -19,11 +19,12 @@ from typing import Any
 
 import click
 import psutil
+from outrider.model_names import served_name
 from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.client import Gateway, list_models, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.models import located, served_name
+from outrider_controller.cli.models import located
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.stack_options import run_async
 

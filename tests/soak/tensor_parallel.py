@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 import psutil
+from outrider.model_names import served_name
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import Answer, Gateway
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.models import DEFAULT_TARGET, served_name
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig

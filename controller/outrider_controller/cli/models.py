@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.user_cache import cache_directory
+from outrider.model_names import fetched_directory
 
 from outrider_controller.cli.exits import CommandError
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 _SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
-
-
-def served_name(model: str) -> str:
-    """Under which clients ask for it."""
-    return os.path.basename(model.rstrip("/")).removesuffix(".gguf")
 
 
 def default_draft(target: str, kind: str) -> str:
@@ -37,7 +31,10 @@ def located(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    cached = cache_directory() / "models" / model
+    try:
+        cached = fetched_directory(model)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     return cached if not path.exists() and (cached / "config.json").is_file() else None
 
 

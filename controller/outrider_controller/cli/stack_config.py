@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.model_names import served_name
+
 from outrider_controller.cli.cores import Cores, pinned, shared
-from outrider_controller.cli.models import DEFAULT_TARGET, default_draft, served_name
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.router.config import PolicyConfig

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine import checkpoints
 from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.fetching import resolve
 from outrider.engine.quantization import Int8Linear, quantize, quantize_rows
 
 FORMAT = 1
@@ -63,7 +64,7 @@ def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -
         raise CheckpointError(
             f"{path}/config.json", f"draft format {about.get('format')!r}, this version reads {FORMAT}"
         )
-    base = checkpoints.resolve(about["base"])
+    base = resolve(about["base"])
     embedding = read_embedding(base).to(dtype)
     stored = _read_weights(path)
     token_map = stored.pop("token_map").long()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from outrider.configuration import Option
 from outrider.engine import EngineConfig
+from outrider.model_names import hub_model, served_name
 from outrider.process_config import ProcessConfig
 
 
@@ -27,7 +27,7 @@ class WorkerConfig(ProcessConfig):
     """One worker process."""
 
     model: str
-    """A checkpoint directory, a GGUF file, or the name of a known model."""
+    """A checkpoint directory, a GGUF file, the name of a known model, or hf://OWNER/NAME@REVISION."""
     listen: str
     """HOST:PORT for gRPC; port 0 lets the system choose."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -46,6 +46,7 @@ class WorkerConfig(ProcessConfig):
     def __post_init__(self) -> None:
         self.check_process()
         self.check_port(self.listen)
+        hub_model(self.model)
         if self.max_sequences < 1:
             raise ValueError(f"max_sequences: must be at least 1, got {self.max_sequences}")
         if self.threads < 0:
@@ -56,4 +57,4 @@ class WorkerConfig(ProcessConfig):
     @property
     def served_name(self) -> str:
         """As others know the model."""
-        return self.model_name or os.path.basename(self.model.rstrip("/")).removesuffix(".gguf")
+        return self.model_name or served_name(self.model)

@@ -1,0 +1,94 @@
+"""Which shapes of decoders are served: each, with random weights, answers as transformers does alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.engine import CheckpointError, EngineConfig
+from outrider.engine.loader import load_engine
+from outrider.local import Speculator
+from outrider.testing.tiny import tiny_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma": {"hidden_activation": "gelu_pytorch_tanh"},
+    "gemma3_text": {"sliding_window": 64, "query_pre_attn_scalar": 16},
+    "phi3": {"partial_rotary_factor": 1.0},
+    "olmo2": {},
+    "smollm3": {},
+    "granite": {},
+}
+PROMPTS = [list(range(10, 19)), [5], [40, 41] * 9]
+STEPS = 24
+
+
+@pytest.fixture(params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return made(request.param, MODELS[request.param], tmp_path)
+
+
+def made(kind: str, settings: dict[str, Any], directory: Path) -> Path:
+    config = AutoConfig.for_model(kind, **{**COMMON, **settings})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            # Loud, so that no two tokens are nearly as likely.
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def greedy_by_transformers(checkpoint: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    answer = model.generate(torch.tensor([prompt]), max_new_tokens=STEPS, do_sample=False)
+    tokens: list[int] = answer[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_a_target_of_it_says_what_transformers_says_with_drafts_too(checkpoint: Path) -> None:
+    speculator = Speculator(checkpoint, dtype="float32")
+    for completion, prompt in zip(speculator.generate(PROMPTS, max_new_tokens=STEPS), PROMPTS, strict=True):
+        assert completion.token_ids == greedy_by_transformers(checkpoint, prompt)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 16}, "attn_logit_softcapping"),
+        ("mamba", {}, "recurrent"),
+    ],
+)
+def test_what_is_not_served_is_refused_as_it_is_loaded(
+    kind: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        load_engine(made(kind, settings, tmp_path), EngineConfig(dtype="float32"))
+
+
+def test_the_page_of_models_lists_what_is_tested_here() -> None:
+    page = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    for kind in [*MODELS, "gemma2"]:
+        assert f"`{kind}`" in page
