@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
+
+from tests.soak.faults import able_to_hang
 
 CONTEXT = 4096
 
@@ -21,8 +24,14 @@ def long_tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "long-tiny", max_context_len=CONTEXT)
 
 
+@pytest.fixture(scope="module")
+def hanging_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Once it is there, a step of a target does not return."""
+    return tmp_path_factory.mktemp("hang") / "hang"
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory, hanging_file: Path) -> AsyncIterator[Stack]:
     """Two targets and a draft that is the target itself: its guesses are good."""
     config = StackConfig(
         target_model=str(long_tiny),
@@ -33,7 +42,7 @@ async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> As
         kv_cache_bytes=64 << 20,
         run_dir=tmp_path_factory.mktemp("run"),
     )
-    async with Stack(config) as running:
+    async with Stack(config, amend=partial(able_to_hang, hanging_file)) as running:
         yield running
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +21,10 @@ from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.stack_config import Plan, StackConfig
 from outrider_controller.cli.stack_options import run_async
 from outrider_controller.control.rows import worker_rows
 
@@ -27,11 +36,52 @@ MODES: dict[str, dict[str, Any]] = {
     "coupled": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
 }
 _KILL_AFTER_TOKENS = 24
+_STOPPED_S = 10.0
+_ROOT = Path(__file__).resolve().parents[2]
 _SEEN_RUNNING_TIMEOUT_S = 5.0
+
+
+Blow = Callable[[Stack, str], None]
+"""What happens to the process of this name."""
+
+
+def killed(stack: Stack, name: str) -> None:
+    stack.processes[name].stopping = True
+    stack.processes[name].kill()
+
+
+def stopped(stack: Stack, name: str) -> None:
+    """By SIGSTOP, for 10 s: its connections stay open, and nothing answers."""
+    pid = stack.processes[name].pid
+    os.kill(pid, signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(_STOPPED_S, _resume, pid)
+
+
+def _resume(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def hangs(file: Path, stack: Stack, name: str) -> None:
+    """Of a stack that is `able_to_hang` by this file: a step of a target does not return."""
+    file.touch()
+
+
+def able_to_hang(file: Path, plan: Plan, ports: Ports) -> Plan:
+    """Targets hang once `file` is there, and may for a second."""
+
+    def changed(spec: ProcessSpec) -> ProcessSpec:
+        python, flag, _, *flags = spec.argv
+        argv = (python, flag, "tests.soak.hanging_target", str(file), *flags, "--step-timeout", "1")
+        path = os.pathsep.join([str(_ROOT), *filter(None, sys.path)])
+        return replace(spec, argv=argv, env={**spec.env, "PYTHONPATH": path})
+
+    return replace(plan, targets=tuple(map(changed, plan.targets)))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    blow: str
     killed: str
     mode: str
     error: str
@@ -55,23 +105,33 @@ class Outcome:
 def faults(max_tokens: int, json_file: Path | None) -> int:
     """Kill workers in mid-stream: does the client notice?
 
-    Two targets, one draft, float32. A worker that serves the stream is ended by SIGKILL after its 24th token, greedy
-    and sampled with a seed. The text must be the one of an undisturbed answer, and the client must see no error.
+    Two targets, one draft, float32. After the 24th token the draft or target that serves the stream is ended by
+    SIGKILL; or the target is stopped by SIGSTOP for 10 s; or a step of the target does not return, where one may take
+    1 s. All of it greedy and sampled with a seed. The text must be the one of an undisturbed answer, and the client
+    must see no error.
     """
-    return run_async(_faults(max_tokens, json_file))
+    with tempfile.TemporaryDirectory() as folder:
+        return run_async(_faults(max_tokens, json_file, Path(folder) / "hang"))
 
 
-async def _faults(max_tokens: int, json_file: Path | None) -> int:
+async def _faults(max_tokens: int, json_file: Path | None, file: Path) -> int:
     outcomes = []
     config = StackConfig(targets=2, dtype="float32", pin=True)
-    async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
+    blows: dict[str, tuple[str, Blow]] = {
+        "SIGKILL, draft": ("draft", killed),
+        "SIGKILL, target": ("target", killed),
+        "SIGSTOP, target": ("target", stopped),
+        "hanging step, target": ("target", partial(hangs, file)),
+    }
+    stack = Stack(config, note, partial(able_to_hang, file))
+    async with stack, Gateway(stack.gateway_grpc) as gateway:
         for mode, options in MODES.items():
             request = make_request(config.model, _PROMPT, "off", max_tokens=max_tokens, ignore_eos=True, **options)
             plain = await gateway.answer(request)
             request.options.speculation = SPECULATION_MODES["on"]
-            for role in ("draft", "target"):
-                note(f"{mode}: the {role} is killed")
-                outcomes.append(await disturbed(stack, gateway, request, role, mode, plain))
+            for name, (role, blow) in blows.items():
+                note(f"{mode}: {name}")
+                outcomes.append(await disturbed(stack, gateway, request, role, mode, plain, name, blow))
     click.echo(_table(outcomes))
     holds = all(outcome.holds for outcome in outcomes)
     write_json(json_file, "bench-faults", {"holds": holds, "outcomes": _rows(outcomes), "hardware": hardware()})
@@ -79,9 +139,16 @@ async def _faults(max_tokens: int, json_file: Path | None) -> int:
 
 
 async def disturbed(
-    stack: Stack, gateway: Gateway, request: generation.GenerateRequest, role: str, mode: str, plain: Answer
+    stack: Stack,
+    gateway: Gateway,
+    request: generation.GenerateRequest,
+    role: str,
+    mode: str,
+    plain: Answer,
+    name_of_blow: str = "SIGKILL",
+    blow: Blow = killed,
 ) -> Outcome:
-    """One answer during which a worker of `role` that serves it is killed; afterwards that worker is started again."""
+    """One answer during which a worker of `role` that serves it is struck; afterwards that worker is started again."""
     await _rested(stack)
     times: list[tuple[float, int]] = []
     enough = asyncio.Event()
@@ -97,8 +164,7 @@ async def disturbed(
     waiting.cancel()
     name = await _serving(stack, role)
     killed_s = time.monotonic()
-    stack.processes[name].stopping = True
-    stack.processes[name].kill()
+    blow(stack, name)
     answer, error = Answer(), ""
     try:
         answer = await asking
@@ -110,6 +176,7 @@ async def disturbed(
     gaps = [b - a for a, b in zip([killed_s, *(at for at, _ in after)], [at for at, _ in after], strict=False)]
     sums = answer.sums
     return Outcome(
+        blow=name_of_blow,
         killed=role,
         mode=mode,
         error=error,
@@ -145,15 +212,15 @@ async def _serving(stack: Stack, role: str) -> str:
 
 
 def _rows(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    names = ("killed", "mode", "error", "equal", "tokens", "tokens_after", "pause_ms", "failovers", "holds")
+    names = ("blow", "killed", "mode", "error", "equal", "tokens", "tokens_after", "pause_ms", "failovers", "holds")
     return [{name: getattr(outcome, name) for name in names} for outcome in outcomes]
 
 
 def _table(outcomes: list[Outcome]) -> str:
-    header = ["KILLED", "MODE", "CLIENT SAW", "TEXT", "TOKENS", "AFTER THE KILL", "PAUSE MS", "FAILOVERS"]
+    header = ["BLOW", "MODE", "CLIENT SAW", "TEXT", "TOKENS", "AFTER IT", "PAUSE MS", "FAILOVERS"]
     rows = [
         [
-            o.killed,
+            o.blow,
             o.mode,
             o.error or "no error",
             "equal" if o.equal else "DIFFERENT",

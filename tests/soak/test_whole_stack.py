@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from outrider_controller.cli.stack import Stack
 
 from benchmarks.support.asking import make_request
 from benchmarks.support.prompts import Prompt
-from tests.soak.faults import MODES, disturbed
+from tests.soak.faults import MODES, Blow, disturbed, hangs, stopped
 from tests.soak.streams import held_by, one_round, problems, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
@@ -31,6 +33,21 @@ async def test_a_killed_worker_changes_no_token(stack: Stack, gateway: Gateway, 
     assert outcome.error == "" and outcome.equal
     assert outcome.tokens_after > 100
     assert outcome.failovers >= (role == "target")
+
+
+@pytest.mark.parametrize("blow", ["SIGSTOP", "hanging step"])
+async def test_a_target_that_makes_no_step_loses_its_sequences_to_another(
+    stack: Stack, gateway: Gateway, hanging_file: Path, blow: str
+) -> None:
+    options: dict[str, Any] = MODES["greedy"]
+    request = make_request(stack.config.model, "Once upon a time", "off", max_tokens=2500, ignore_eos=True, **options)
+    plain = await gateway.answer(request)
+    blows: dict[str, Blow] = {"SIGSTOP": stopped, "hanging step": partial(hangs, hanging_file)}
+    outcome = await disturbed(stack, gateway, request, "target", "greedy", plain, blow, blows[blow])
+    assert outcome.error == "" and outcome.equal
+    assert outcome.failovers >= 1 and outcome.tokens_after > 100
+    # 3 s on a machine that does nothing else, and that the hanging step may take 1 s.
+    assert outcome.pause_ms < 9000
 
 
 async def test_thirty_two_streams_end_and_leave_nothing_behind(stack: Stack, gateway: Gateway) -> None:

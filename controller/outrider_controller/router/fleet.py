@@ -392,7 +392,7 @@ class _Connection:
         """Gives the stream up when it is silent and the worker does not answer either, or silent for too long."""
         failed = 0
         while True:
-            await asyncio.sleep(self._failover.stall_after_s / 2)
+            await asyncio.sleep(self._failover.stall_after_s / 4)
             if not self._owner.open_sequences:
                 # An idle stream has nothing to say: silence counts from the first sequence on.
                 self._received_s = self._clock()

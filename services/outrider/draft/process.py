@@ -45,7 +45,7 @@ async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] 
     path = resolve(config.model, log.info)
     drafter = load(config, path)
     info = describe(config, path, drafter)
-    await serve_until_stopped(serve(config, drafter, info, signals=STOP_SIGNALS), info, config.drain_timeout_s)
+    await serve_until_stopped(serve(config, drafter, info, signals=STOP_SIGNALS), info, config)
 
 
 def serve(

@@ -62,9 +62,9 @@ async def run(config: TargetConfig, group: Group | None = None) -> None:
     log.info("loaded %s in %.1f s", info.model, time.monotonic() - started_s)
     worker = serve(config, engine, info, signals=STOP_SIGNALS)
     if group is None:
-        await serve_until_stopped(worker, info, config.drain_timeout_s)
+        await serve_until_stopped(worker, info, config)
         return
-    await serve_until_stopped(worker, info, config.drain_timeout_s, group.watchdog.say_ready)
+    await serve_until_stopped(worker, info, config, group.watchdog.say_ready)
     # The step thread has ended: nobody else tells the followers anything.
     group.stop()
 

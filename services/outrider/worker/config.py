@@ -39,9 +39,9 @@ class WorkerConfig(ProcessConfig):
     """CPU threads of one step; 0 leaves them to torch."""
     cpu_cores: Annotated[tuple[int, ...], Option(read=parse_cores)] = ()
     """Cores that the process may run on, as in 0,2-3. Empty: all."""
-    step_timeout_s: float = 30.0
-    """Seconds that a step may last before the worker no longer counts as live. Of processes that divide one model also
-    how long one may be silent, before all start again."""
+    step_timeout_s: float = 60.0
+    """Seconds that a step may last before the worker ends itself, so that its sequences move to others. Of processes
+    that divide one model also how long one may be silent, before all start again."""
 
     def __post_init__(self) -> None:
         self.check_process()

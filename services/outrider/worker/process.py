@@ -26,6 +26,7 @@ from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
 from outrider.worker.prefix_publisher import PrefixPublisher
+from outrider.worker.watchdog import ending_hung_steps
 
 if TYPE_CHECKING:
     from outrider.metadata.lease import Lease
@@ -144,16 +145,17 @@ async def serve(
 async def serve_until_stopped(
     worker: AbstractAsyncContextManager[RunningWorker[S]],
     info: worker_pb2.WorkerInfo,
-    drain_timeout_s: float,
+    config: WorkerConfig,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until a stop signal, then drains."""
+    """Serves until a stop signal, then drains. Ends the process when a step takes longer than `step_timeout_s`."""
     async with worker as running:
         name_worker(info.worker_id)
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
         on_ready()
-        await running.life.draining.wait()
-        await running.drain(drain_timeout_s)
+        with ending_hung_steps(lambda: running.servicer.busy_since_s, config.step_timeout_s):
+            await running.life.draining.wait()
+            await running.drain(config.drain_timeout_s)
     log.info("drained")
 
 

@@ -1,0 +1,48 @@
+"""A step that never returns ends its process; a slow machine, or a signal that stops it, does not."""
+
+from __future__ import annotations
+
+import threading
+
+from outrider.worker.watchdog import Patience, ending_hung_steps
+
+
+def looks(patience: Patience, begun_s: float | None, times: list[float]) -> list[bool]:
+    return [patience.ends(begun_s, now_s) for now_s in times]
+
+
+def test_a_step_may_last_so_long_and_no_longer() -> None:
+    patience = Patience(1.0, period_s=0.25)
+    assert looks(patience, 0.0, [0.25, 0.5, 0.75, 1.0, 1.25]) == [False] * 5
+    assert patience.ends(0.0, 1.5)
+
+
+def test_many_steps_may_last_for_ever() -> None:
+    patience = Patience(1.0, period_s=0.25)
+    assert not any(patience.ends(now_s - 0.1, now_s) for now_s in (n * 0.25 for n in range(100)))
+
+
+def test_idling_is_no_step() -> None:
+    patience = Patience(1.0, period_s=0.25)
+    assert not any(looks(patience, None, [n * 0.25 for n in range(100)]))
+
+
+def test_a_stopped_process_is_given_the_time_that_it_lost() -> None:
+    patience = Patience(1.0, period_s=0.25)
+    assert looks(patience, 0.0, [0.25, 30.0, 30.25]) == [False, False, False]
+    assert looks(patience, 0.0, [30.5, 30.75]) == [False, True]
+
+
+def test_a_hung_step_ends_the_process_once_and_a_quick_one_never() -> None:
+    ended: list[float] = []
+    hung = threading.Event()
+
+    def end(limit_s: float) -> None:
+        ended.append(limit_s)
+        hung.set()
+
+    with ending_hung_steps(lambda: 0.0, 0.1, end):
+        assert hung.wait(10)
+    with ending_hung_steps(lambda: None, 0.1, end):
+        pass
+    assert ended == [0.1]
