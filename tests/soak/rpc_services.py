@@ -148,12 +148,24 @@ RPCS = (
         ),
         router_pb2.RouteManyRequest(calls=[router_pb2.RouteCall(call_id=BARRIER_ID)]),
     ),
+    Rpc(
+        "TraceService",
+        "GetActivity",
+        trace_pb2.GetActivityResponse,
+        (trace_pb2.GetActivityRequest(max_sequences=9, tenant="t"), trace_pb2.GetActivityRequest(max_sequences=10_001)),
+    ),
     Rpc("TraceService", "GetTrace", trace_pb2.GetTraceResponse, (trace_pb2.GetTraceRequest(request_id="r1"),)),
     Rpc(
         "ControlService",
         "ListWorkers",
         control_pb2.ListWorkersResponse,
         (control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET),),
+    ),
+    Rpc(
+        "ControlService",
+        "ListSequences",
+        control_pb2.ListSequencesResponse,
+        (control_pb2.ListSequencesRequest(limit=9, tenant="t"), control_pb2.ListSequencesRequest(limit=10_001)),
     ),
 )
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import grpc
+from outrider.metadata.tenants import DEFAULT_TENANT
+from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
@@ -58,13 +61,13 @@ def tenant(name: str, control: str, output: str) -> None:
     """Show a tenant, its keys, what it does, and what has happened to it."""
 
     async def ask(stub: Control, who: Credential) -> dict[str, Any]:
-        found = await stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=who)
+        record = await _tenant(stub, who, name)
         listed = control_pb2.ListSequencesRequest(limit=_SEQUENCES, tenant=name)
         under_way = await stub.ListSequences(listed, timeout=TIMEOUT_S, metadata=who)
         done = await stub.ListActivities(control_pb2.ListActivitiesRequest(), timeout=TIMEOUT_S, metadata=who)
         activity = next((one for one in done.activities if one.tenant == name), None)
         return {
-            "tenant": {**tenant_row(found.tenant), **(_activity(activity) if activity is not None else {})},
+            "tenant": {**tenant_row(record), **(_activity(activity) if activity is not None else {})},
             "keys": [key_row(key) for key in await all_keys(stub, who, name)],
             "num_sequences": under_way.num_sequences,
             "sequences": [sequence_row(sequence) for sequence in under_way.sequences],
@@ -90,6 +93,16 @@ def key(key_id: str, control: str, output: str) -> None:
         return {"key": key_row(found[0]), "events": [event for event in events if event["fields"].get("key") == key_id]}
 
     _show("key", ask_control(control, ask), output)
+
+
+async def _tenant(stub: Control, who: Credential, name: str) -> tenants_pb2.Tenant:
+    """The tenant of requests without a key needs no record."""
+    try:
+        return (await stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=who)).tenant
+    except grpc.RpcError as error:
+        if name != DEFAULT_TENANT or from_rpc_error(error).reason != "UNKNOWN_TENANT":
+            raise
+        return tenants_pb2.Tenant(name=name)
 
 
 async def _events(stub: Control, who: Credential, **of: str) -> list[dict[str, Any]]:
@@ -134,7 +147,7 @@ def _show(kind: str, body: Mapping[str, Any], output: str) -> None:
         shown, total = len(body["sequences"]), body["num_sequences"]
         title = f"Sequences: {total}" + (f", the {shown} oldest" if shown < total else "")
         _print_table(title, body["sequences"], COLUMNS)
-    click.echo(f"Events: {'' if body['events'] else 'none'}")
+    click.echo("Events:" if body["events"] else "Events: none")
     for event in body["events"]:
         click.echo(f"  {event_line(event)}")
 

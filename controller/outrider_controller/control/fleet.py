@@ -50,12 +50,15 @@ class Change:
     worker: LeaseRecord
     reason: str = ""
     by: str = ""
+    grace_s: int | None = None
+    """It is drained, and what runs there may take so long."""
 
     def tell(self, events: EventWriter) -> None:
         info = self.worker.info
         fields = {"worker_id": info.worker_id, "role": role_name(info.role), "address": self.worker.address}
         more = {"model": info.model, "reason": self.reason, "by": self.by}
-        events.emit(self.kind, {**fields, **{name: value for name, value in more.items() if value}})
+        grace = {} if self.grace_s is None else {"grace_s": self.grace_s}
+        events.emit(self.kind, {**fields, **{name: value for name, value in more.items() if value}, **grace})
 
 
 def changes(
@@ -86,19 +89,22 @@ def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
 
 
 class FleetWatch:
-    """Reads the leases every second. What was there at the first read is no news."""
+    """Reads the leases every second. What was there at the first read is no news. Of several control planes the one
+    that leads tells."""
 
     def __init__(
         self,
         leases: Leases,
         cordons: Cordons,
         events: EventWriter,
+        leads: Callable[[], bool] = lambda: True,
         pause_s: float = HEARTBEAT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._leases = leases
         self._cordons = cordons
         self._events = events
+        self._leads = leads
         self._pause_s = pause_s
         self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
@@ -111,10 +117,12 @@ class FleetWatch:
         if not self._leases.available:
             # The list is the last known one: who is missing from it later may have been there all the time.
             return
-        if self._known is not None:
-            for change in changes(self._known, now, self._leases.given_back):
+        before, self._known = self._known, now
+        if not self._leads():
+            return
+        if before is not None:
+            for change in changes(before, now, self._leases.given_back):
                 change.tell(self._events)
-        self._known = now
         now_ms = round(self._wall_clock() * 1000)
         for record in now.values():
             if record.cordon is not None and is_drained(record, now_ms):

@@ -193,7 +193,8 @@ async def running_control(
             await leader.tick()
         await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
         await stack.enter_async_context(beside(leader.run(), "plan"))
-        await stack.enter_async_context(beside(FleetWatch(store, store.cordons, events).run(), "watch fleet"))
+        watch = FleetWatch(store, store.cordons, events, leads=lambda: leader.epoch > 0)
+        await stack.enter_async_context(beside(watch.run(), "watch fleet"))
         name_worker(info.worker_id)
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield life

@@ -48,6 +48,8 @@ class Workers:
             role = role_name(record.info.role)
             message = f"{worker_id} is a {role}: only drafts, targets and routers are given work that could be withheld"
             raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
+        # Who drains what was cordoned need not say again why.
+        reason = reason or (record.cordon.reason if record.cordon is not None else "")
         now_ms = round(self._wall_clock() * 1000)
         cordon = control.Cordon(
             worker_id=worker_id,
@@ -57,7 +59,7 @@ class Workers:
             hand_over_unix_ms=0 if grace_s is None else now_ms + 1000 * grace_s,
         )
         await self._store.cordons.put(cordon, "cordon worker" if grace_s is None else "drain worker")
-        Change(EventKind.WORKER_CORDONED, record, reason, caller()).tell(self._events)
+        Change(EventKind.WORKER_CORDONED, record, reason, caller(), grace_s).tell(self._events)
         return await self.get(worker_id)
 
     async def uncordon(self, worker_id: str) -> bool:

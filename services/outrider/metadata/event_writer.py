@@ -65,6 +65,7 @@ class EventWriter:
         elif len(self._pending) >= _MAX_PENDING:
             # The store is slow. Events are for people; nothing waits for them.
             self.num_dropped += 1
+            log.warning("events come faster than the metadata store takes them: some are lost")
         else:
             self._pending[key] = _Pending({**fields, **({"request_id": request_id} if request_id else {})})
             self._filled.set()

@@ -129,7 +129,7 @@ def test_a_worker_is_cordoned_drained_and_taken_back(cluster: Cluster, outrider:
     assert outrider("cordon", worker_id, "--reason", "new fan") == f"{worker_id} is cordoned; no sequences there\n"
     assert listed() == ("cordoned", "new fan")
     assert "draining" in outrider("drain", worker_id, "--no-wait", "-o", "json")["worker"]["status"]
-    assert "is drained" in outrider("drain", worker_id, "--timeout", "1m", "--reason", "new fan")
+    assert "is drained" in outrider("drain", worker_id, "--timeout", "1m")
     assert listed() == ("drained", "new fan")
     assert "takes work again" in outrider("uncordon", worker_id)
     assert "was not cordoned" in outrider("uncordon", worker_id)
@@ -175,6 +175,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     described = outrider("describe", "tenant", "acme", "-o", "json")
     assert (described["tenant"]["running"], described["tenant"]["ended"]) == (1, 1)
     assert "long" in outrider("describe", "tenant", "acme")
+    assert outrider("describe", "tenant", "default").endswith("Sequences: 0\nEvents: none\n")
     assert "nobody" in outrider("describe", "tenant", "nobody", code=3)
     assert "no key nobody" in outrider("describe", "key", "nobody", code=3)
 

@@ -46,16 +46,24 @@ class Leases:
         cordon.drained_unix_ms = drained_unix_ms
 
 
-async def test_who_was_there_at_the_start_is_no_news_nor_is_who_is_missing_while_the_store_is_away() -> None:
+async def test_no_news_are_the_first_workers_those_missing_while_the_store_is_away_and_what_another_leader_tells() -> (
+    None
+):
     stream = Stream()
     stream.open.set()
     leases = Leases(lease("a"))
+    leads = [True]
     async with EventWriter(stream) as events:
-        watch = FleetWatch(leases, leases, events)
+        watch = FleetWatch(leases, leases, events, leads=lambda: leads[0])
         await watch.look()
         leases.records, leases.available = [], False
         await watch.look()
         leases.records, leases.available = [lease("a"), lease("b")], True
+        await watch.look()
+        leads[0] = False
+        leases.records = [lease("b"), lease("c")]
+        await watch.look()
+        leads[0] = True
         await watch.look()
     joined = {"worker_id": "b", "role": "target", "address": "127.0.0.1:1", "model": "m"}
     assert stream.taken == [("worker_joined", joined)]
