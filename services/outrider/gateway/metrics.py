@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outrider.errors import OutriderError
 from outrider.gateway.stats import Finish
+from outrider.telemetry.metrics import LabelCap
 
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 40, 160)
@@ -28,6 +29,8 @@ class GatewayMetrics:
             "request_success", "Requests answered to the end.", "model_name", "finished_reason"
         )
         self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
+        self._over_quota = self._counter("quota_rejected", "Requests refused for a quota.", "tenant", "quota")
+        self._tenants = LabelCap(100)
         self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
         self.prompt_tokens = self._tokens("request_prompt_tokens", "Tokens of a request's prompt.")
         self.cached_tokens = self._tokens("request_cached_tokens", "Prompt tokens found in a prefix cache.")
@@ -52,6 +55,9 @@ class GatewayMetrics:
 
     def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
+
+    def over_quota(self, tenant: str, quota: str) -> None:
+        self._over_quota.labels(self._tenants(tenant), quota).inc()
 
     def failover(self, *, resumed: bool) -> None:
         self.failovers.labels("ongoing_request" if resumed else "new_request").inc()

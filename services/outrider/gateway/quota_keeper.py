@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ _REPORT_S = 1.0
 _MIN_REPORT_S = 0.05
 _MAX_TENANTS = 10_000
 _RETRY_PLACE_S = 0.5
+# Longest that a refusal stands without asking the store: its tenant may get a larger quota.
+_MAX_CLOSED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -36,6 +39,16 @@ class Charge:
     num_output: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    """The store had nothing left, and nobody need ask it before `until_s`."""
+
+    quota: str = ""
+    until_s: float = -math.inf
+    refilled_s: float = 0.0
+    """When it will have."""
+
+
 @dataclass(slots=True)
 class _Account:
     """One tenant at this gateway."""
@@ -44,6 +57,7 @@ class _Account:
     tokens: Balance = field(default_factory=Balance)
     given_back: float = 0.0
     """Tokens for the store's bucket, with the next call."""
+    closed: _Closed = _Closed()
     alone_requests: Bucket | None = None
     alone_tokens: Bucket | None = None
     mean: MeanTokens = field(default_factory=MeanTokens)
@@ -60,6 +74,8 @@ class QuotaKeeper:
     """Its id."""
     clock: Callable[[], float] = time.monotonic
     num_gateways: int = 1
+    on_refusal: Callable[[str, str], None] = lambda tenant, quota: None
+    """Hears of each: whose, and by which quota."""
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _bounded: set[str] = field(default_factory=set)
@@ -122,18 +138,22 @@ class QuotaKeeper:
         account.requests.settle(now_s)
         account.given_back += account.tokens.settle(now_s)
         short = (request_rate and account.requests.level < 1) or (token_rate and account.tokens.missing(charge.price))
+        if short and now_s < account.closed.until_s:
+            raise self._exceeded(tenant, account.closed.quota, account.closed.refilled_s - now_s)
         if quota.concurrent_requests or short:
             granted = await self._take(tenant, account, charge.price, request_rate, token_rate)
             if granted is None:
                 return self._alone(tenant, account, charge)
             if not granted.place:
-                raise _too_many(tenant)
+                raise self._too_many(tenant)
             account.requests.add(granted.requests, now_s)
             account.tokens.add(granted.tokens, now_s)
             if request_rate and account.requests.level < 1:
-                raise _exceeded(tenant, "requests_per_second", wait_s(1 - granted.requests_left, request_rate))
+                retry_after_s = wait_s(1 - granted.requests_left, request_rate)
+                raise self._closed(tenant, account, "requests_per_second", retry_after_s)
             if token_rate and account.tokens.missing(charge.price):
-                raise _exceeded(tenant, "tokens_per_minute", wait_s(-granted.tokens_left, token_rate))
+                retry_after_s = wait_s(-granted.tokens_left, token_rate)
+                raise self._closed(tenant, account, "tokens_per_minute", retry_after_s)
         if request_rate:
             account.requests.level -= 1
         if token_rate:
@@ -168,7 +188,7 @@ class QuotaKeeper:
         """This gateway's part of the quota, on its own clock."""
         quota, now_s = tenant.quota, self.clock()
         if quota.concurrent_requests and account.running > max(1, quota.concurrent_requests // self.num_gateways):
-            raise _too_many(tenant)
+            raise self._too_many(tenant)
         request_rate = quota.requests_per_second / self.num_gateways
         token_rate = quota.tokens_per_minute / 60 / self.num_gateways
         requests = account.alone_requests = account.alone_requests or Bucket(1.0, now_s)
@@ -176,14 +196,30 @@ class QuotaKeeper:
         requests.refill(request_rate, _capacity(request_rate), now_s)
         tokens.refill(token_rate, token_rate * BURST_S, now_s)
         if request_rate and requests.level < 1:
-            raise _exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate))
+            raise self._exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate))
         if token_rate and tokens.level <= 0:
-            raise _exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
+            raise self._exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
         if request_rate:
             requests.level -= 1
         if token_rate:
             tokens.level -= charge.price
         return tokens
+
+    def _closed(self, tenant: tenants_pb2.Tenant, account: _Account, quota: str, retry_after_s: float) -> Overloaded:
+        now_s = self.clock()
+        account.closed = _Closed(quota, now_s + min(retry_after_s, _MAX_CLOSED_S), now_s + retry_after_s)
+        return self._exceeded(tenant, quota, retry_after_s)
+
+    def _exceeded(self, tenant: tenants_pb2.Tenant, quota: str, retry_after_s: float) -> Overloaded:
+        self.on_refusal(tenant.name, quota)
+        message = f"{tenant.name} is over its quota of {getattr(tenant.quota, quota):g} {quota.replace('_', ' ')}"
+        return Overloaded(message, retry_after_s=retry_after_s, reason="QUOTA_EXCEEDED")
+
+    def _too_many(self, tenant: tenants_pb2.Tenant) -> Overloaded:
+        self.on_refusal(tenant.name, "concurrent_requests")
+        most = tenant.quota.concurrent_requests
+        message = f"{tenant.name} has {most} requests under way, as many as its quota allows"
+        return Overloaded(message, retry_after_s=_RETRY_PLACE_S, reason="QUOTA_EXCEEDED")
 
     def _account(self, name: str) -> _Account:
         account = self._accounts.get(name)
@@ -196,13 +232,3 @@ class QuotaKeeper:
 
 def _capacity(request_rate: float) -> float:
     return max(1.0, request_rate * BURST_S)
-
-
-def _exceeded(tenant: tenants_pb2.Tenant, what: str, retry_after_s: float) -> Overloaded:
-    message = f"{tenant.name} is over its quota of {getattr(tenant.quota, what):g} {what.replace('_', ' ')}"
-    return Overloaded(message, retry_after_s=retry_after_s, reason="QUOTA_EXCEEDED")
-
-
-def _too_many(tenant: tenants_pb2.Tenant) -> Overloaded:
-    message = f"{tenant.name} has {tenant.quota.concurrent_requests} requests under way, as many as its quota allows"
-    return Overloaded(message, retry_after_s=_RETRY_PLACE_S, reason="QUOTA_EXCEEDED")

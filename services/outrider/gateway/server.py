@@ -73,8 +73,9 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         info = own_info(worker_pb2.WORKER_ROLE_GATEWAY)
-        quotas = QuotaKeeper(store, info.worker_id)
-        core = _core(config, routers, tracing, GatewayMetrics(ops.registry), quotas)
+        metrics = GatewayMetrics(ops.registry)
+        quotas = QuotaKeeper(store, info.worker_id, on_refusal=metrics.over_quota)
+        core = _core(config, routers, tracing, metrics, quotas)
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)

@@ -137,6 +137,17 @@ async def test_without_keys_everybody_is_the_default_tenant(served: Served) -> N
     assert {request.tenant for request in served.router.requests} == {"default"}
 
 
+async def test_routers_hear_a_tenants_weight_and_how_long_its_answers_are(served: Served, store: MetadataStore) -> None:
+    await store.tenants.put([tenants_pb2.Tenant(name="acme", weight=2)], by="test")
+    await add(store, "good")
+    # A mean that starts high, against the eight that are asked for.
+    assert (await served.http("good")).status_code == 200
+    served.gateway.core.quotas._account("acme").mean.mean = 3.0
+    assert (await served.http("good")).status_code == 200
+    requests = served.router.requests
+    assert [(request.weight, request.expected_tokens) for request in requests] == [(2, 8), (2, 3)]
+
+
 async def test_a_known_key_works_on_while_the_store_is_away(
     served: Served, store: MetadataStore, server: EmbeddedServer
 ) -> None:

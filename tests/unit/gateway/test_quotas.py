@@ -148,6 +148,33 @@ async def test_who_is_over_the_quota_hears_which_and_when_to_ask_again(store: St
     assert await asks(one, who)
 
 
+async def test_a_tenant_that_asks_for_many_times_its_quota_costs_the_store_no_more(store: Store, clock: Clock) -> None:
+    refused: list[tuple[str, str]] = []
+    one, who = keeper(store), tenant(requests_per_second=20)
+    one.on_refusal = lambda name, quota: refused.append((name, quota))
+    let_in = 0
+    for _ in range(10 * 1000):
+        let_in += await asks(one, who)
+        clock.now_s += 1 / 1000
+    assert 0.98 * 200 <= let_in <= 1.1 * 200
+    assert store.num_takes < 3 * let_in
+    assert len(refused) == 10_000 - let_in and set(refused) == {("t", "requests_per_second")}
+
+
+async def test_how_long_a_debt_takes_is_told_to_everybody(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600)
+    assert await asks(one, who, 100)
+    waits = []
+    for _ in range(40):
+        with pytest.raises(Overloaded) as caught:
+            async with one.held(who, 50, 100):
+                pass
+        waits.append((caught.value.retry_after_s or 0.0) + clock.now_s)
+        clock.now_s += 0.1
+    # What the answer came short of its price is back with the store after half a second.
+    assert max(waits[10:]) - min(waits[10:]) < 0.01
+
+
 async def test_a_request_larger_than_the_bucket_is_let_in_and_paid_off(store: Store, clock: Clock) -> None:
     one, who = keeper(store), tenant(tokens_per_minute=600)
     assert await asks(one, who, 100)
