@@ -85,6 +85,7 @@ async def start_choices(
     generations: Sequence[Sequence[Generation]],
     *,
     default_max_tokens: int | None,
+    timeout_s: float | None = None,
     trace_context: TraceContext = NO_CONTEXT,
     tenant: tenants_pb2.Tenant | None = None,
 ) -> AsyncIterator[Choices]:
@@ -93,7 +94,11 @@ async def start_choices(
         answers = [
             await stack.enter_async_context(
                 core.start(
-                    generation, default_max_tokens=default_max_tokens, trace_context=trace_context, tenant=tenant
+                    generation,
+                    default_max_tokens=default_max_tokens,
+                    timeout_s=timeout_s,
+                    trace_context=trace_context,
+                    tenant=tenant,
                 )
             )
             for of_prompt in generations

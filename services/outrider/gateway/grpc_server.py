@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
 
 from outrider.errors import DeadlineExceeded, InvalidRequest
-from outrider.gateway import logits
 from outrider.gateway.auth import check_model, default_tenant
-from outrider.gateway.generation import Answer, Chunk, Generator
+from outrider.gateway.choices import Choices, start_choices
+from outrider.gateway.generation import Chunk, Generator
+from outrider.gateway.http.choice_stats import ChoiceStats
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
+    MAX_CHOICES,
     ChatPrompt,
     Generation,
     Options,
@@ -25,12 +26,16 @@ from outrider.gateway.requests import (
     TextPrompt,
     TokenPrompt,
     check_num_messages,
+    numbered,
 )
-from outrider.gateway.stats import Finish, Summary
+from outrider.gateway.stats import Finish, Summary, Usage
+from outrider.gateway.structured import Structured, parsed_schema
+from outrider.options.logprobs import TokenLogprobs
+from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.roles import current_caller
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
 from outrider.telemetry.context import TraceContext
 
 SERVICE = "outrider.rpc.v1.GenerationService"
@@ -38,7 +43,8 @@ DEFAULT_MAX_TOKENS = 256
 MAX_DETOKENIZED = 65_536
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-_OPTIONS = frozenset({*(option.name for option in dataclasses.fields(Options)), *logits.FIELDS})
+_STRUCTURED = "structured"
+_OPTIONS = frozenset(field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields)
 _SPECULATION = {
     router_pb2.SPECULATION_MODE_UNSPECIFIED: SpeculationChoice.AUTO,
     router_pb2.SPECULATION_MODE_AUTO: SpeculationChoice.AUTO,
@@ -55,23 +61,32 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
-        response = generation_pb2.GenerateResponse()
-        text: list[str] = []
-        async with self._start(request, "", context) as answer:
-            async for chunk in answer.chunks:
-                text.append(chunk.text)
-                response.token_ids.extend(chunk.token_ids)
-                if chunk.finish:
-                    _finish(response, chunk.finish, answer.options.include_metrics)
-        response.id, response.model, response.text = answer.id, answer.model, "".join(text)
+        async with self._start(request, "", context) as choices:
+            stats, chunks = ChoiceStats(choices), [list[Chunk]() for _ in choices.answers]
+            async for number, chunk in choices.chunks():
+                stats.add(number, chunk)
+                chunks[number].append(chunk)
+        first, *others = (Chunk.join(of_one) for of_one in chunks)
+        response = generation_pb2.GenerateResponse(
+            id=choices.id,
+            model=choices.model,
+            text=first.text,
+            token_ids=first.token_ids,
+            logprobs=_logprobs(first.logprobs),
+            prompt_logprobs=_logprobs(first.prompt_logprobs),
+            others=[_choice(other) for other in others],
+        )
+        if first.finish:
+            _finish(response, first.finish, choices.answers[0].options.include_metrics and not others)
+        _set_usage(response.usage, stats.usage)
         return response
 
     async def StreamGenerate(  # type: ignore[override]
         self, request: generation_pb2.StreamGenerateRequest, context: Context
     ) -> None:
-        async with self._start(request.request, "request.", context) as answer:
-            async for chunk in answer.chunks:
-                await self._send(context, _response(answer.id, answer.model, chunk, answer.options.include_metrics))
+        async with self._start(request.request, "request.", context) as choices:
+            async for number, chunk in choices.chunks():
+                await self._send(context, _response(choices, number, chunk))
 
     async def _send(self, context: Context, response: generation_pb2.StreamGenerateResponse) -> None:
         """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
@@ -95,18 +110,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @asynccontextmanager
     async def _start(
         self, request: generation_pb2.GenerateRequest, where: str, context: Context
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[Choices]:
         """`where` leads to the request within the message that came, for the paths of fields in errors."""
         with _field_paths(where):
-            generation = to_generation(request)
-            async with self._core.start(
-                generation,
+            async with start_choices(
+                self._core,
+                [to_generations(request)],
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 timeout_s=remaining_s(context),
                 trace_context=TraceContext.of(context.invocation_metadata()),
                 tenant=current_caller().tenant,
-            ) as answer:
-                yield answer
+            ) as choices:
+                yield choices
 
 
 @contextmanager
@@ -120,13 +135,30 @@ def _field_paths(where: str) -> Iterator[None]:
         raise InvalidRequest(f"{where}{parent}{name}", error.message, reason=error.reason) from error
 
 
-def _response(answer_id: str, model: str, chunk: Chunk, include_metrics: bool) -> generation_pb2.StreamGenerateResponse:
+def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.StreamGenerateResponse:
     response = generation_pb2.StreamGenerateResponse(
-        id=answer_id, model=model, text=chunk.text, token_ids=chunk.token_ids, num_accepted=chunk.num_accepted
+        id=choices.id,
+        model=choices.model,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        num_accepted=chunk.num_accepted,
+        index=number,
+        logprobs=_logprobs(chunk.logprobs),
+        prompt_logprobs=_logprobs(chunk.prompt_logprobs),
     )
     if chunk.finish:
-        _finish(response, chunk.finish, include_metrics)
+        _finish(response, chunk.finish, choices.answers[number].options.include_metrics)
     return response
+
+
+def _choice(answer: Chunk) -> generation_pb2.Choice:
+    reason = answer.finish.reason if answer.finish else ""
+    found = _logprobs(answer.logprobs)
+    return generation_pb2.Choice(text=answer.text, token_ids=answer.token_ids, finish_reason=reason, logprobs=found)
+
+
+def _logprobs(found: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs]:
+    return logprobs.to_proto(found)
 
 
 def _finish(
@@ -135,11 +167,17 @@ def _finish(
     include_metrics: bool,
 ) -> None:
     response.finish_reason = finish.reason
-    response.usage.prompt_tokens = finish.usage.prompt_tokens
-    response.usage.completion_tokens = finish.usage.completion_tokens
-    response.usage.cached_tokens = finish.usage.cached_tokens
+    _set_usage(response.usage, finish.usage)
     if include_metrics:
         response.metrics.CopyFrom(to_metrics(finish.summary))
+
+
+def _set_usage(usage: generation_pb2.Usage, counts: Usage) -> None:
+    usage.prompt_tokens = counts.prompt_tokens
+    usage.completion_tokens = counts.completion_tokens
+    usage.cached_tokens = counts.cached_tokens
+    usage.accepted_prediction_tokens = counts.accepted_prediction_tokens
+    usage.rejected_prediction_tokens = counts.rejected_prediction_tokens
 
 
 def to_metrics(summary: Summary) -> generation_pb2.Metrics:
@@ -153,13 +191,21 @@ def to_metrics(summary: Summary) -> generation_pb2.Metrics:
     )
 
 
-def to_generation(request: generation_pb2.GenerateRequest) -> Generation:
-    """Raises InvalidRequest."""
+def to_generations(request: generation_pb2.GenerateRequest) -> list[Generation]:
+    """One for each answer. Raises InvalidRequest."""
     if not request.model:
         raise InvalidRequest("model", "is missing")
-    return Generation(
-        request.model, _prompt(request), _options(request.options), resume_token_ids=request.resume_token_ids
-    )
+    asked = request.options
+    count = asked.n if asked.HasField("n") else 1
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidRequest("n", f"{count} is not allowed; it has to be from 1 to {MAX_CHOICES}")
+    if count > 1 and request.resume_token_ids:
+        raise InvalidRequest("resume_token_ids", "is of one answer, so it cannot be together with n")
+    prompt = _prompt(request)
+    return [
+        Generation(request.model, prompt, options, asked.prediction, request.resume_token_ids)
+        for options in numbered(_options(asked), count)
+    ]
 
 
 def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
@@ -180,6 +226,8 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
 
 
 def _options(options: generation_pb2.GenerationOptions) -> Options:
+    if options.prompt_logprobs and not options.HasField("logprobs"):
+        raise InvalidRequest("prompt_logprobs", "is only allowed with logprobs")
     if options.speculation not in _SPECULATION:
         raise InvalidRequest("speculation", f"{options.speculation} is not a known mode")
     return Options(
@@ -203,5 +251,24 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
             allowed_token_ids=options.allowed_token_ids,
             bad_words=options.bad_words,
             min_tokens=options.min_tokens,
+            structured=_structured(options.structured) if options.HasField("structured") else None,
         ),
+        logprobs=options.logprobs if options.HasField("logprobs") else None,
+        echo=options.prompt_logprobs,
     )
+
+
+def _structured(asked: generation_pb2.StructuredOutput) -> Structured:
+    match asked.WhichOneof("kind"):
+        case "json_schema":
+            return Structured(
+                "json_schema", parsed_schema(asked.json_schema, f"{_STRUCTURED}.json_schema"), _STRUCTURED
+            )
+        case "regex":
+            return Structured("regex", asked.regex, f"{_STRUCTURED}.regex")
+        case "choice":
+            return Structured("choice", list(asked.choice.texts), f"{_STRUCTURED}.choice.texts")
+        case "grammar":
+            return Structured("grammar", asked.grammar, f"{_STRUCTURED}.grammar")
+        case _:
+            raise InvalidRequest(_STRUCTURED, "has to have one of json_schema, regex, choice and grammar")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
@@ -85,7 +85,6 @@ class LogitsChoice:
 
 
 _NOTHING = LogitsChoice()
-FIELDS = tuple(each.name for each in fields(LogitsChoice))
 
 
 def _spellings(tokenizer: ModelTokenizer, word: str) -> Iterator[tuple[int, ...]]:

@@ -6,7 +6,7 @@ import enum
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.errors import InvalidRequest
@@ -18,6 +18,8 @@ from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 1024
+MAX_CHOICES = 128
+"""Answers to one request."""
 _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
@@ -157,6 +159,13 @@ class Generation:
 
     def __post_init__(self) -> None:
         _check_text("prediction", self.prediction)
+
+
+def numbered(options: Options, count: int) -> list[Options]:
+    """Of several answers to one prompt: each has a seed of its own, as in vLLM."""
+    if options.seed is None:
+        return [options] * count
+    return [replace(options, seed=(options.seed + number) % 2**64) for number in range(count)]
 
 
 def check_num_messages(where: str, num_messages: int) -> None:

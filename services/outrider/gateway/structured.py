@@ -100,11 +100,11 @@ def from_structured_outputs(structured_outputs: Any) -> Structured:
             raise InvalidRequest(f"{where}.json_object", "has to be true")
         return Structured("json_schema", {"type": "object"}, f"{where}.json_object")
     if name == "json":
-        return Structured("json_schema", _parsed(value, f"{where}.json"), f"{where}.json")
+        return Structured("json_schema", parsed_schema(value, f"{where}.json"), f"{where}.json")
     return Structured(name, value, f"{where}.{name}")
 
 
-def _parsed(schema: Any, where: str) -> Any:
+def parsed_schema(schema: Any, where: str) -> Any:
     """vLLM takes a schema as text, too."""
     if not isinstance(schema, str):
         return schema

@@ -54,8 +54,9 @@ _MESSAGES = [
 ]
 _TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 _CHATS = [
-    _OPTIONS | {"messages": _MESSAGES},
-    _OPTIONS | _STREAMING | {"messages": _MESSAGES[1:], "tools": [_TOOL], "tool_choice": "none"},
+    _OPTIONS | {"messages": _MESSAGES[:2]},
+    _OPTIONS | _STREAMING | {"messages": _MESSAGES[1:2], "tools": [], "response_format": {"type": "text"}},
+    {"model": MODEL, "messages": _MESSAGES[1:], "tools": [_TOOL], "tool_choice": "none"},
 ]
 _REQUEST = generation_pb2.GenerateRequest(
     model=MODEL,

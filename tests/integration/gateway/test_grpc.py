@@ -17,10 +17,19 @@ from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tokenizer_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tokenizer_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import CONTEXT, MODEL, VOCAB, ScriptedRouter, routing, saying, until
+from tests.integration.gateway.scripted_router import (
+    CONTEXT,
+    MODEL,
+    VOCAB,
+    ScriptedRouter,
+    round_of,
+    routing,
+    saying,
+    until,
+)
 
 TEXT = "Grüße, 世界! And on it goes."
 Stub = generation_pb2_grpc.GenerationServiceStub
@@ -102,6 +111,38 @@ async def test_a_stream_says_of_each_round_what_was_accepted(serve: Any, ids: li
     assert not messages[-1].HasField("metrics")
 
 
+async def test_several_answers_logprobs_structure_and_a_prediction(
+    serve: Any, router: ScriptedRouter, tokenizer: ModelTokenizer, ids: list[int]
+) -> None:
+    async def telling(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        found = [sequence_pb2.TokenLogprobs(logprob=-0.5, top_token_ids=[7], top_logprobs=[-0.25])] * len(ids)
+        of_prompt = [sequence_pb2.TokenLogprobs(logprob=-2.0)]
+        end = sequence_pb2.FINISH_REASON_STOP
+        yield round_of(ids, finish_reason=end, logprobs=found, prompt_logprobs=of_prompt)
+
+    router.script = telling
+    structured = generation_pb2.StructuredOutput(choice=generation_pb2.TextChoice(texts=["yes", "no"]))
+    options = Options(n=2, seed=5, logprobs=1, prompt_logprobs=True, prediction=TEXT)
+    async with serve() as (_, stub):
+        answer = await stub.Generate(Request(model=MODEL, text="hi", options=options))
+        messages = [m async for m in stub.StreamGenerate(streaming(Request(model=MODEL, text="hi", options=options)))]
+        pytest.importorskip("llguidance")
+        await stub.Generate(Request(model=MODEL, text="hi", options=Options(structured=structured)))
+    first, second, *_, grammar = router.requests
+    assert (first.sampling.seed, second.sampling.seed) == (5, 6)
+    assert list(first.predicted_token_ids) == tokenizer.encode_plain(TEXT)
+    assert (first.logprobs.num_top, first.logprobs.prompt) == (1, True)
+    assert grammar.logits.grammar == 'start: "yes" | "no"'
+    assert [answer.text, *(other.text for other in answer.others)] == [TEXT, TEXT]
+    assert (len(answer.logprobs), len(answer.others[0].logprobs)) == (len(ids), len(ids))
+    assert answer.logprobs[0].top_logprobs[0] == -0.25
+    assert [each.logprob for each in answer.prompt_logprobs] == [-2.0]
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 2 * len(ids))
+    assert answer.usage.accepted_prediction_tokens == 2 * (len(ids) - 1)
+    assert {message.index for message in messages if message.finish_reason} == {0, 1}
+    assert all(len(message.logprobs) == len(message.token_ids) for message in messages)
+
+
 async def test_a_broken_off_answer_is_resumed_without_losing_or_repeating_text(
     serve: Any, router: ScriptedRouter, ids: list[int]
 ) -> None:
@@ -169,6 +210,19 @@ BAD: list[tuple[Request, str]] = [
             chat=generation_pb2.ChatPrompt(messages=[generation_pb2.ChatMessage(role="tool", content="x")]),
         ),
         "chat.messages[0].role",
+    ),
+    (Request(model=MODEL, text="a", options=Options(n=0)), "options.n"),
+    (Request(model=MODEL, text="a", options=Options(n=2), resume_token_ids=[5]), "resume_token_ids"),
+    (Request(model=MODEL, text="a", options=Options(logprobs=21)), "options.logprobs"),
+    (Request(model=MODEL, text="a", options=Options(prompt_logprobs=True)), "options.prompt_logprobs"),
+    (Request(model=MODEL, text="a", options=Options(prediction="a" * 600)), "options.prediction"),
+    (
+        Request(model=MODEL, text="a", options=Options(structured=generation_pb2.StructuredOutput())),
+        "options.structured",
+    ),
+    (
+        Request(model=MODEL, text="a", options=Options(structured=generation_pb2.StructuredOutput(json_schema="{"))),
+        "options.structured.json_schema",
     ),
     (Request(model=MODEL, tokens=Tokens()), "tokens.token_ids"),
     (Request(model=MODEL, tokens=Tokens(token_ids=[1, VOCAB])), "tokens.token_ids[1]"),

@@ -19,6 +19,7 @@ from outrider.gateway.http.messages import message, prediction
 from outrider.gateway.http.tools import tool_use
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
+    MAX_CHOICES,
     MAX_MESSAGES,
     MAX_STOPS,
     ChatPrompt,
@@ -28,6 +29,7 @@ from outrider.gateway.requests import (
     SpeculationChoice,
     TextPrompt,
     TokenPrompt,
+    numbered,
 )
 from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
 from outrider.gateway.tools import MAX_TOOLS, ToolUse
@@ -54,8 +56,6 @@ _UNSERVED_CHAT = _UNSERVED | {
     "verbosity": (),
     "web_search_options": (),
 }
-MAX_CHOICES = 128
-"""Answers to one request."""
 # Checked before anything is looked at one by one: a body has room for millions of faults, and to describe each of them
 # takes many seconds. `metadata` as OpenAI documents it.
 _MAX_ENTRIES = {
@@ -160,7 +160,7 @@ class GenerationBody(Body):
         if (count := len(prompts) * self.num_answers) > MAX_CHOICES:
             raise InvalidRequest("prompt", f"{count} answers in one request; at most {MAX_CHOICES} are allowed")
         return [
-            [Generation(self.model, prompt, each, predicted) for each in _numbered(options, self.num_answers)]
+            [Generation(self.model, prompt, each, predicted) for each in numbered(options, self.num_answers)]
             for prompt in prompts
         ]
 
@@ -384,13 +384,6 @@ def _path(location: tuple[int | str, ...]) -> str:
     """("stop", 3) → stop[3]; ("stream_options", "x") → stream_options.x."""
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
     return path.removeprefix(".")
-
-
-def _numbered(options: Options, count: int) -> list[Options]:
-    """Of several answers to one prompt: each has a seed of its own, as in vLLM."""
-    if options.seed is None:
-        return [options] * count
-    return [replace(options, seed=(options.seed + number) % 2**64) for number in range(count)]
 
 
 def _prompt(where: str, prompt: Any) -> Prompt:

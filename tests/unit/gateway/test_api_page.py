@@ -1,0 +1,47 @@
+"""docs/api.md names every field that is served, and every one that is refused, over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params as chats
+from openai.types.responses import response_create_params as responses
+from outrider.gateway.http.responses_request import ResponsesRequest
+from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody
+from outrider.rpc.v1 import generation_pb2
+
+PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+BODIES = {"completions": CompletionRequest, "chat": ChatRequest, "responses": ResponsesRequest}
+CLIENTS = {
+    "completions": completions.CompletionCreateParamsBase,
+    "chat": chats.CompletionCreateParamsBase,
+    "responses": responses.ResponseCreateParamsBase,
+}
+
+
+def refused_row(endpoint: str) -> set[str]:
+    section = PAGE.partition("## Refused by name")[2].partition("\n## ")[0]
+    [row] = [line for line in section.splitlines() if line.startswith(f"| {endpoint} |")]
+    return set(re.findall(r"`([a-z_]+)`", row))
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_every_field_is_on_the_page(endpoint: str) -> None:
+    body: type[GenerationBody] = BODIES[endpoint]
+    served = set(body.model_fields) - set(body.unserved)
+    assert not {name for name in served if f"`{name}`" not in PAGE and f"`{name}." not in PAGE} - {"model", "stream"}
+    assert set(body.unserved) <= refused_row(endpoint)
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_every_parameter_of_the_stock_client_is_served_or_refused_by_name(endpoint: str) -> None:
+    body = BODIES[endpoint]
+    assert set(CLIENTS[endpoint].__annotations__) <= set(body.model_fields) | set(body.unserved)
+
+
+def test_every_option_over_grpc_is_on_the_page() -> None:
+    names = {field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields}
+    assert not {name for name in names if f"`{name}`" not in PAGE}
