@@ -53,7 +53,7 @@ _MESSAGES = [
     {"role": "tool", "tool_call_id": "c1", "content": "5"},
 ]
 _TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
-_CHATS = [
+_CHATS: list[dict[str, Any]] = [
     _OPTIONS | {"messages": _MESSAGES[:2]},
     _OPTIONS | _STREAMING | {"messages": _MESSAGES[1:2], "tools": [], "response_format": {"type": "text"}},
     {"model": MODEL, "messages": _MESSAGES[1:], "tools": [_TOOL], "tool_choice": "none"},

@@ -32,8 +32,8 @@ async def test_no_malformed_body_or_message_is_the_gateways_fault(
     gateway: OpenGateway, router: ScriptedRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with routing(router) as address, gateway(address, limits=LIMITS) as running:
-        ends = await http_bodies(running.http_address, 450, seed=1)
-        ends += await grpc_messages(running.grpc_address, 200, seed=3)
+        ends = await http_bodies(running.http_address, 600, seed=1)
+        ends += await grpc_messages(running.grpc_address, 450, seed=3)
         assert running.core.admission.running == 0
         errors = errors_in(caplog)
     assert not bad_ends(ends)
