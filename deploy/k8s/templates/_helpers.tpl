@@ -198,3 +198,68 @@ readinessProbe:
   timeoutSeconds: 5
   failureThreshold: 2
 {{- end -}}
+
+{{/* Control plane and routers, each a container that the kubelet starts again: no Ray. */}}
+{{- define "outrider.plainController" -}}
+{{- $context := . }}
+{{- $values := .placement }}
+{{- include "outrider.plainProcess" (dict "context" . "name" "control" "module" "control" "port" 9003 "portName" "control" "opsPort" 9009 "opsName" "ops") }}
+  {{- include "outrider.probes" (dict "port" "ops" "startPeriods" 60) | nindent 2 }}
+{{- range $number := until ($values.routers | int) }}
+{{ include "outrider.plainProcess" (dict "context" $context "name" (printf "router-%d" $number) "module" "router" "port" (add 9100 $number) "portName" (printf "router-%d" $number) "opsPort" (add 9200 $number) "opsName" (printf "router-ops-%d" $number)) }}
+  # Gateways find routers by their leases: a router without targets is no reason to take the control plane out of its service.
+  startupProbe:
+    httpGet: {path: /livez, port: "router-ops-{{ $number }}"}
+    periodSeconds: 5
+    failureThreshold: 60
+  livenessProbe:
+    httpGet: {path: /livez, port: "router-ops-{{ $number }}"}
+    periodSeconds: 10
+    timeoutSeconds: 5
+    failureThreshold: 3
+{{- end }}
+{{- end -}}
+
+{{- define "outrider.plainProcess" -}}
+{{- $root := .context.root }}
+- name: {{ .name }}
+  image: {{ include "outrider.image" .context | quote }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [python, -m, outrider_controller.{{ .module }}]
+  args:
+    - --metadata
+    - $(METADATA_URL)
+    {{- include "outrider.tlsArgs" .context | nindent 4 }}
+    - --listen
+    - 0.0.0.0:{{ .port }}
+    - --advertise
+    - $(POD_IP):{{ .port }}
+    - --ops-listen
+    - 0.0.0.0:{{ .opsPort }}
+    - --drain-timeout
+    - {{ .context.placement.drainTimeoutSeconds | quote }}
+    - --log-format
+    - {{ $root.Values.logFormat }}
+    {{- if eq .module "router" }}
+    - --cache-salt-key-file
+    - /run/secrets/outrider/salt
+    {{- end }}
+    {{- if $root.Values.clusterSecret }}
+    - --cluster-secret-file
+    - /run/secrets/cluster/secret
+    {{- end }}
+    {{- if eq .module "router" }}
+    {{- with .context.placement.args }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- end }}
+  env: {{- include "outrider.env" .context | nindent 4 }}
+  ports:
+    - {name: {{ .portName }}, containerPort: {{ .port }}}
+    - {name: {{ .opsName }}, containerPort: {{ .opsPort }}}
+  securityContext: {{- include "outrider.containerSecurity" $root | nindent 4 }}
+  resources: {{- toYaml .context.placement.resources | nindent 4 }}
+  volumeMounts:
+    {{- include "outrider.mounts" .context | nindent 4 }}
+    - {name: salt, mountPath: /run/secrets/outrider, readOnly: true}
+{{- end -}}

@@ -20,6 +20,14 @@ from referencing.jsonschema import DRAFT202012
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 CHART = DEPLOY / "k8s"
+
+
+class Loader(yaml.CSafeLoader):
+    """As Kubernetes reads: a bare `=` is a string."""
+
+
+Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: node.value)
+
 PROFILES = ("default", *sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")))
 OLDEST = "1.27.0"
 # Of operators that bring their own kinds; what Kubernetes has no schema of.
@@ -47,7 +55,7 @@ def rendered(values: Mapping[str, Any]) -> list[Object]:
     """Every object of a release "demo" in the namespace "llm". Raises HelmError."""
     texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
     manifests = (text for path, text in texts.items() if not path.endswith("NOTES.txt"))
-    return [found for text in manifests for found in yaml.load_all(text, yaml.CSafeLoader) if found]
+    return [found for text in manifests for found in yaml.load_all(text, Loader) if found]
 
 
 def notes(values: Mapping[str, Any]) -> str:

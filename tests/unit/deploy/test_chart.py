@@ -14,6 +14,8 @@ from outrider.gateway.config import parse_arguments as parse_gateway
 from outrider.rpc.roles import Role
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import parse_arguments as parse_controller
+from outrider_controller.control.config import parse_arguments as parse_control
+from outrider_controller.router.config import parse_arguments as parse_router
 
 from tests.certificates import Cluster
 from tests.unit.deploy.chart import (
@@ -83,6 +85,33 @@ def test_each_process_accepts_the_arguments_that_the_chart_gives_it(
         assert json.loads(said.out)["metadata"].startswith("redis://")
         started.add(module)
     assert started == set(PARSERS)
+
+
+def test_without_ray_control_plane_and_routers_are_containers_that_accept_their_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {"controller": {"mode": "plain", "routers": 2, "args": ["--max-draft-tokens", "3"]}, "clusterSecret": "c"}
+    objects, with_ray = rendered(values), rendered({"controller": {"routers": 2}, "clusterSecret": "c"})
+    own = {one["name"]: one for one in containers(objects) if "outrider_controller" in str(one["command"])}
+    parsers: dict[str, Callable[[list[str]], Any]] = {"control": parse_control, "router": parse_router}
+    listens = {}
+    assert own.keys() == {"control", "router-0", "router-1"}
+    for name, container in own.items():
+        module = container["command"][2].rpartition(".")[2]
+        arguments = [_as_in_a_pod(word, container, tmp_path) for word in container["args"]]
+        config = parsers[module](arguments)
+        listens[name] = (config.listen, config.advertise, config.ops_listen)
+        assert config.secret is not None
+        if module == "router":
+            assert (config.cache_salt_key, config.policy.max_draft_tokens) == (b"x" * 32, 3)
+    assert listens["control"] == ("0.0.0.0:9003", "10.1.2.3:9003", "0.0.0.0:9009")
+    assert listens["router-1"] == ("0.0.0.0:9101", "10.1.2.3:9101", "0.0.0.0:9201")
+    # What others reach is the same.
+    (controller,) = [one for one in containers(with_ray) if one["name"] == "controller"]
+    ports = {port["name"]: port["containerPort"] for one in own.values() for port in one["ports"]}
+    assert ports == {port["name"]: port["containerPort"] for port in controller["ports"]}
+    assert of_kind(objects, "NetworkPolicy", "Service") == of_kind(with_ray, "NetworkPolicy", "Service")
+    assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
 
 
 def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
@@ -272,6 +301,7 @@ def _peer(peer: Mapping[str, Any]) -> str:
         ({"image": {"digests": {"target": "latest"}}}, "target"),
         ({"redis": {"url": "http://redis"}}, "url"),
         ({"logFormat": "xml"}, "logFormat"),
+        ({"controller": {"mode": "systemd"}}, "mode"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named: str) -> None:
