@@ -24,7 +24,7 @@ from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.access import OperatorGuard
@@ -169,7 +169,8 @@ async def running_control(
         AlertMetrics(ops.registry, lambda: leader.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
-        server = create_server(guard=guard, strict=[SERVICE])
+        refused = RefusedCalls(ops.registry, [SERVICE, POLICY_SERVICE])
+        server = create_server(guard=guard, strict=[SERVICE], on_refused=refused.count)
         servicer = ControlServicer(store, events, routers, leader)
         control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)

@@ -32,7 +32,7 @@ from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
@@ -323,7 +323,9 @@ async def running_router(
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
-        server = create_server(guard=RoleGuard(config.secret, certificates=config.tls is not None))
+        refused = RefusedCalls(ops.registry, [SERVICE, TRACE_SERVICE])
+        guard = RoleGuard(config.secret, certificates=config.tls is not None)
+        server = create_server(guard=guard, on_refused=refused.count)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         dispatcher.traces.router_id = info.worker_id
         _send_spans(stack, dispatcher)

@@ -39,7 +39,7 @@ from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import Tracing, open_tracing
 
@@ -84,6 +84,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             max_message_bytes=limits.max_body_bytes,
             guard=guard,
             strict=[SERVICE],
+            on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.errors import Code, InternalError, InvalidRequest, OutriderError
 from outrider.rpc.known_fields import check_known
 from outrider.rpc.status import abort
 
@@ -26,14 +26,21 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
 Deserializer: TypeAlias = Callable[[bytes], Any]
+OnRefused: TypeAlias = Callable[[str, str], None]
+"""Of a method (full name), for a reason. Must neither raise nor block."""
+
+_OF_THE_CALLER = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps handlers that are coroutines, of all four kinds. `access`, below, makes one of each."""
 
-    def __init__(self, strict: Collection[str] = ()) -> None:
-        """`strict`: services (full names) that refuse a request with a field that this release does not know."""
+    def __init__(self, strict: Collection[str] = (), on_refused: OnRefused = lambda method, reason: None) -> None:
+        """`strict`: services (full names) that refuse a request with a field that this release does not know.
+        `on_refused` hears of each call that its caller should not have made so.
+        """
         self._strict = frozenset(strict)
+        self._on_refused = on_refused
 
     async def intercept_service(
         self,
@@ -45,10 +52,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        return _guard_handler(handler, method, method.split("/")[1] in self._strict)
+        return _guard_handler(handler, method, method.split("/")[1] in self._strict, self._on_refused)
 
 
-def _guard_handler(handler: Any, method: str, strict: bool) -> Handler:
+def _guard_handler(handler: Any, method: str, strict: bool, on_refused: OnRefused) -> Handler:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -58,7 +65,7 @@ def _guard_handler(handler: Any, method: str, strict: bool) -> Handler:
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     guard_deserializer = _raising if handler.request_streaming else _returning
     return make(
-        _guard(behaviour, method),
+        _guard(behaviour, method, on_refused),
         request_deserializer=guard_deserializer(handler.request_deserializer, strict),
         response_serializer=handler.response_serializer,
     )
@@ -92,13 +99,15 @@ def _returning(deserialize: Deserializer, strict: bool) -> Deserializer:
     return guarded
 
 
-def _guard(behaviour: Behaviour, method: str) -> Behaviour:
+def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviour:
     @functools.wraps(behaviour)
     async def guarded(request: Any, context: Context) -> Any:
         try:
             _check_read(request)
             return await behaviour(request, context)
         except Exception as error:
+            if isinstance(error, OutriderError) and error.code in _OF_THE_CALLER:
+                on_refused(method, error.reason or error.default_reason)
             await _answer(context, error, method)
 
     return guarded

@@ -23,7 +23,7 @@ import grpc
 
 from outrider.rpc.access import AccessInterceptor
 from outrider.rpc.health import Health, add_health
-from outrider.rpc.interceptor import ErrorInterceptor
+from outrider.rpc.interceptor import ErrorInterceptor, OnRefused
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
 from outrider.rpc.roles import Guard, RoleGuard, check_declared
 
@@ -76,14 +76,18 @@ def create_server(
     more: Options | None = None,
     guard: Guard = _OPEN,
     strict: Collection[str] = (),
+    on_refused: OnRefused = lambda method, reason: None,
 ) -> grpc.aio.Server:
     """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`.
 
     `guard` finds out who calls; the default lets everybody in. `strict`: services (full names) for callers from outside
-    the cluster, which refuse requests with fields that this release does not know.
+    the cluster, which refuse requests with fields that this release does not know. `on_refused` hears of each call that
+    its caller should not have made so.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
-    return grpc.aio.server(interceptors=[ErrorInterceptor(strict), AccessInterceptor(guard)], options=options)
+    return grpc.aio.server(
+        interceptors=[ErrorInterceptor(strict, on_refused), AccessInterceptor(guard)], options=options
+    )
 
 
 @asynccontextmanager

@@ -50,6 +50,7 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
+        ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
         ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", stats.num_dropped_tokens),
         (
             "alternatives_taken",

@@ -22,7 +22,7 @@ from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, DraftLink
 from outrider.target.events import DraftRefused, Event, Offered
 from outrider.target.opening import Limits
-from outrider.target.report import Committed, Report
+from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.wire import checked_draft
 from outrider.worker.events import SequenceKey
 
@@ -114,6 +114,7 @@ class Pairs:
         answer: Callable[[int, target_pb2.VerifyResponse], None],
         leases: DraftLeases,
         connect: Connect = create_channel,
+        stats: TargetStats | None = None,
     ) -> None:
         """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits."""
         self._limits = limits
@@ -122,6 +123,7 @@ class Pairs:
         self._answer = answer
         self._leases = leases
         self._connect = connect
+        self._stats = stats or TargetStats()
         self._open: dict[SequenceKey, _Open] = {}
         self._links: dict[tuple[str, str], DraftLink] = {}
         self._unknown: dict[SequenceKey, sequence_pb2.DraftAssignment] = {}
@@ -255,6 +257,7 @@ class Pairs:
         if self._leases.hold(draft.worker_id, draft.address):
             self._pair(key, found, draft)
         else:
+            self._stats.num_unleased_drafts += 1
             self._tell_fault(
                 key, draft.sequence_id, Unavailable("no lease names this draft at this address", reason=UNREACHABLE)
             )

@@ -78,6 +78,8 @@ class TargetStats:
     num_siblings_accepted: int = 0
     """Of those; among the accepted ones."""
     num_refused_drafts: int = 0
+    num_unleased_drafts: int = 0
+    """Drafts that routers named and no lease does. Written by the event loop alone."""
     num_committed_tokens: int = 0
     num_finished: int = 0
     num_failed: int = 0

@@ -51,7 +51,8 @@ class TargetServicer(
         self._tokenizer = tokenizer
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
-        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, DraftLeases(read_leases, clock), connect)
+        leases = DraftLeases(read_leases, clock)
+        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, leases, connect, worker.stats)
 
     async def __aexit__(self, *exception: object) -> None:
         for task in self._compiling:

@@ -26,6 +26,21 @@ PHASES = ("queue", "verify", "other", "draft")
 draft's work lies inside the queue, or beside the step before."""
 
 
+class RefusedCalls:
+    """gRPC calls that their callers should not have made so: by whom they may not be made, or with what."""
+
+    def __init__(self, registry: CollectorRegistry, services: Sequence[str]) -> None:
+        """`services`: full names; calls of others are counted together."""
+        names, labels = "Calls refused for their credential or their request.", ["call", "reason"]
+        self._services = frozenset(services)
+        self._refused = Counter("outrider_refused_calls", names, labels, registry=registry)
+
+    def count(self, method: str, reason: str) -> None:
+        _, service, name = method.split("/")
+        call = f"{service.rpartition('.')[2]}/{name}" if service in self._services else "other"
+        self._refused.labels(call, reason).inc()
+
+
 class SpeculationMetrics(Collector):
     """What drafts were worth. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts.
 

@@ -21,7 +21,7 @@ from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector
+from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
@@ -123,7 +123,8 @@ async def serve(
         GpuCollector(ops.registry, gpus, metric_prefix(info.role))
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
-        server = create_server(guard=RoleGuard(certificates=config.tls is not None))
+        refused = RefusedCalls(ops.registry, [service])
+        server = create_server(guard=RoleGuard(certificates=config.tls is not None), on_refused=refused.count)
         add(servicer, server)
         credentials = cluster_port(config.tls)
         life = await stack.enter_async_context(

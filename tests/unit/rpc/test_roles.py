@@ -30,6 +30,8 @@ from outrider.rpc.roles import (
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
+from outrider.telemetry.metrics import RefusedCalls
+from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 SECRET = ClusterSecret(b"0123456789abcdef")
@@ -111,7 +113,9 @@ class Models(router_pb2_grpc.RouterServiceServicer):
     ],
 )
 async def test_a_router_takes_requests_from_gateways_alone(token: str, reason: str | None) -> None:
-    server = create_server(guard=RoleGuard(SECRET))
+    registry = CollectorRegistry()
+    refused = RefusedCalls(registry, ["outrider.rpc.v1.RouterService"])
+    server = create_server(guard=RoleGuard(SECRET), on_refused=refused.count)
     router_pb2_grpc.add_RouterServiceServicer_to_server(Models(), server)
     async with (
         serving(server, "127.0.0.1:0", services=["outrider.rpc.v1.RouterService"]) as life,
@@ -125,6 +129,8 @@ async def test_a_router_takes_requests_from_gateways_alone(token: str, reason: s
             assert [message.responses[0].token_ids async for message in call] == [[1]]
         except grpc.aio.AioRpcError as error:
             assert from_rpc_error(error).reason == reason
+    counted = {"call": "RouterService/ListModels", "reason": reason or ""}
+    assert registry.get_sample_value("outrider_refused_calls_total", counted) == (None if reason is None else 1.0)
 
 
 async def test_a_call_that_nobody_declared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -435,6 +435,7 @@ def test_only_who_is_leased_is_called_and_only_at_the_leased_address(named: dict
         await world.paired(**named)
         assert world.faults == [(90, "DRAFT_UNREACHABLE")], "the router does without this way"
         assert not called and not world.pairs._links
+        assert world.pairs._stats.num_unleased_drafts == 1
         await world.hear(set_drafts=[assigned(sequence_id=91)])
         assert called == [ADDRESS]
 
