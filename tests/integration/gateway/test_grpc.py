@@ -284,6 +284,19 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(s
         assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+async def test_a_message_is_read_up_to_four_mebibytes_exactly(serve: Any, beyond: int) -> None:
+    size, request = Limits().max_body_bytes + beyond, Request(model=MODEL)
+    # A text that long has a tag of one byte, and a length of four.
+    request.text = "a" * (size - request.ByteSize() - 5)
+    assert (request.ByteSize(), Limits().max_body_bytes) == (size, 4 << 20)
+    async with serve() as (_, stub):
+        error = await failure(stub.Generate(request))
+        # Read, it is a prompt that no model has room for.
+        assert error.code is (Code.RESOURCE_EXHAUSTED if beyond > 0 else Code.INVALID_ARGUMENT)
+        assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
+
+
 async def test_a_tokenizer_that_has_not_the_hash_that_was_told_is_refused(serve: Any, router: ScriptedRouter) -> None:
     router.tokenizer_sha256 = "0" * 64
     async with serve() as (_, stub):
