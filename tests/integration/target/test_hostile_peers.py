@@ -86,7 +86,7 @@ async def flood(router: Router, num_openings: int, address: str) -> None:
     """All of them are answered: with a text, or with an error."""
     # Some are what a router might send, the others name what a fetcher of URLs would fall for.
     names = (address, f"user@{address}", f"{address}/x", "169.254.169.254:80", "[::ffff:127.0.0.1]:6379", "\0:1")
-    reading = asyncio.create_task(router.finished(*range(1, num_openings + 1)))
+    reading = asyncio.create_task(read_until_answered(router, num_openings))
     for first in range(1, num_openings + 1, 500):
         openings = [
             open_sequence(
@@ -99,6 +99,11 @@ async def flood(router: Router, num_openings: int, address: str) -> None:
         ]
         await router.send(opens=openings)
     await reading
+
+
+async def read_until_answered(router: Router, num_openings: int) -> None:
+    while len(router.finish) + len(router.errors) < num_openings:
+        await router.read()
 
 
 async def all_free(servicer: TargetServicer) -> None:
