@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,12 +74,15 @@ def _stack() -> Iterator[Mapping[str, str]]:
     free = [word for port in ("http", "grpc", "control") for word in (f"--{port}-port", "0")]
     name = f"loadtest-{os.getpid()}"
     command = [sys.executable, "-m", "outrider_controller.cli", "up", "-o", "json", "--context", name, *free]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield _endpoints(process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(_STOP_TIMEOUT_S)
+    with tempfile.TemporaryDirectory(prefix="outrider-loadtest-") as state:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OUTRIDER_STATE": state}
+        )
+        try:
+            yield _endpoints(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(_STOP_TIMEOUT_S)
 
 
 def _endpoints(process: subprocess.Popen[str]) -> Mapping[str, str]:

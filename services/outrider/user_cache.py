@@ -1,4 +1,5 @@
-"""Where the engine keeps what it would have to make again: models, compiled kernels, hashes of files.
+"""Where the engine keeps what it would have to make again: models, compiled kernels, hashes of files. And where a stack
+on this machine keeps what cannot be made again.
 
 Compiled kernels are run and hashes are believed, so nobody but the user may have put them there.
 """
@@ -19,6 +20,17 @@ def cache_directory() -> Path:
         return Path.home() / ".cache" / "outrider"
     except RuntimeError as error:
         raise FileNotFoundError("no home directory is known: set OUTRIDER_CACHE") from error
+
+
+def state_directory() -> Path:
+    """OUTRIDER_STATE, or outrider in XDG_STATE_HOME, or ~/.local/state/outrider. Raises FileNotFoundError where there
+    is no home."""
+    if chosen := os.environ.get("OUTRIDER_STATE"):
+        return Path(chosen)
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "outrider"
+    except RuntimeError as error:
+        raise FileNotFoundError("no home directory is known: set OUTRIDER_STATE") from error
 
 
 def private_directory(path: Path) -> Path:

@@ -169,16 +169,21 @@ class Up:
         with suppress(psutil.Error):
             yield from psutil.Process(self.process.pid).children(recursive=True)
 
+    @property
+    def _token(self) -> str:
+        state = self.console_log.parent / "state" / str(self.described["context"])
+        return (state / "operator-token").read_text()
+
     async def is_whole(self) -> bool:
         """Whether every process is there and each router uses every worker."""
         if any(len(self.pids(kind)) < count for kind, count in KINDS.items()):
             return False
         try:
-            answer = await list_workers(self.described["control"])
+            answer = await list_workers(self.described["control"], token=self._token)
             if not all(psutil.pid_exists(w.pid) for w in answer.workers):
                 return False
             routers = [w.address for w in answer.workers if w.info.role == worker_pb2.WORKER_ROLE_ROUTER]
-            served = [model for router in routers for model in await list_models(router)]
+            served = [model for router in routers for model in await list_models(router, self._token)]
         except CommandError:
             return False
         counts = [(model.num_targets, model.num_drafts) for model in served]
@@ -221,7 +226,7 @@ async def running_stack(model: str, directory: Path, cache: Path) -> AsyncIterat
             *(sys.executable, "-m", "outrider_controller.cli", "up", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=console,
-            env={**os.environ, "OUTRIDER_CACHE": str(cache)},
+            env={**os.environ, "OUTRIDER_CACHE": str(cache), "OUTRIDER_STATE": str(directory / "state")},
         )
     try:
         yield Up(process, console_log, await _described(process, console_log))

@@ -23,6 +23,7 @@ from outrider.rpc.v1 import (
 )
 
 from outrider_controller.cli.channels import cluster_channel, gateway_channel
+from outrider_controller.cli.contexts import operator_token
 from outrider_controller.cli.exits import CommandError
 
 _CALL_TIMEOUT_S = 5.0
@@ -132,26 +133,26 @@ def apply_prompt(request: generation_pb2.GenerateRequest, prompt: str, *, raw: b
 
 
 async def list_workers(
-    address: str, role: worker_pb2.WorkerRole.ValueType = worker_pb2.WORKER_ROLE_UNSPECIFIED
+    address: str, role: worker_pb2.WorkerRole.ValueType = worker_pb2.WORKER_ROLE_UNSPECIFIED, token: str = ""
 ) -> control_pb2.ListWorkersResponse:
-    """Asks the control plane. Raises CommandError."""
+    """Asks the control plane, with the operator's token if it is given, else that of the stack. Raises CommandError."""
     request = control_pb2.ListWorkersRequest(role=role)
 
     async def ask(channel: grpc.aio.Channel) -> control_pb2.ListWorkersResponse:
         return await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(
-            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(token or operator_token(address))
         )
 
     return await _call(f"control plane at {address}", Role.CONTROL, address, ask)
 
 
-async def list_models(router: str) -> list[router_pb2.ServedModel]:
+async def list_models(router: str, token: str = "") -> list[router_pb2.ServedModel]:
     """Asks one router what it serves, and with how many workers. Raises CommandError."""
 
     async def ask(channel: grpc.aio.Channel) -> router_pb2.ListModelsResponse:
         request = router_pb2.ListModelsRequest()
         return await router_pb2_grpc.RouterServiceStub(channel).ListModels(
-            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(token or operator_token())
         )
 
     return list((await _call(f"router at {router}", Role.ROUTER, router, ask)).models)

@@ -34,6 +34,7 @@ class Context:
     """Unix time."""
     endpoints: Mapping[str, str]
     """`model`, `grpc`, `http` and `control`."""
+    operator_token_file: str = ""
 
 
 def check_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -56,16 +57,27 @@ def claimed(wanted: str) -> Iterator[str]:
         _file(name).unlink(missing_ok=True)
 
 
-def publish(name: str, endpoints: Mapping[str, str]) -> None:
-    """From here on commands find the stack of this process."""
-    _write(name, {"endpoints": dict(endpoints)})
+def publish(name: str, endpoints: Mapping[str, str], operator_token_file: Path | None = None) -> None:
+    """From here on commands find the stack of this process, and may operate it."""
+    _write(name, {"endpoints": dict(endpoints), "operator_token_file": str(operator_token_file or "")})
+
+
+def operator_token(control: str = "") -> str:
+    """What a command says to this control plane: OUTRIDER_OPERATOR_TOKEN, or the token of the stack here that has it at
+    this address. Empty where there is none."""
+    if token := os.environ.get("OUTRIDER_OPERATOR_TOKEN"):
+        return token
+    files = [one.operator_token_file for one in running() if one.endpoints.get("control") == control]
+    with contextlib.suppress(OSError):
+        return Path(files[0]).read_text().strip() if files and files[0] else ""
+    return ""
 
 
 def running() -> list[Context]:
     """Stacks that are up, the first started first."""
     entries = {file.stem: entry for file in _directory().glob("*.json") if (entry := _read(file)) is not None}
     found = [
-        Context(name, entry["pid"], entry["started_s"], entry["endpoints"])
+        Context(name, entry["pid"], entry["started_s"], entry["endpoints"], entry.get("operator_token_file", ""))
         for name, entry in entries.items()
         if entry.get("endpoints")
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias, TypeVar
 
@@ -13,6 +12,7 @@ from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2_grpc
 
 from outrider_controller.cli.channels import cluster_channel
+from outrider_controller.cli.contexts import operator_token
 from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.exits import CommandError
 
@@ -34,7 +34,7 @@ def ask_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]]
 async def call_control(address: str, ask: Callable[[Control, Credential], Awaitable[R]], where: str = "") -> R:
     """The same in an event loop."""
     async with cluster_channel(Role.CONTROL, address) as channel:
-        credential = bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", ""))
+        credential = bearer(operator_token(address))
         try:
             return await ask(control_pb2_grpc.ControlServiceStub(channel), credential)
         except grpc.RpcError as error:

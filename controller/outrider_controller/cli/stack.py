@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.metadata.embedded import ServerCommand
+from outrider.rpc.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
 from outrider.user_cache import cache_directory
 
@@ -101,7 +102,7 @@ class Stack:
 
     def _redis(self, exits: AsyncExitStack) -> ProcessSpec:
         try:
-            command = ServerCommand.prepare(self.run_dir)
+            command = ServerCommand.prepare(self.run_dir, self.config.state_dir)
         except (FileNotFoundError, RuntimeError) as error:
             raise ProcessFailed(str(error)) from error
         exits.callback(command.remove_socket)
@@ -158,9 +159,15 @@ class Stack:
                 raise ProcessFailed(f"the routers did not find all workers: {seen}; the controller's log says:\n{tail}")
             await asyncio.sleep(_POLL_S)
 
+    @property
+    def _token(self) -> str:
+        """Of the operator."""
+        file = self.config.secret_file
+        return ClusterSecret.read(file).token(Role.OPERATOR) if file is not None else ""
+
     async def _paired(self, router: str) -> tuple[int, int]:
         with contextlib.suppress(CommandError):
-            for model in await list_models(router):
+            for model in await list_models(router, self._token):
                 if model.model == self.config.model:
                     return model.num_targets, model.num_drafts
         return 0, 0
@@ -195,7 +202,7 @@ class Stack:
 
     async def workers(self) -> list[control_pb2.WorkerStatus]:
         """Everyone with a lease. Raises CommandError while the control plane is away."""
-        return list((await list_workers(self.control)).workers)
+        return list((await list_workers(self.control, token=self._token)).workers)
 
     @property
     def endpoints(self) -> dict[str, str]:

@@ -66,6 +66,10 @@ class StackConfig:
     control_port: int = 0
     run_dir: Path | None = None
     """Logs, and the private Redis socket; made in the cache directory when not given."""
+    secret_file: Path | None = None
+    """Of the cluster's secret: with one, routers and control plane ask callers who they are."""
+    state_dir: Path | None = None
+    """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
     start_timeout_s: float = 300.0
     stop_timeout_s: float = 20.0
     """After SIGTERM, before SIGKILL; for each tier of processes."""
@@ -186,6 +190,10 @@ class Planner:
         argv = (sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
         return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores)
 
+    @property
+    def _secret(self) -> tuple[str, ...]:
+        return ("--cluster-secret-file", str(self._config.secret_file)) if self._config.secret_file else ()
+
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
@@ -194,6 +202,7 @@ class Planner:
             flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
         flags += ["--control-ops-listen", self._ops["control"]]
         flags += ["--trace-tokens"] if self._config.trace_tokens else []
+        flags += self._secret
         argv = (sys.executable, "-m", "outrider_controller", *flags)
         return ProcessSpec("controller", argv, control, cores=self.cores.rest)
 
@@ -201,7 +210,7 @@ class Planner:
         flags = ("--metadata", self._metadata_url, "--listen-grpc", grpc_address, "--listen-http", http_address)
         drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
         ops = self._ops["gateway"]
-        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, "--ops-listen", ops)
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, "--ops-listen", ops)
         return ProcessSpec("gateway", argv, grpc_address, {"http": http_address, "ops": ops}, self.cores.rest)
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
+from outrider.rpc.roles import ClusterSecret, Role
+from outrider.user_cache import state_directory
 
 from outrider_controller.cli import contexts
-from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.supervisor import Supervisor
 from outrider_controller.control.rows import worker_rows
+from outrider_controller.private import make_private
 
 _ACTORS = ("router", "control")
 
@@ -57,8 +62,9 @@ def up(
 async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> int:
     async with contextlib.AsyncExitStack() as exits:
         name = exits.enter_context(contexts.claimed(wanted))
+        config, token_file = _with_state(config, name)
         stack = await exits.enter_async_context(Stack(config, note))
-        contexts.publish(name, stack.endpoints)
+        contexts.publish(name, stack.endpoints, token_file)
         rows = await process_rows(stack)
         if output == "json":
             emit_json("up", {"context": name, **stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows})
@@ -74,6 +80,25 @@ async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> i
                 task.uncancel()
     note("stopped")
     return ExitCode.OK
+
+
+def _with_state(config: StackConfig, name: str) -> tuple[StackConfig, Path]:
+    """The stack of this name with what it keeps over a restart, and the file with its operator's token."""
+    try:
+        state_dir = make_private(make_private(state_directory()) / name)
+        secret_file, token_file = state_dir / "cluster-secret", state_dir / "operator-token"
+        if not secret_file.exists():
+            _write_private(secret_file, secrets.token_hex(32))
+        _write_private(token_file, ClusterSecret.read(secret_file).token(Role.OPERATOR))
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    return replace(config, secret_file=secret_file, state_dir=state_dir), token_file
+
+
+def _write_private(file: Path, text: str) -> None:
+    """No other user ever reads it."""
+    file.touch(mode=0o600)
+    file.write_text(text)
 
 
 async def _supervise(stack: Stack) -> None:

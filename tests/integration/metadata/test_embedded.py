@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from outrider.metadata.embedded import EmbeddedServer
+from outrider.metadata import MetadataStore
+from outrider.metadata.embedded import EmbeddedServer, ServerCommand
+from outrider.metadata.ledger import TenantUsage
+from outrider.rpc.v1 import tenants_pb2
 
 PARENT = """
 import sys, time
@@ -83,3 +87,25 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     (tmp_path / "redis.sock").mkdir()
     with pytest.raises((RuntimeError, OSError), match=r"redis\.sock"):
         EmbeddedServer.start(tmp_path)
+
+
+async def test_with_a_place_for_it_what_it_holds_is_there_again_after_a_restart(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    data.mkdir()
+    held = {}
+    for turn in range(2):
+        command = ServerCommand.prepare(run, data)
+        process = await asyncio.create_subprocess_exec(*command.argv, stdout=subprocess.DEVNULL)
+        try:
+            while not command.answers():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            async with MetadataStore.connect(command.url, call_timeout_s=5.0) as store:
+                if not turn:
+                    await store.tenants.put([tenants_pb2.Tenant(name="acme", weight=2)], by="test")
+                    await store.ledger.write(7, "r1", {"acme": TenantUsage(requests=3)})
+                held[turn] = (await store.tenants.get("acme")).weight, await store.ledger.read(7, 7)
+        finally:
+            process.kill()
+            await process.wait()
+            command.remove_socket()
+    assert held[0] == held[1]

@@ -14,6 +14,7 @@ from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
 from outrider_controller.cli.channels import cluster_channel, gateway_channel
+from outrider_controller.cli.contexts import operator_token
 from outrider_controller.cli.control import TIMEOUT_S, call_control
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
@@ -66,7 +67,7 @@ async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
             answer = await stub.GetTrace(
                 trace.GetTraceRequest(request_id=request_id),
                 timeout=_TIMEOUT_S,
-                metadata=bearer(os.environ.get("OUTRIDER_OPERATOR_TOKEN", "")),
+                metadata=bearer(operator_token()),
             )
         except grpc.RpcError as error:
             raise CommandError.of(from_rpc_error(error), f"router at {router}") from error

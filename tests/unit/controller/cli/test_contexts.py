@@ -98,3 +98,19 @@ def test_contexts_are_listed_the_default_first(capsys: pytest.CaptureFixture[str
 def test_a_name_that_could_be_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["get", "workers", "--context", "../x"]) == 2
     assert "--context" in capsys.readouterr().err
+
+
+def test_the_operators_token_goes_to_the_stack_that_it_is_of_and_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OUTRIDER_OPERATOR_TOKEN", raising=False)
+    (tmp_path / "token").write_text("outrider-operator-1\n")
+    with ExitStack() as exits:
+        name = exits.enter_context(contexts.claimed(""))
+        contexts.publish(name, {"control": "127.0.0.1:8002"}, tmp_path / "token")
+        assert contexts.operator_token("127.0.0.1:8002") == "outrider-operator-1"
+        assert contexts.operator_token("127.0.0.1:8003") == contexts.operator_token() == ""
+        monkeypatch.setenv("OUTRIDER_OPERATOR_TOKEN", "mine")
+        assert contexts.operator_token("127.0.0.1:8002") == contexts.operator_token() == "mine"
+    monkeypatch.delenv("OUTRIDER_OPERATOR_TOKEN")
+    assert contexts.operator_token("127.0.0.1:8002") == ""
