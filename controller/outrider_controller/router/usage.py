@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from outrider.metadata.ledger import HOUR_S, TenantUsage
@@ -37,44 +38,45 @@ class UsageSums:
 
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
-        self.changed: set[str] = set()
 
     def round(self, tenant: str, done: Round, prompt_len: int = 0) -> None:
         """One commit. `prompt_len`: of the request whose first one it is, else 0."""
-        usage = self._of(tenant)
+        usage = self.sums.get(tenant) or self._begin(tenant)
         if prompt_len:
             usage.requests += 1
             usage.prompt_tokens += prompt_len
             usage.cached_tokens += done.num_cached_tokens
         usage.output_tokens += len(done.token_ids)
-        if done.num_drafted:
-            usage.drafted_tokens += done.num_drafted + done.num_siblings
-            usage.verified_tokens += done.num_verified + done.num_siblings
+        share_us = done.share_us
+        if num_drafted := done.num_drafted:
+            usage.drafted_tokens += num_drafted
+            usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
-            usage.target_wasted_us += done.wasted_us
-        usage.target_useful_us += done.share_us - done.wasted_us
+            if num_siblings := done.num_siblings:
+                usage.drafted_tokens += num_siblings
+                usage.verified_tokens += num_siblings
+            if wasted_us := done.wasted_us:
+                usage.target_wasted_us += wasted_us
+                share_us -= wasted_us
+        usage.target_useful_us += share_us
         if done.draft_active:
-            usage.draft_useful_us += done.draft_useful_us
-            usage.draft_wasted_us += done.draft_share_us - done.draft_useful_us
+            useful_us = done.draft_useful_us
+            usage.draft_useful_us += useful_us
+            usage.draft_wasted_us += done.draft_share_us - useful_us
 
     def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
         """What workers spent on a sequence after its last commit."""
-        usage = self._of(tenant)
+        usage = self.sums.get(tenant) or self._begin(tenant)
         usage.target_useful_us += used.share_us
         usage.draft_wasted_us += used.draft_share_us
 
     def take_all(self) -> dict[str, TenantUsage]:
         """The sums, which begin anew."""
-        sums, self.sums, self.changed = self.sums, {}, set()
+        sums, self.sums = self.sums, {}
         return sums
 
-    def _of(self, tenant: str) -> TenantUsage:
-        usage = self.sums.get(tenant)
-        if usage is None:
-            tenant = tenant if len(self.sums) < MAX_TENANTS else OTHERS
-            usage = self.sums.setdefault(tenant, TenantUsage())
-        self.changed.add(tenant)
-        return usage
+    def _begin(self, tenant: str) -> TenantUsage:
+        return self.sums.setdefault(tenant if len(self.sums) < MAX_TENANTS else OTHERS, TenantUsage())
 
 
 class LedgerWriter:
@@ -88,6 +90,8 @@ class LedgerWriter:
         self._router_id = router_id
         self._wall_clock = wall_clock
         self._hour = self._now_hour
+        self._written: dict[str, TenantUsage] = {}
+        """Of the hour under way, what Redis has."""
         self._waiting: dict[int, dict[str, TenantUsage]] = {}
         """Of hours that are over, what Redis has not taken."""
         self._task: asyncio.Task[None] | None = None
@@ -110,10 +114,12 @@ class LedgerWriter:
         for past in list(self._waiting):
             if await self._ledger.write(past, self._router_id, self._waiting[past]):
                 del self._waiting[past]
-        changed, self._usage.changed = self._usage.changed, set()
-        sums = {tenant: self._usage.sums[tenant] for tenant in changed}
-        if sums and not await self._ledger.write(self._hour, self._router_id, sums):
-            self._usage.changed |= changed
+        # Compared here, so that a round need not say that it changed something.
+        changed = {
+            tenant: replace(usage) for tenant, usage in self._usage.sums.items() if usage != self._written.get(tenant)
+        }
+        if changed and await self._ledger.write(self._hour, self._router_id, changed):
+            self._written |= changed
 
     async def _run(self) -> None:
         while True:
@@ -127,7 +133,7 @@ class LedgerWriter:
     def _begin(self, hour: int) -> None:
         if sums := self._usage.take_all():
             self._waiting[self._hour] = sums
-        self._hour = hour
+        self._hour, self._written = hour, {}
         if len(self._waiting) > _MAX_WAITING_HOURS:
             lost = self._waiting.pop(min(self._waiting))
             log.error("usage of %d tenants in an hour is lost: the metadata store was away for too long", len(lost))

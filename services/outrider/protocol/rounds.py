@@ -89,6 +89,7 @@ class Round:
         )
         done.share_us = commit.share_us
         if done.num_drafted:
+            # Nothing beside a token is verified where there is none.
             done.wasted_us, done.num_siblings = commit.wasted_us, commit.num_siblings
         if commit.HasField("draft_stats"):
             stats = commit.draft_stats
