@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider.metadata import MetadataStore
+from outrider.metadata.ledger import TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import CommandError
@@ -162,3 +164,28 @@ def test_speculation_is_set_and_explained(control: str, capsys: pytest.CaptureFi
     assert command(control, "set", "speculation", "acme", "sometimes") == 2
     assert command(control, "set", "speculation", "no name", "on") == 2
     assert command(control, "set", "speculation", "acme", "on", "--ttl", "soon") == 2
+
+
+def test_usage_is_told_by_tenant_and_by_hour(
+    control: str, metadata_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hour = int(time.time() // 3600)
+
+    async def write() -> None:
+        async with MetadataStore.connect(metadata_url, call_timeout_s=5.0) as store:
+            for ago in (0, 1):
+                used = TenantUsage(requests=2, output_tokens=7, target_useful_us=1_500_000, draft_wasted_us=-1)
+                await store.ledger.write(hour - ago, "router-1", {"usage-1": used, "usage-2": used})
+
+    asyncio.run(write())
+    assert command(control, "get", "usage", "usage-1", "-o", "json") == 0
+    [row] = json.loads(capsys.readouterr().out)["usage"]
+    assert (row["tenant"], row["requests"], row["output_tokens"]) == ("usage-1", 4, 14)
+    assert (row["target_s"], row["target_useful_s"], row["draft_wasted_s"]) == (3.0, 3.0, 0.0)
+    assert command(control, "get", "usage", "--by", "hour", "--since", "3h", "-o", "wide") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("usage-")]
+    assert len(lines) == 4 and all(" 1.5 " in line for line in lines)
+    assert command(control, "get", "usage", "--since", "100d") == 2
+    assert "since_unix_s" in capsys.readouterr().err
+    assert command(control, "get", "usage", "--since", "yesterday") == 2
+    assert "30m, 24h or 7d" in capsys.readouterr().err
