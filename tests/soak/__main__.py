@@ -13,6 +13,7 @@ _COMMANDS = {
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
     "prefix-probe": ("tests.soak.prefix_probe", "prefix_probe", "Can a tenant see another's cached prefixes?"),
+    "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
     "tenants": ("tests.soak.tenants", "tenants", "Quotas over three gateways; the time of wrong keys: do they hold?"),

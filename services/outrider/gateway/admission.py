@@ -14,6 +14,8 @@ from outrider.errors import Overloaded, Unavailable
 class Admission:
     max_running: int
     running: int = 0
+    leaving: bool = False
+    """It says that it is not ready. What comes all the same is let in until `draining`."""
     draining: bool = False
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 

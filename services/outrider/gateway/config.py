@@ -82,6 +82,9 @@ class GatewayConfig(ProcessConfig):
     """A file with the secret by which routers know a gateway of their cluster."""
     require_api_keys: bool = False
     """Refuse requests without an API key before the first one is made, too."""
+    drain_delay_s: float = 0.0
+    """Seconds after SIGTERM for which the gateway says that it is not ready, and still takes what comes: load balancers
+    go on sending for a while."""
     drain_timeout_s: float = 60.0
     """Seconds that running requests may take to end after SIGTERM, before they are broken off."""
 
@@ -99,6 +102,8 @@ class GatewayConfig(ProcessConfig):
             check_listen(name, getattr(self, name))
             check_plain(name, getattr(self, name), self.public_tls_dir, self.insecure, "public_tls_dir")
         public_tls(self.public_tls_dir)
+        if not 0 <= self.drain_delay_s < math.inf:
+            raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.drain_delay_s:g}")
         for address in self.routers:
             check_address("routers", address)
 

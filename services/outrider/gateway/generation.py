@@ -216,8 +216,10 @@ class Generator:
 
     @property
     def problem(self) -> str:
-        """Why no request is taken now; empty when one is. May be asked from any thread."""
-        return "draining" if self.admission.draining else "" if self.catalog.ready else "no model is ready"
+        """Why no request is to be sent now; empty when one is. May be asked from any thread."""
+        if self.admission.leaving or self.admission.draining:
+            return "draining"
+        return "" if self.catalog.ready else "no model is ready"
 
     @asynccontextmanager
     async def start(

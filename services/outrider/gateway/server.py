@@ -25,7 +25,7 @@ from outrider.gateway.files import connections_allowed
 from outrider.gateway.generation import Generator
 from outrider.gateway.grpc_server import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
-from outrider.gateway.http.connection import Bounds
+from outrider.gateway.http.connection import Bounds, closing
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.quota_keeper import QuotaKeeper
 from outrider.gateway.router_stream import Credential
@@ -45,6 +45,7 @@ from outrider.telemetry.tracing import Tracing, open_tracing
 
 log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
+_CROSSING_S = 0.2
 _BACKLOG = 2048
 
 
@@ -101,10 +102,13 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 services=[SERVICE],
                 signals=signals,
                 credentials=public_port(config.public_tls),
+                drain_delay_s=config.drain_delay_s,
             )
         )
+        await stack.enter_async_context(_background(_say_leaving(core.admission, life)))
+        bounds = Bounds(limits, max_connections)
         http_address = await stack.enter_async_context(
-            _http(create_app(core, limits, guard), config, Bounds(limits, max_connections), grace_s=1.0)
+            _http(closing(create_app(core, limits, guard), life.leaving), config, bounds, grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
@@ -118,7 +122,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         try:
             yield RunningGateway(life.address, http_address, ops_address, core, life)
         finally:
-            await _drain(core.admission, life, config.drain_timeout_s)
+            await _drain(core.admission, life, bounds, config.drain_timeout_s)
 
 
 async def serve(config: GatewayConfig, signals: Sequence[Signals]) -> None:
@@ -128,10 +132,19 @@ async def serve(config: GatewayConfig, signals: Sequence[Signals]) -> None:
             await gateway.life.draining.wait()
 
 
-async def _drain(admission: Admission, life: ServerLife, timeout_s: float) -> None:
-    # Before health says so: who still comes is told to go elsewhere, and loses nothing.
-    admission.draining = True
+async def _say_leaving(admission: Admission, life: ServerLife) -> None:
+    await life.leaving.wait()
+    admission.leaving = True
+
+
+async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout_s: float) -> None:
+    """Clients are told to connect elsewhere, and nothing new is let in. Returns when what runs has ended, or late."""
     await life.drain()
+    life.go_away(timeout_s)
+    bounds.close_idle()
+    if life.drain_delay_s:
+        # What was on its way while clients were told is still let in.
+        await asyncio.sleep(_CROSSING_S)
     if not await admission.drain(timeout_s):
         log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
 
@@ -176,7 +189,7 @@ def _core(
 
 
 def _load(admission: Admission) -> worker_pb2.WorkerLoad:
-    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.draining)
+    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving)
 
 
 async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
@@ -186,7 +199,7 @@ async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
             await catalog.refresh()
         except Exception:
             log.exception("the list of models could not be refreshed")
-        if not life.draining.is_set() and life.health.serving != bool(catalog.ready):
+        if not life.leaving.is_set() and life.health.serving != bool(catalog.ready):
             await (life.health.set_serving() if catalog.ready else life.health.set_not_serving())
         await asyncio.sleep(_REFRESH_S)
 

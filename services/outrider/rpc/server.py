@@ -15,9 +15,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -35,37 +36,51 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(slots=True)
 class ServerLife:
-    """One running server. `draining` is set once and stays set."""
+    """One running server. `leaving`, then `draining`, are set once and stay set."""
 
     address: str
     """HOST:PORT it is bound to; a port asked for as 0 is the real one here."""
     health: Health
+    server: grpc.aio.Server
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """What runs is to end, and nothing new begins."""
+    drain_delay_s: float = 0.0
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Health says NOT_SERVING for good; what comes all the same is served until `draining` is set."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def problem(self) -> str:
         """Why it should be sent nothing now; empty when it should."""
-        return "draining" if self.draining.is_set() else "" if self.health.serving else "starting"
+        return "draining" if self.leaving.is_set() else "" if self.health.serving else "starting"
 
     async def ready(self) -> None:
         """Health says SERVING from now on, unless the drain has begun."""
-        if not self.draining.is_set():
+        if not self.leaving.is_set():
             await self.health.set_serving()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING; then `draining` is set."""
-        if self.draining.is_set():
+        """Health says NOT_SERVING; `drain_delay_s` later `draining` is set."""
+        if self.leaving.is_set():
             return
+        self.leaving.set()
         await self.health.set_not_serving()
+        await asyncio.sleep(self.drain_delay_s)
         self.draining.set()
 
+    def go_away(self, grace_s: float) -> None:
+        """Takes no further call, and tells clients to connect elsewhere (GOAWAY). Those running have `grace_s`."""
+        self._keep(self.server.stop(grace_s))
+
     def on_signal(self, number: signal.Signals) -> None:
-        if self.draining.is_set():
+        if self.leaving.is_set():
             logger.warning("%s again: leaving at once", number.name)
             os._exit(128 + number)
         logger.info("%s: draining", number.name)
-        task = asyncio.ensure_future(self.drain())
+        self._keep(self.drain())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -98,19 +113,22 @@ async def serving(
     services: Sequence[str],
     signals: Sequence[signal.Signals] = (),
     draining: asyncio.Event | None = None,
+    drain_delay_s: float = 0.0,
     grace_s: float = 1.0,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[ServerLife]:
     """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end. Without credentials
     in plain text.
 
-    Signals given start the drain; a second one ends the process at once. `draining` is set when it starts: for
-    servicers, which are made before. Calls still running when the block is left get `grace_s` to end. Raises OSError
-    when the address cannot be bound, Undeclared for a service with a call that nobody has said who may make.
+    Signals given start the drain; a second one ends the process at once. `draining` is set when nothing new is to
+    begin, `drain_delay_s` after health has said so: for servicers, which are made before. Calls still running when the
+    block is left get `grace_s` to end. Raises OSError when the address cannot be bound, Undeclared for a service with a
+    call that nobody has said who may make.
     """
     check_declared(services)
     health = await add_health(server, services)
-    life = ServerLife(bind(server, address, credentials), health, draining or asyncio.Event())
+    bound = bind(server, address, credentials)
+    life = ServerLife(bound, health, server, draining or asyncio.Event(), drain_delay_s)
     await server.start()
     loop = asyncio.get_running_loop()
     for number in signals:
@@ -120,7 +138,10 @@ async def serving(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-        await life.drain()
+        # Not `drain`: who leaves the block has no time for a delay.
+        life.leaving.set()
+        life.draining.set()
+        await health.set_not_serving()
         await server.stop(grace_s)
 
 

@@ -186,8 +186,8 @@ def test_a_pod_has_longer_to_end_than_its_process_to_drain(objects: list[Object]
     for _, spec in pod_specs(objects):
         words = spec["containers"][0].get("args", [])
         if (flag := "--drain-timeout") in words:
-            pause = 5 if spec["containers"][0].get("lifecycle") else 0
-            assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + pause
+            delay = int(words[words.index("--drain-delay") + 1]) if "--drain-delay" in words else 0
+            assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + delay
 
 
 def test_probes_and_services_name_ports_that_are_there(objects: list[Object]) -> None:

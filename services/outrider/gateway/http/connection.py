@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -29,8 +30,27 @@ class Bounds:
     resting: dict[Connection, None] = field(default_factory=dict)
     """Connections without a whole request under way, the one that has rested longest first."""
 
+    def close_idle(self) -> None:
+        """Connections between two requests: their clients connect again, elsewhere if there is somewhere else."""
+        for connection in [one for one in self.resting if one.idle]:
+            connection.transport.close()
+
     def protocol(self, **of_uvicorn: Any) -> Connection:
         return Connection(self, **of_uvicorn)
+
+
+def closing(app: ASGIApp, leaving: asyncio.Event) -> ASGIApp:
+    """`app`, whose answers close their connections once `leaving` is set."""
+
+    async def closing_app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing_send(message: Message) -> None:
+            if message["type"] == "http.response.start" and leaving.is_set():
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive, closing_send)
+
+    return closing_app
 
 
 class Connection(H11Protocol):
@@ -98,6 +118,11 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         _stop(self._sending_timer)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has answered, and no byte of a further request has come."""
+        return self.cycle is not None and not self._answering and not self.conn.trailing_data[0]
 
     @property
     def _answering(self) -> bool:
