@@ -29,8 +29,8 @@ class Limits:
     """Seconds that a request may take when the client sets no deadline, or a later one."""
     max_connections: int = 4096
     """Connections open at once on each of the two ports; fewer where the process may not open as many files."""
-    max_streams: int = 128
-    """Calls under way at once on one gRPC connection. A client keeps further ones waiting."""
+    max_streams: int = 1024
+    """Calls under way at once on one gRPC connection. A client keeps further ones waiting, and hears of no refusal."""
     header_timeout_s: float = 10.0
     """Seconds for the head of an HTTP request, or a gRPC client's first bytes, to arrive."""
     idle_timeout_s: float = 75.0

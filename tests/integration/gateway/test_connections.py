@@ -208,7 +208,7 @@ async def generate(stub: generation_pb2_grpc.GenerationServiceAsyncStub) -> str:
 @pytest.mark.slow
 async def test_a_burst_of_calls_is_answered_call_by_call(gateway: OpenGateway, router: ScriptedRouter) -> None:
     """On one connection they wait for their turn; on many, what exceeds the gateway's limit is told so."""
-    async with routing(router) as address, gateway(address, limits=Limits(max_running=200)) as running:
+    async with routing(router) as address, gateway(address, limits=Limits(max_running=200, max_streams=128)) as running:
         async with create_channel(running.grpc_address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             assert await generate(stub) == "OK"

@@ -275,6 +275,25 @@ async def test_a_request_waits_for_a_place_at_a_full_target(fleet, eventually):
     calls.pop().cancel()
 
 
+async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(fleet, eventually):
+    target = await fleet.target(FakeTarget(max_sequences=1, step_s=0.02))
+    router = await fleet.start(admission=AdmissionConfig(queue_timeout_s=30))
+    running = fleet.call(fleet.request(max_new_tokens=4000))
+    await running.read()
+    error = await refusal_of(fleet, fleet.request(), timeout=2)
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_TIMEOUT")
+    assert error.retry_after_s and len(target.opens) == 1
+    leaving = fleet.call(fleet.request())
+    reading = asyncio.create_task(leaving.read())
+    await eventually(lambda: router.dispatcher.admission.num_waiting == 1)
+    leaving.cancel()
+    await eventually(lambda: router.dispatcher.admission.num_waiting == 0)
+    with pytest.raises((OutriderError, asyncio.CancelledError)):
+        await reading
+    running.cancel()
+    await eventually(lambda: router.dispatcher.admission.num_running == 0)
+
+
 async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
     target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     await fleet.start()
