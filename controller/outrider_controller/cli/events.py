@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import click
 from outrider.metadata.events import MAX_EVENTS, EventKind
@@ -12,7 +14,12 @@ from outrider.rpc.v1 import control_pb2
 
 from outrider_controller.cli.control import Control, Credential, ask_control, control_option
 from outrider_controller.cli.endpoints import context_option
-from outrider_controller.cli.output import document, emit_json, moment, output_option
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.output import document, emit_json, moment, note, output_option
+
+_PAUSE_S = 1.0
+# Also what a control plane that stops does to its streams.
+_FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 
 
 @click.command("events")
@@ -43,18 +50,48 @@ def events(
     request = control_pb2.WatchEventsRequest(last=limit, follow=watch, kinds=kinds, worker_id=worker, tenant=tenant)
     found: list[dict[str, Any]] = []
 
-    async def read(stub: Control, credential: Credential) -> None:
-        async for response in stub.WatchEvents(request, metadata=credential):
-            for event in response.events:
-                if output == "json" and not watch:
-                    found.append(event_row(event))
-                else:
-                    row = event_row(event)
-                    click.echo(event_line(row) if output == "table" else json.dumps(document("event", row)))
+    def show(row: dict[str, Any]) -> None:
+        if output == "json" and not watch:
+            found.append(row)
+        else:
+            click.echo(event_line(row) if output == "table" else json.dumps(document("event", row)))
 
-    ask_control(control, read)
-    if output == "json" and not watch:
+    tail = Tail(request, show)
+    if watch:
+        tail.keep_reading(lambda: ask_control(control, tail.read))
+    ask_control(control, tail.read)
+    if output == "json":
         emit_json("events", {"events": found})
+
+
+@dataclass(slots=True)
+class Tail:
+    """Reads events, and knows where it was when the control plane went away."""
+
+    request: control_pb2.WatchEventsRequest
+    show: Callable[[dict[str, Any]], None]
+    connected: bool = False
+
+    async def read(self, stub: Control, credential: Credential) -> None:
+        async for response in stub.WatchEvents(self.request, metadata=credential):
+            self.connected = True
+            for event in response.events:
+                self.request.since = event.id
+                self.show(event_row(event))
+
+    def keep_reading(self, read: Callable[[], None], pause_s: float = _PAUSE_S) -> NoReturn:
+        """Until Ctrl-C. Raises CommandError for what no later attempt would mend, and where it never was connected."""
+        problem = ""
+        while True:
+            try:
+                read()
+            except CommandError as error:
+                if not self.connected or error.exit_code not in _FOR_A_WHILE:
+                    raise
+                if str(error) != problem:
+                    problem = str(error)
+                    note(problem)
+            time.sleep(pause_s)
 
 
 def event_row(event: control_pb2.Event) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import SPOKEN
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
+from outrider.rpc.v1 import control_pb2, generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
 
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
@@ -226,6 +226,21 @@ async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_t
             asyncio.get_running_loop().call_later(0.3, os.kill, redis.pid, signal.SIGCONT)
             found = await asyncio.gather(*(routers.addresses() for _ in range(3)))
     assert found == [["127.0.0.1:7001"]] * 3
+
+
+async def test_a_gateway_sends_nothing_new_to_a_router_that_is_cordoned(tmp_path: Path) -> None:
+    role = worker_pb2.WORKER_ROLE_ROUTER
+    first, second = (worker_pb2.WorkerInfo(role=role, worker_id=f"router-{number}") for number in (1, 2))
+    with EmbeddedServer.start(tmp_path) as redis:
+        async with (
+            MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
+            store.register(first, "127.0.0.1:7001", worker_pb2.WorkerLoad),
+            store.register(second, "127.0.0.1:7002", worker_pb2.WorkerLoad),
+        ):
+            await store.cordons.put(control_pb2.Cordon(worker_id="router-1"), "cordon worker")
+            assert await LeasedRouters(store).addresses() == ["127.0.0.1:7002"]
+            assert await store.cordons.remove("router-1", "test")
+            assert await LeasedRouters(store).addresses() == ["127.0.0.1:7001", "127.0.0.1:7002"]
 
 
 async def test_routers_are_found_by_their_leases(
