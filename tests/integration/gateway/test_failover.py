@@ -230,7 +230,10 @@ async def test_a_gateway_that_knows_no_router_waits_for_a_store_that_takes_its_t
 
 async def test_a_gateway_sends_nothing_new_to_a_router_that_is_cordoned(tmp_path: Path) -> None:
     role = worker_pb2.WORKER_ROLE_ROUTER
-    first, second = (worker_pb2.WorkerInfo(role=role, worker_id=f"router-{number}") for number in (1, 2))
+    first, second = (
+        worker_pb2.WorkerInfo(protocol_version=SPOKEN.newest, role=role, worker_id=f"router-{number}")
+        for number in (1, 2)
+    )
     with EmbeddedServer.start(tmp_path) as redis:
         async with (
             MetadataStore.connect(redis.url, call_timeout_s=2.0) as store,
