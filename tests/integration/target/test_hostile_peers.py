@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
@@ -28,22 +27,25 @@ HONEST = range(1, 9)
 MIB = 1 << 20
 
 
-async def text_of(router: Router) -> dict[int, list[int]]:
-    """Of sequences that an honest router opens before anybody else does anything."""
-    await router.send(opens=[open_sequence(number, [5 + number, 6, 7]) for number in HONEST])
+async def begun(router: Router, tokens: int) -> None:
+    """Sequences of an honest router, each with a token."""
+    stopping = sp.Stopping(max_new_tokens=tokens)
+    await router.send(opens=[open_sequence(number, [5 + number, 6, 7], stopping=stopping) for number in HONEST])
     while len(router.text) < len(HONEST):
         await router.read()
-    return router.text
 
 
-async def undisturbed(stub: target_pb2_grpc.TargetServiceAsyncStub, attack: Awaitable[None]) -> None:
+async def undisturbed(
+    stub: target_pb2_grpc.TargetServiceAsyncStub, attack: Coroutine[Any, Any, None], tokens: int = 60
+) -> None:
     """Runs the attack while honest sequences are under way, and compares their text with what it is without."""
     alone, beside = Router(stub), Router(stub)
-    await text_of(alone)
+    await begun(alone, tokens)
     await alone.finished(*HONEST)
-    await text_of(beside)
-    await attack
+    await begun(beside, tokens)
+    attacking = asyncio.create_task(attack)
     await beside.finished(*HONEST)
+    await attacking
     assert beside.text == alone.text and not beside.errors
     for router in (alone, beside):
         router.call.cancel()
@@ -63,44 +65,69 @@ async def listener() -> AsyncIterator[tuple[str, list[object]]]:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", callers
 
 
-@pytest.mark.parametrize("num_openings", [2000, pytest.param(100_000, marks=[pytest.mark.slow])])
 @pytest.mark.timeout(600)
 async def test_thousands_of_openings_that_name_a_foreign_address_call_nobody_and_cost_others_nothing(
-    num_openings: int, tiny: Path, tmp_path: Path
+    tiny: Path, tmp_path: Path
 ) -> None:
     with EmbeddedServer.start(tmp_path / "redis") as redis:
         async with target(tiny, metadata_url=redis.url) as (servicer, stub), listener() as (address, callers):
             hostile = Router(stub)
-            await undisturbed(stub, flood(hostile, num_openings, address))
+            await undisturbed(stub, flood(hostile, range(1, 2001), address))
             assert callers == []
             refused = Counter(error.reason for error in hostile.errors.values())
-            assert refused == {"OVERLOADED": num_openings - len(hostile.finish)}
+            assert refused == {"OVERLOADED": 2000 - len(hostile.finish)}
             # What is told after the last answer is not read.
             assert servicer.stats.num_unleased_drafts >= len(hostile.draft_errors) > 0
             hostile.call.cancel()
             await all_free(servicer)
-            async with MetadataStore.connect(redis.url) as store:
-                assert len(await store.workers()) == 1
 
 
-async def flood(router: Router, num_openings: int, address: str) -> None:
-    """All of them are answered: with a text, or with an error."""
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_hundred_thousand_openings_cost_their_own_stream_at_most(tiny: Path, tmp_path: Path) -> None:
+    num_openings = num_streams = 0
+    with EmbeddedServer.start(tmp_path / "redis") as redis:
+        async with target(tiny, metadata_url=redis.url) as (servicer, stub), listener() as (address, callers):
+
+            async def attack() -> None:
+                nonlocal num_openings, num_streams
+                while num_openings < 100_000:
+                    # Who is told more than it reads loses its stream, and comes again.
+                    hostile, numbers = Router(stub), range(1, 5001)
+                    with suppress(grpc.aio.AioRpcError):
+                        await flood(hostile, numbers, address)
+                    hostile.call.cancel()
+                    num_openings, num_streams = num_openings + len(numbers), num_streams + 1
+
+            await undisturbed(stub, attack(), tokens=400)
+            assert callers == [] and num_streams == 20
+            await all_free(servicer)
+
+
+async def flood(router: Router, numbers: range, address: str) -> None:
+    """All of them are answered, with a text or with an error, unless the stream ends. Raises AioRpcError then."""
     # Some are what a router might send, the others name what a fetcher of URLs would fall for.
     names = (address, f"user@{address}", f"{address}/x", "169.254.169.254:80", "[::ffff:127.0.0.1]:6379", "\0:1")
-    reading = asyncio.create_task(read_until_answered(router, num_openings))
-    for first in range(1, num_openings + 1, 500):
-        openings = [
-            open_sequence(
-                number,
-                [7, 8, 9],
-                # Long enough for the leases to be read.
-                stopping=sp.Stopping(max_new_tokens=64),
-                draft=sp.DraftAssignment(worker_id="draft-1", address=names[number % len(names)], sequence_id=number),
-            )
-            for number in range(first, min(first + 500, num_openings + 1))
-        ]
-        await router.send(opens=openings)
-    await reading
+    reading = asyncio.create_task(read_until_answered(router, len(numbers)))
+    try:
+        for first in numbers[::500]:
+            openings = [
+                open_sequence(
+                    number,
+                    [7, 8, 9],
+                    # Long enough for the leases to be read.
+                    stopping=sp.Stopping(max_new_tokens=64),
+                    draft=sp.DraftAssignment(
+                        worker_id="draft-1", address=names[number % len(names)], sequence_id=number
+                    ),
+                )
+                for number in range(first, min(first + 500, numbers.stop))
+            ]
+            await router.send(opens=openings)
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def read_until_answered(router: Router, num_openings: int) -> None:
