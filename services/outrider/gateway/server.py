@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from signal import Signals
 from typing import Any
 
@@ -216,13 +217,31 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: the process has one drain, for both servers."""
+    """uvicorn without its signal handlers, for the process has one drain for both servers; and with a bound on the time
+    that a client may take for TLS, which uvicorn does not set."""
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s if config.ssl is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        config, loop = self.config, asyncio.get_running_loop()
+        make: Any = config.http_protocol_class
+        protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        self.servers = []
         for listener in sockets or ():
+            self.servers.append(
+                await loop.create_server(
+                    protocol,
+                    sock=listener,
+                    ssl=config.ssl,
+                    ssl_handshake_timeout=self._handshake_timeout_s,
+                    backlog=config.backlog,
+                )
+            )
             # asyncio has set this to its own `backlog` of 1; how many wait in the kernel is another matter.
             listener.listen(_BACKLOG)
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -250,7 +269,7 @@ async def _http(app: ASGIApp, config: GatewayConfig, bounds: Bounds, *, grace_s:
     )
     settings.load()
     settings.ssl = config.public_tls.public_context() if config.public_tls is not None else None
-    server = _HttpServer(settings)
+    server = _HttpServer(settings, bounds.limits.header_timeout_s)
     serving_task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield f"{host}:{listener.getsockname()[1]}"

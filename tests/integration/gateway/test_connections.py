@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import socket
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -20,6 +21,7 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
 
+from tests.certificates import Cluster
 from tests.integration.gateway import raw_http2
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, VOCAB, ScriptedRouter, round_of, routing, saying, until
@@ -267,3 +269,22 @@ async def test_idle_sockets_do_not_stop_a_gateway_that_may_open_few_files(tiny: 
         assert len(idle) == 400
     assert log.count(b"\n") < 20
     assert b"socket.accept" not in log
+
+
+async def test_a_client_that_begins_no_handshake_is_let_go_of_in_time_and_others_are_served(
+    router: ScriptedRouter, gateway: OpenGateway, tmp_path: Path
+) -> None:
+    cluster = Cluster(tmp_path)
+    public = cluster.issue("public", "127.0.0.1")
+    trusting = ssl.create_default_context(cafile=public.authority)
+    async with (
+        routing(router) as address,
+        gateway(address, limits=SOON, public_tls_dir=str(public.directory)) as running,
+        httpx.AsyncClient(verify=trusting) as client,
+    ):
+        for port in (running.http_address, running.grpc_address):
+            host, _, number = port.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(number))
+            await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+        assert (await client.get(f"https://{running.http_address}/health")).status_code == 200
