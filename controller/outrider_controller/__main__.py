@@ -21,8 +21,9 @@ def main() -> int:
     config = parse_arguments()
     configure_logging("controller", config.log_format)
     stopping = _stop_on_signals()
-    prepare_ray()
-    return _run(config, stopping)
+    prepare_ray(config.ray.address)
+    run = _run_on_cluster if config.ray.address else _run
+    return run(config, stopping)
 
 
 def _run(config: ControllerConfig, stopping: threading.Event) -> int:
@@ -37,6 +38,21 @@ def _run(config: ControllerConfig, stopping: threading.Event) -> int:
             for address in controller.router_addresses:
                 log.info("router at %s", address)
             stopping.wait()
+            log.info("draining")
+    except StartError as error:
+        print(f"outrider_controller: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run_on_cluster(config: ControllerConfig, stopping: threading.Event) -> int:
+    from outrider_controller.actors import StartError
+    from outrider_controller.cluster import follow, joined_controller
+
+    try:
+        with joined_controller(config) as controller:
+            _stop_on_signals(stopping)
+            follow(controller, lambda: config.num_routers or 1, stopping)
             log.info("draining")
     except StartError as error:
         print(f"outrider_controller: {error}", file=sys.stderr)

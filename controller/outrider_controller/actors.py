@@ -1,6 +1,7 @@
 """Ray supervises routers and control plane: it starts them, and starts them again on the same port when they die.
 
-The only file that imports ray. Each actor serves gRPC on a port of its own, so Ray is not on the path of a token.
+Only this file and `cluster` import ray. Each actor serves gRPC on a port of its own, so Ray is not on the path of a
+token.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
         log_path = _stderr_path()
         actors = [supervised(ControlPlane).remote(_definite(config.control()), log_path)]
         actors += [supervised(Router).remote(_definite(router), log_path) for router in config.routers()]
-        control_address, *router_addresses = _addresses(actors, config.ray.start_timeout_s)
+        control_address, *router_addresses = addresses_of(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(router_addresses), control_address, tuple(actors))
         try:
             yield controller
@@ -195,7 +196,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
             controller.stop(config.router.drain_timeout_s)
 
 
-def _addresses(actors: Sequence[Any], timeout_s: float) -> list[str]:
+def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:
     """Where each actor serves, once all do. Raises StartError."""
     try:
         addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=timeout_s)

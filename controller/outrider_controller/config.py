@@ -18,8 +18,10 @@ from outrider_controller.router.config import RouterConfig
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """The Ray that supervises the actors: small, on this machine, not reachable from outside it."""
+    """The Ray that supervises the actors. Without `address` a small one on this machine, not reachable from outside."""
 
+    address: str = ""
+    """HOST:PORT of a Ray cluster to join, from one of its nodes. Empty: a Ray of our own."""
     object_store_bytes: int = 80 << 20
     """Memory that Ray takes for objects, of which the actors make none."""
     temp_dir: str = ""
@@ -60,8 +62,18 @@ class ControllerConfig:
     def __post_init__(self) -> None:
         if self.num_routers is not None and self.num_routers < 1:
             raise ValueError("routers: at least 1")
+        if self.ray.address:
+            self._check_cluster()
         self.routers()
         self.control()
+
+    def _check_cluster(self) -> None:
+        if self.router_listen or self.router_advertise or self.router_ops_listen:
+            raise ValueError(
+                "router_listen: on a Ray cluster each listens on its own node; give only `routers`, their number"
+            )
+        if not self.router.cache_salt_key:
+            raise ValueError("cache_salt_key_file: needed with ray_address: all routers have to have the same")
 
     @property
     def log_format(self) -> str:

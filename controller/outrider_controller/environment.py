@@ -6,8 +6,12 @@ import os
 import secrets
 
 
-def prepare_ray() -> None:
-    """Settings for a private Ray on this machine. Call it before anything imports ray, which reads them then."""
+def prepare_ray(address: str = "") -> None:
+    """Settings for a private Ray on this machine; for a cluster at `address`, which has its own, few. Call it before
+    anything imports ray, which reads them then."""
+    if address:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        return
     os.environ.update(
         {
             # Ray unpickles what reaches its ports: only holders of a token made for this run may speak to them.

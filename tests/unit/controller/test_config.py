@@ -74,6 +74,8 @@ def test_the_salt_key_is_read_from_a_file(tmp_path):
         ([*URL, "--drain-timeout", "0"], "drain_timeout"),
         ([*URL, "--ray-temp-dir", "/" + "x" * 60], "ray_temp_dir"),
         ([*URL, "--cache-salt-key-file", "/nonexistent"], "/nonexistent"),
+        ([*URL, "--ray-address", "a:1"], "cache_salt_key_file"),
+        ([*URL, "--ray-address", "a:1", "--router-listen", "127.0.0.1:1"], "router_listen"),
         ([*URL, "--frobnicate"], "--frobnicate"),
     ],
 )

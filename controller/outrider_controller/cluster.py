@@ -1,0 +1,143 @@
+"""Routers and control plane on a Ray cluster that others run: spread over its nodes, and alive without this process.
+
+The actors are detached and have names, so a controller that starts again finds them. A name has a hash of what its
+actor was told: another configuration, or another version, gets actors of its own, and then the old ones are drained.
+Imports ray, as `actors` does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import ray
+import ray.exceptions
+from outrider.protocol.identity import package_version
+
+from outrider_controller.actors import ControlPlane, Router, StartError, addresses_of
+from outrider_controller.config import ControllerConfig
+from outrider_controller.control.config import ControlConfig
+from outrider_controller.router.config import RouterConfig
+
+log = logging.getLogger(__name__)
+
+C = TypeVar("C", ControlConfig, RouterConfig)
+
+_NAMESPACE = "outrider"
+_STOP_MARGIN_S = 5.0
+# By what an actor needs Ray decides where it goes: without any of it, all might go to one node.
+_CPUS = 0.01
+_RESIZE_S = 2.0
+
+
+class NodeRouter(Router):
+    """A router on whatever node Ray gives it. Gateways find it by its lease, wherever it comes back."""
+
+    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
+        await super().__init__(_on_this_node(config), "")
+
+
+class NodeControlPlane(ControlPlane):
+    """The control plane on whatever node Ray gives it."""
+
+    async def __init__(self, config: ControlConfig) -> None:  # type: ignore[misc]
+        await super().__init__(_on_this_node(config), "")
+
+
+def _on_this_node(config: C) -> C:
+    """With the address of the node in the place of the host that was named."""
+    return replace(config, listen=f"{ray.util.get_node_ip_address()}:{config.listen.rpartition(':')[2]}")
+
+
+class ClusterController:
+    """The actors of this configuration, and how many routers there are of them."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self._drain_timeout_s = config.router.drain_timeout_s
+        self._start_timeout_s = config.ray.start_timeout_s
+        self._router, self._control = config.routers()[0], config.control()
+        told = pickle.dumps((package_version(), self._router, self._control))
+        self._digest = hashlib.sha256(told).hexdigest()[:12]
+        self._num_routers = 0
+
+    def start(self, num_routers: int) -> None:
+        """Finds or starts them; then those of another configuration end. Blocks. Raises StartError."""
+        control = self._actor(NodeControlPlane, self._control, "control")
+        [address] = addresses_of([control], self._start_timeout_s)
+        log.info("control plane at %s", address)
+        self.resize(num_routers)
+        self._stop([name for name in ray.util.list_named_actors() if self._digest not in name])
+
+    def resize(self, num_routers: int) -> None:
+        """Starts routers, or drains those that are too many. Blocks. Raises StartError."""
+        names = [self._name(f"router-{number}") for number in range(num_routers)]
+        actors = [self._actor(NodeRouter, self._router, f"router-{number}") for number in range(num_routers)]
+        for address in addresses_of(actors, self._start_timeout_s)[self._num_routers :]:
+            log.info("router at %s", address)
+        self._num_routers = num_routers
+        ours = [name for name in ray.util.list_named_actors() if name.endswith(self._digest)]
+        self._stop([name for name in ours if name.startswith("router-") and name not in names])
+
+    def stop(self) -> None:
+        """Drains and ends all. Blocks."""
+        self._stop([name for name in ray.util.list_named_actors() if self._digest in name])
+
+    def _name(self, what: str) -> str:
+        return f"{what}-{self._digest}"
+
+    def _actor(self, kind: type[NodeRouter] | type[NodeControlPlane], config: object, what: str) -> Any:
+        options = {"name": self._name(what), "lifetime": "detached", "get_if_exists": True}
+        supervised = ray.remote(num_cpus=_CPUS, max_restarts=-1, max_task_retries=0)(kind)
+        return supervised.options(**options, scheduling_strategy="SPREAD").remote(config)
+
+    def _stop(self, names: Sequence[str]) -> None:
+        actors = []
+        for name in names:
+            with suppress(ValueError):
+                actors.append(ray.get_actor(name))
+        try:
+            ray.get([actor.stop.remote() for actor in actors], timeout=self._drain_timeout_s + _STOP_MARGIN_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("not everything stopped in order: %s", type(error).__name__)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+
+
+@contextmanager
+def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
+    """The actors run from here on. They end with the block if it is left in order, and outlive a process that dies.
+
+    Raises StartError.
+    """
+    try:
+        ray.init(address=config.ray.address, namespace=_NAMESPACE, configure_logging=False, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise StartError(f"ray_address: {config.ray.address}: {str(error).splitlines()[0]}") from None
+    # Ray's factory adds a field of its own to every record, which would end up in every line.
+    logging.setLogRecordFactory(logging.LogRecord)
+    try:
+        controller = ClusterController(config)
+        controller.start(config.num_routers or 1)
+        yield controller
+        controller.stop()
+    finally:
+        ray.shutdown()
+
+
+def follow(controller: ClusterController, wanted: Callable[[], int], stopping: threading.Event) -> None:
+    """Keeps as many routers as are wanted, until `stopping`. A cluster that does not answer is asked again."""
+    running = wanted()
+    while not stopping.wait(_RESIZE_S):
+        if (number := max(1, wanted())) == running:
+            continue
+        try:
+            controller.resize(number)
+            running = number
+        except (StartError, ray.exceptions.RayError) as error:
+            log.warning("%d routers are wanted, %d run: %s", number, running, error)
