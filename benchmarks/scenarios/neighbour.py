@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import sys
+from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 import psutil
 from outrider.rpc.v1 import tenants_pb2
+from outrider.spawn import bound_to_us
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.arms import turns
-from benchmarks.support.open_loop import Client, Ended, client, percentile_ms
+from benchmarks.support.open_loop import client, percentile_ms
 from benchmarks.support.paced_stack import paced_stack
 
 _TARGETS, _PLACES = 2, 8
@@ -28,6 +34,14 @@ _MAX_RATIO = 1.2
 _ARMS = ("alone", "beside")
 
 
+@dataclass(slots=True)
+class Noise:
+    """What became of the noisy tenant's requests."""
+
+    codes: Counter[str] = field(default_factory=Counter)
+    refused_s: list[float] = field(default_factory=list)
+
+
 @click.command("neighbour")
 @click.option("--times", type=click.FloatRange(1, 200), default=50.0, show_default=True, help="Its quota.")
 @click.option("--blocks", type=click.IntRange(1, 100), default=6, show_default=True, help="Turns of each way.")
@@ -37,28 +51,31 @@ def neighbour(times: float, blocks: int, seconds: float, json_file: Path | None)
     """What does a tenant notice of another that asks for many times its quota?
 
     A quiet tenant asks 8 times a second, at random times; a noisy one, with a quota of 4 requests a second, asks for 50
-    times that without regard to refusals. Alone and beside it take turns. The stack is that of `overload`.
+    times that without regard to refusals, from a process of its own. Alone and beside it take turns. The stack is that
+    of `overload`.
     """
     return run_async(_neighbour(times, blocks, seconds, json_file))
 
 
 async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path | None) -> int:
     first_tokens: dict[str, list[float]] = {arm: [] for arm in _ARMS}
-    codes: dict[str, Counter[str]] = {"quiet": Counter(), "noisy": Counter()}
-    refused_s: list[float] = []
+    noisy = Noise()
+    codes = {"quiet": Counter[str](), "noisy": noisy.codes}
     before = psutil.cpu_times()
     async with paced_stack(_TARGETS, _PLACES, _QUEUE_TIMEOUT_S) as stack:
         quota = tenants_pb2.Quota(requests_per_second=_QUOTA)
-        keys = await stack.tenant("quiet"), await stack.tenant("noisy", quota)
-        async with client(stack.address, keys[0]) as quiet, client(stack.address, keys[1]) as noisy:
+        keys = {"quiet": await stack.tenant("quiet"), "noisy": await stack.tenant("noisy", quota)}
+        async with client(stack.address, keys["quiet"]) as quiet:
             await quiet.open_loop(_QUIET_RATE, _SETTLE_S)
             for _, arm in turns(blocks, list(_ARMS)):
-                rate = times * _QUOTA if arm == "beside" else 0.0
-                of_quiet, of_noisy = await _turn(quiet, noisy, rate, seconds)
-                first_tokens[arm] += [one.first_token_s for one in of_quiet if one.first_token_s is not None]
-                codes["quiet"].update(one.code for one in of_quiet)
-                codes["noisy"].update(one.code for one in of_noisy)
-                refused_s += [one.took_s for one in of_noisy if one.code == "RESOURCE_EXHAUSTED"]
+                async with AsyncExitStack() as turn:
+                    if arm == "beside":
+                        await turn.enter_async_context(
+                            _noise(stack.address, keys["noisy"], times * _QUOTA, seconds, noisy)
+                        )
+                    ended = await quiet.open_loop(_QUIET_RATE, seconds)
+                first_tokens[arm] += [one.first_token_s for one in ended if one.first_token_s is not None]
+                codes["quiet"].update(one.code for one in ended)
                 note(f"{arm}: p99 first token {percentile_ms(first_tokens[arm], 0.99)} ms so far")
     after = psutil.cpu_times()
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
@@ -73,7 +90,7 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
         for arm, found in first_tokens.items()
     ]
     holds = ratio <= _MAX_RATIO and set(codes["quiet"]) == {"OK"}
-    p99 = percentile_ms(refused_s, 0.99)
+    p99 = percentile_ms(noisy.refused_s, 0.99)
     report.show(
         report.table(rows),
         f"p99 beside / alone: {ratio:.2f} (90 %: {low:.2f} to {high:.2f}); refusals of the noisy one: p99 {p99} ms; "
@@ -84,12 +101,24 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
     return report.finish("neighbour", {**body, "first_token": rows, "ends": codes}, json_file)
 
 
-async def _turn(quiet: Client, noisy: Client, rate: float, seconds: float) -> tuple[list[Ended], list[Ended]]:
-    if not rate:
-        return await quiet.open_loop(_QUIET_RATE, seconds), []
-    load = asyncio.create_task(noisy.open_loop(rate, seconds + _SETTLE_S))
-    await asyncio.sleep(_SETTLE_S)
-    return await quiet.open_loop(_QUIET_RATE, seconds), await load
+@asynccontextmanager
+async def _noise(address: str, key: str, rate: float, seconds: float, found: Noise) -> AsyncIterator[None]:
+    """The noisy tenant, in a process of its own: from a while before the block begins until after its end."""
+    argv = (sys.executable, "-m", "benchmarks.support.open_loop", address, key, str(rate), str(seconds + 2 * _SETTLE_S))
+    child = await asyncio.create_subprocess_exec(*bound_to_us(argv), stdin=PIPE, stdout=PIPE)
+    try:
+        assert child.stdin is not None and child.stdout is not None
+        await child.stdout.readline()
+        child.stdin.write(b"\n")
+        await asyncio.sleep(_SETTLE_S)
+        yield
+        told = json.loads(await child.stdout.read())
+        found.codes.update(told["codes"])
+        found.refused_s += told["refused_s"]
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
 
 
 def _ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:

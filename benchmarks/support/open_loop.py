@@ -1,11 +1,18 @@
-"""Requests that come when they are due, whether or not those before them have ended; and how each of them ended."""
+"""Requests that come when they are due, whether or not those before them have ended; and how each of them ended.
+
+Also a process of its own, whose work nobody else's times contain: python -m benchmarks.support.open_loop ADDRESS KEY
+RATE SECONDS. It says when it is ready, begins with a line on its stdin, and writes what became of its requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -113,3 +120,18 @@ def percentile_ms(seconds: Sequence[float], place: float) -> float | None:
     if not seconds:
         return None
     return round(1e3 * sorted(seconds)[math.ceil(place * len(seconds)) - 1], 1)
+
+
+async def _main(address: str, key: str, rate: float, seconds: float) -> None:
+    async with client(address, key) as asking:
+        # The first call of a connection pays for it.
+        await asking.ask(time.monotonic())
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        ended = await asking.open_loop(rate, seconds)
+    refused_s = [one.took_s for one in ended if one.code == "RESOURCE_EXHAUSTED"]
+    print(json.dumps({"codes": Counter(one.code for one in ended), "refused_s": refused_s}))
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))

@@ -308,6 +308,22 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
         call.cancel()
 
 
+async def test_a_place_that_became_free_is_free_before_the_target_reports_it(fleet, eventually):
+    target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
+    router = await fleet.start(admission=AdmissionConfig(max_queued=0))
+    calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
+    for call in calls:
+        await call.read()
+    target.load.num_running = 2
+    link = router.dispatcher.fleet.targets[target.info.worker_id]
+    await eventually(lambda: router.dispatcher.fleet.load(link).num_running == 2)
+    for call in calls:
+        call.cancel()
+    await eventually(lambda: not link.open_sequences)
+    assert router.dispatcher.fleet.load(link).num_running == 2
+    assert len((await fleet.ask(fleet.request(max_new_tokens=3))).token_ids) == 3
+
+
 async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_be_full_for_ever(tmp_path):
     target = FakeTarget(max_sequences=2)
     target.load.num_running = 2
