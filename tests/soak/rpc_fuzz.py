@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,12 @@ class Outcome:
 
 
 async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int) -> Outcome:
-    """Sends so many, drawn from `seed`. Raises TimeoutError where an answer does not come."""
+    """Sends so many, drawn from `seed`, and then the messages that they are made of, as they are. Raises TimeoutError
+    where an answer does not come."""
     outcome, rng = Outcome(), random.Random(f"{seed}{rpc.path}")
     messages = islice(mutated(rpc.seeds, rng), num_messages)
-    while batch := list(islice(messages, _PER_STREAM)):
+    batches = iter(lambda: list(islice(messages, _PER_STREAM)), [])
+    for batch in chain(batches, [[message.SerializeToString() for message in rpc.seeds]]):
         async with asyncio.timeout(_TIMEOUT_S):
             if rpc.barrier is not None:
                 await _attack_stream(channel, rpc, batch, outcome)
