@@ -191,3 +191,22 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     assert part["request_id"] == "ended" and part["output_tokens"] == 20
     assert "UNKNOWN_REQUEST" in outrider("trace", "nothing", "-o", "json", code=3)
     cluster.within(stop)
+
+
+def test_a_text_that_is_always_guessed_raises_an_alert(cluster: Cluster, outrider: Callable[..., Any]) -> None:
+    async def start(fleet: Fleet) -> None:
+        await fleet.target(FakeTarget(step_s=0.002))
+        await fleet.draft(FakeDraft(accuracy=1.0))
+        await fleet.start()
+
+    async def ask(fleet: Fleet) -> None:
+        await fleet.ask(fleet.request(max_new_tokens=3000, tenant="acme", speculation=SPECULATION_MODE_ON), timeout=60)
+
+    def told() -> list[str]:
+        # Again on a machine so busy that few drafts come in time.
+        cluster.within(ask)
+        found = outrider("events", "--kind", "alert_raised", "--tenant", "acme", "-o", "json")["events"]
+        return [event["fields"]["alert"] for event in found]
+
+    cluster.within(start)
+    eventually(lambda: "output_loops" in told())
