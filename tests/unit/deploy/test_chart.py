@@ -236,6 +236,7 @@ EDGES = {
     ("anybody", "gateway", 8001),
     ("gateway", "controller", 9100),
     ("controller", "controller", 9100),
+    ("controller", "controller", 9003),
     ("controller", "target", 9001),
     ("target", "draft", 9001),
     ("gateway", "redis", 6379),
