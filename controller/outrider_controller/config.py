@@ -47,13 +47,13 @@ class ControllerConfig:
     router_listen: tuple[str, ...] = ()
     """HOST:PORT for gRPC of each router, in their order. Not given: free ports of the loopback interface."""
     router_advertise: tuple[str, ...] = ()
-    """HOST:PORT under which gateways reach each router. Not given: the addresses that they listen on."""
+    """HOST:PORT under which gateways reach each router, or auto. Not given: the addresses that they listen on."""
     router_ops_listen: tuple[str, ...] = ()
     """HOST:PORT for operators' tools of each router. Not given: free ports of the loopback interface."""
     control_listen: str = "127.0.0.1:0"
     """HOST:PORT for gRPC of the control plane."""
     control_advertise: str = ""
-    """HOST:PORT under which operators reach the control plane. Empty: the address that it listens on."""
+    """HOST:PORT under which operators reach the control plane, or auto. Empty: the address that it listens on."""
     control_ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools of the control plane. Empty: none."""
     webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)

@@ -21,12 +21,18 @@ def check_listen(field: str, address: str) -> None:
         raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
 
 
+AUTO = "auto"
+"""In place of an address to advertise: the bound one, or that of the interface that leads to the metadata store."""
+
+
 def check_advertised(field: str, advertise: str, listen: str) -> None:
     """Of what is told of a process that listens there. Raises ValueError where others could not reach it so."""
+    if advertise == AUTO:
+        return
     if advertise:
         check_address(field, advertise)
     elif takes_all_interfaces(listen):
-        raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT for others")
+        raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT, or auto")
 
 
 def split_address(address: str) -> tuple[str, int]:

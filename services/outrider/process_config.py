@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from outrider.address import check_advertised, check_listen
+from outrider.address import AUTO, check_advertised, check_listen, takes_all_interfaces
 from outrider.configuration import Option
 from outrider.metadata import MetadataStore
+from outrider.metadata.network import address_towards
 from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
 from outrider.rpc.roles import Role
 from outrider.telemetry.logging import check_log_format
@@ -21,7 +22,8 @@ from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
     advertise: str = ""
-    """HOST:PORT under which others reach this process. Empty: the address that it listens on."""
+    """HOST:PORT under which others reach this process. auto: where it listens on all interfaces, that of the interface
+    which leads to the metadata store. Empty: the address that it listens on."""
     metadata_url: Annotated[str, Option("metadata")] = ""
     """Redis URL of the metadata store, in which processes find each other. Empty: none."""
     tls_dir: str = ""
@@ -41,6 +43,15 @@ class ProcessConfig:
     @property
     def tls(self) -> TlsFiles | None:
         return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
+
+    def advertised(self, bound: str) -> str:
+        """HOST:PORT for others, of a process that listens at `bound`. Raises OSError where `auto` finds no address.
+        Asks DNS for the metadata store's name."""
+        if self.advertise != AUTO:
+            return self.advertise or bound
+        if not takes_all_interfaces(bound):
+            return bound
+        return f"{address_towards(self.metadata_url)}:{bound.rpartition(':')[2]}"
 
     def check_process(self) -> None:
         """Raises ValueError that names the field for what no process can be told."""

@@ -192,7 +192,7 @@ async def running_control(
         # Who leads is known before routers and operators ask.
         with suppress(Unavailable):
             await leader.tick()
-        await stack.enter_async_context(store.register(info, config.advertise or life.address, worker.WorkerLoad))
+        await stack.enter_async_context(store.register(info, config.advertised(life.address), worker.WorkerLoad))
         await stack.enter_async_context(beside(leader.run(), "plan"))
         watch = FleetWatch(store, store.cordons, events, leads=lambda: leader.epoch > 0)
         await stack.enter_async_context(beside(watch.run(), "watch fleet"))

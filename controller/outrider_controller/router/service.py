@@ -347,7 +347,7 @@ async def running_router(
         await stack.enter_async_context(beside(follower.run(), "follow the plan"))
         # The first request that comes is to run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)
-        await stack.enter_async_context(store.register(info, config.advertise or life.address, servicer.load))
+        await stack.enter_async_context(store.register(info, config.advertised(life.address), servicer.load))
         name_worker(info.worker_id)
         log.info("router %s listens on %s", info.worker_id, life.address)
         yield RunningRouter(info.worker_id, life, dispatcher, ops.registry, ops_address)

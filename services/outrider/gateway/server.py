@@ -116,7 +116,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
         if store is not None:
             await stack.enter_async_context(_background(quotas.run()))
-            lease = store.register(info, config.advertise or life.address, lambda: _load(core.admission))
+            lease = store.register(info, config.advertised(life.address), lambda: _load(core.admission))
             await stack.enter_async_context(lease)
         name_worker(info.worker_id)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)

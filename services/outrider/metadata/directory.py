@@ -12,7 +12,8 @@ from typing import TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from outrider.address import check_address
+from outrider.address import check_address, is_loopback
+from outrider.metadata.network import own_network
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 LEASE_TTL_S = 5.0
@@ -50,7 +51,9 @@ class LeaseRecord:
         return self.cordon is None and not self.load.draining
 
     def encode(self) -> bytes:
-        status = control_pb2.WorkerStatus(info=self.info, load=self.load, address=self.address, pid=self.pid)
+        status = control_pb2.WorkerStatus(
+            info=self.info, load=self.load, address=self.address, pid=self.pid, network=own_network()
+        )
         return status.SerializeToString()
 
 
@@ -61,6 +64,8 @@ def decode_lease(key: Key, value: bytes, cordon: bytes = b"") -> LeaseRecord:
         cordoned = control_pb2.Cordon.FromString(cordon) if cordon else None
     except DecodeError as error:
         raise ValueError(f"lease: {error}") from None
+    if is_loopback(status.address) and status.network not in ("", own_network()):
+        raise ValueError(f"lease: {status.address} of {status.info.worker_id} is the loopback interface of elsewhere")
     record = LeaseRecord(status.info, status.load, status.address, status.pid, cordon=cordoned)
     if record.key != key:
         raise ValueError(f"lease: the record of {record.key} lies under {key}")

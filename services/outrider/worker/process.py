@@ -137,7 +137,7 @@ async def serve(
         lease = None
         if store is not None:
             registration = store.register(
-                info, config.advertise or life.address, lambda: gpus.report(servicer.load_message())
+                info, config.advertised(life.address), lambda: gpus.report(servicer.load_message())
             )
             lease = await stack.enter_async_context(registration)
         yield RunningWorker(servicer, life, lease, ops_address)
