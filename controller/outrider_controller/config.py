@@ -33,6 +33,8 @@ class RayConfig:
         # Ray's sockets lie about 75 characters below it, and a socket's path has at most 107.
         if len(self.temp_dir) > 30:
             raise ValueError("ray_temp_dir: at most 30 characters")
+        if not self.start_timeout_s > 0:
+            raise ValueError(f"ray_start_timeout: must be above 0, got {self.start_timeout_s:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

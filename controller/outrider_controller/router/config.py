@@ -74,9 +74,9 @@ class FailoverConfig:
     Doubled each time that it happens again, up to a minute."""
     wait_for_target_s: float = 10.0
     """Seconds that a new request waits for a live target to appear."""
-    wait_to_resume_s: float = 30.0
-    """The same for one that a target had taken up: its client is reading the answer already. As long as a gateway waits
-    for a router that does the same."""
+    wait_to_resume_s: float = 300.0
+    """The same for one that a target had taken up: its client is reading the answer already. So long may a model take
+    to load, when its only target is restarted. The request's own deadline ends it earlier."""
     stall_after_s: float = 1.0
     """Seconds of silence on a stream with open sequences before the worker's health is asked."""
     # With the looks in between, a stopped worker's requests move within 3 s.
