@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.masking import masked
 from outrider.rpc.roles import ClusterSecret, Role
 from outrider.user_cache import state_directory
 
 from outrider_controller.cli import contexts
+from outrider_controller.cli.configured import options_from_file
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit_json, note, output_option
 from outrider_controller.cli.stack import Stack
@@ -27,7 +30,7 @@ from outrider_controller.private import make_private
 _ACTORS = ("router", "control")
 
 
-@click.command("up")
+@click.command("up", context_settings={"auto_envvar_prefix": "OUTRIDER_UP"})
 @stack_options(pin=False, borrow_cores=True, trace_tokens=True)
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="OpenAI API; 0: any.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
@@ -40,9 +43,26 @@ _ACTORS = ("router", "control")
     metavar="NAME",
     help=f"Name of this stack for other commands; default: {contexts.DEFAULT}, numbered when that runs.",
 )
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=options_from_file,
+    help="YAML with options; OUTRIDER_UP_OPTION, and the command line, go before it.",
+)
+@click.option("--check-config", is_flag=True, help="Only check all options, and print those of the stack.")
 @output_option("text", "json")
 def up(
-    config: StackConfig, restart: bool, context: str, output: str, http_port: int, grpc_port: int, control_port: int
+    config: StackConfig,
+    restart: bool,
+    context: str,
+    check_config: bool,
+    output: str,
+    http_port: int,
+    grpc_port: int,
+    control_port: int,
 ) -> int:
     """Start the whole stack on this machine; Ctrl-C stops all of it.
 
@@ -56,6 +76,9 @@ def up(
     --no-restart; 130 when interrupted before everything was up.
     """
     config = replace(config, http_port=http_port, grpc_port=grpc_port, control_port=control_port)
+    if check_config:
+        click.echo(json.dumps(masked(config), indent=2))
+        return ExitCode.OK
     return run_async(_up(config, restart, context, output))
 
 
