@@ -251,7 +251,7 @@ async def test_routers_are_found_by_their_leases(
 ) -> None:
     with EmbeddedServer.start(tmp_path) as redis:
         router = ScriptedRouter(saying(ids))
-        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", metadata_url=redis.url)
+        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", metadata_url=redis.url)
         info = worker_pb2.WorkerInfo(
             protocol_version=SPOKEN.newest, role=worker_pb2.WORKER_ROLE_ROUTER, worker_id="router-1"
         )

@@ -30,7 +30,7 @@ async def test_users_of_both_apis_are_served_and_reported(tiny: Path, tmp_path: 
     profile.write_text(_PROFILE)
     router = ScriptedRouter(saying(list(range(65, 105)), size=3, pause_s=0.01))
     async with routing(router) as address:
-        config = GatewayConfig("127.0.0.1:0", "127.0.0.1:0", routers=(address,))
+        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,))
         async with running(config) as gateway:
             where = ["--http", gateway.http_address, "--grpc", gateway.grpc_address, "--model", MODEL]
             command = ["-m", "loadtest", "--profile", str(profile), "--out", str(tmp_path), *where]

@@ -12,6 +12,7 @@ import pytest
 import redis
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import EmbeddedServer
+from outrider.protocol.identity import SPOKEN
 from outrider.rpc.v1 import worker_pb2
 
 # What an answer says is tested on machines too busy to give it in 50 ms as well. Tests of the bound set their own.
@@ -48,7 +49,9 @@ async def reader(server: EmbeddedServer) -> AsyncIterator[MetadataStore]:
 @pytest.fixture
 def info() -> Callable[..., worker_pb2.WorkerInfo]:
     def make(worker_id: str = "t1", role: Any = worker_pb2.WORKER_ROLE_TARGET) -> worker_pb2.WorkerInfo:
-        return worker_pb2.WorkerInfo(worker_id=worker_id, role=role, model="m", vocab_size=384)
+        return worker_pb2.WorkerInfo(
+            protocol_version=SPOKEN.newest, worker_id=worker_id, role=role, model="m", vocab_size=384
+        )
 
     return make
 
