@@ -115,6 +115,27 @@ async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_d
     assert answer.metrics.num_draft_failovers == 1
 
 
+async def test_an_answer_of_real_workers_is_the_same_when_its_target_and_draft_are_drained(
+    real_fleet: Fleet, eventually: Eventually
+) -> None:
+    asked = {"model": "tiny", "speculation": router.SPECULATION_MODE_ON}
+    plain = await real_fleet.ask(real_fleet.request([40, 41, 42, 43], 400, model="tiny"))
+    running = asyncio.create_task(real_fleet.ask(real_fleet.request([40, 41, 42, 43], 400, **asked)))
+    assert real_fleet.router is not None
+    targets = real_fleet.router.dispatcher.fleet.targets
+    await eventually(lambda: any(link.open_sequences for link in targets.values()))
+    drained = next(link.worker_id for link in targets.values() if link.open_sequences)
+    (draft_id,) = real_fleet.router.dispatcher.fleet.drafts
+    async with operator(real_fleet) as control:
+        for worker_id in (drained, draft_id):
+            await control.DrainWorker(control_pb2.DrainWorkerRequest(worker_id=worker_id, grace_s=0))
+        await known_to_the_router(real_fleet, drained, eventually)
+        await eventually(lambda: not targets[drained].open_sequences)
+        answer = await running
+    assert answer.token_ids == plain.token_ids
+    assert answer.metrics.num_target_failovers == 1
+
+
 async def test_a_cordon_outlives_its_control_plane_and_a_lease_that_lapses(fleet: Fleet) -> None:
     target = await fleet.target()
     async with operator(fleet) as control:
