@@ -52,7 +52,7 @@ def _run_on_cluster(config: ControllerConfig, stopping: threading.Event) -> int:
     try:
         with joined_controller(config) as controller:
             _stop_on_signals(stopping)
-            follow(controller, lambda: config.num_routers or 1, stopping)
+            follow(controller, config.num_routers or 1, stopping)
             log.info("draining")
     except StartError as error:
         print(f"outrider_controller: {error}", file=sys.stderr)

@@ -75,11 +75,15 @@ class ControlPlane:
         _configure_logging("control", config.log_format, log_path)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
-        self._life = await self._stack.enter_async_context(control_process(config))
-        _tell_if_restarted(f"control plane at {self._life.address}")
+        self._control = await self._stack.enter_async_context(control_process(config))
+        _tell_if_restarted(f"control plane at {self._control.address}")
 
     async def address(self) -> str:
-        return self._life.address
+        return self._control.address
+
+    async def num_routers(self) -> int:
+        """As many as the load needs; 0 where that is not known here."""
+        return self._control.demand.num_routers
 
     async def stop(self) -> None:
         await self._stack.aclose()

@@ -11,10 +11,10 @@ import hashlib
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import ray
 import ray.exceptions
@@ -34,6 +34,8 @@ _STOP_MARGIN_S = 5.0
 # By what an actor needs Ray decides where it goes: without any of it, all might go to one node.
 _CPUS = 0.01
 _RESIZE_S = 2.0
+_ASK_S = 5.0
+_MAX_ROUTERS = 64
 
 
 class NodeRouter(Router):
@@ -68,8 +70,7 @@ class ClusterController:
 
     def start(self, num_routers: int) -> None:
         """Finds or starts them; then those of another configuration end. Blocks. Raises StartError."""
-        control = self._actor(NodeControlPlane, self._control, "control")
-        [address] = addresses_of([control], self._start_timeout_s)
+        [address] = addresses_of([self._control_plane()], self._start_timeout_s)
         log.info("control plane at %s", address)
         self.resize(num_routers)
         self._stop([name for name in ray.util.list_named_actors() if self._digest not in name])
@@ -83,6 +84,16 @@ class ClusterController:
         self._num_routers = num_routers
         ours = [name for name in ray.util.list_named_actors() if name.endswith(self._digest)]
         self._stop([name for name in ours if name.startswith("router-") and name not in names])
+
+    def num_wanted(self) -> int:
+        """Routers that the load needs, as the control plane says; 0 where it does not. Blocks."""
+        try:
+            return int(ray.get(self._control_plane().num_routers.remote(), timeout=_ASK_S))
+        except (ray.exceptions.RayError, TimeoutError):
+            return 0
+
+    def _control_plane(self) -> Any:
+        return self._actor(NodeControlPlane, self._control, "control")
 
     def stop(self) -> None:
         """Drains and ends all. Blocks."""
@@ -130,14 +141,26 @@ def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
         ray.shutdown()
 
 
-def follow(controller: ClusterController, wanted: Callable[[], int], stopping: threading.Event) -> None:
-    """Keeps as many routers as are wanted, until `stopping`. A cluster that does not answer is asked again."""
-    running = wanted()
-    while not stopping.wait(_RESIZE_S):
-        if (number := max(1, wanted())) == running:
+class Resizable(Protocol):
+    """What `follow` needs of a controller."""
+
+    def resize(self, num_routers: int) -> None: ...
+
+    def num_wanted(self) -> int: ...
+
+
+def follow(controller: Resizable, num_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S) -> None:
+    """Keeps as many routers as the load needs, and at least `num_routers`, which run, until `stopping`.
+
+    While nobody says what it needs, there stay as many as there are. A cluster that does not answer is asked again.
+    """
+    running = num_routers
+    while not stopping.wait(every_s):
+        wanted = controller.num_wanted() or running
+        if (wanted := max(num_routers, min(wanted, _MAX_ROUTERS))) == running:
             continue
         try:
-            controller.resize(number)
-            running = number
+            controller.resize(wanted)
+            running = wanted
         except (StartError, ray.exceptions.RayError) as error:
-            log.warning("%d routers are wanted, %d run: %s", number, running, error)
+            log.warning("%d routers are wanted, %d run: %s", wanted, running, error)

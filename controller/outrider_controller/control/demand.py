@@ -37,6 +37,8 @@ class Demand:
         self._used: dict[str, _Used] = {}
         self._sizing = Sizing()
         self._looked_s: float | None = None
+        self.num_routers = 0
+        """As many as the load needs; 0 where another control plane leads, or nothing is known yet."""
 
     def heard(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
@@ -60,12 +62,14 @@ class Demand:
         self._drafts.clear()
         for version, wanted in self._sizing.drafts.items():
             self._drafts.labels(version).set(wanted.workers)
-        self._routers.set(self._sizing.routers.workers)
+        self.num_routers = self._sizing.routers.workers
+        self._routers.set(self.num_routers)
 
     def stop(self) -> None:
         """Another one leads."""
         self._looked_s = None
         self._drafts.clear()
+        self.num_routers = 0
         self._routers.set(0)
 
     def _utilisation(self, version: str, workers: int, passed_s: float) -> Utilisation:

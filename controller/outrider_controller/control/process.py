@@ -7,15 +7,14 @@ from contextlib import asynccontextmanager
 from signal import Signals
 
 from outrider.metadata import MetadataStore
-from outrider.rpc.server import ServerLife
 
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import running_control
+from outrider_controller.control.server import RunningControl, running_control
 from outrider_controller.process import bound
 
 
 @asynccontextmanager
-async def control_process(config: ControlConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[ServerLife]:
+async def control_process(config: ControlConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningControl]:
     """A control plane from here to the end of the block."""
     async with (
         MetadataStore.connect(config.metadata_url) as store,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from signal import Signals
 from typing import Any, TypeAlias
 
@@ -150,10 +151,26 @@ def _cluster(config: ControlConfig) -> RoleGuard:
     return RoleGuard(config.secret, certificates=config.tls is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class RunningControl:
+    """A control plane that serves."""
+
+    life: ServerLife
+    demand: Demand
+
+    @property
+    def address(self) -> str:
+        return self.life.address
+
+    @property
+    def draining(self) -> asyncio.Event:
+        return self.life.draining
+
+
 @asynccontextmanager
 async def running_control(
     config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
-) -> AsyncIterator[ServerLife]:
+) -> AsyncIterator[RunningControl]:
     """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
     info = own_info(worker.WORKER_ROLE_CONTROL)
     async with AsyncExitStack() as stack:
@@ -165,7 +182,8 @@ async def running_control(
         if webhook is not None:
             await stack.enter_async_context(webhook)
         report = AlertReport(events, webhook)
-        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, Demand(ops.registry), store, report)
+        demand = Demand(ops.registry)
+        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, report)
         AlertMetrics(ops.registry, lambda: leader.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
@@ -198,4 +216,4 @@ async def running_control(
         await stack.enter_async_context(beside(watch.run(), "watch fleet"))
         name_worker(info.worker_id)
         log.info("control plane %s listens on %s", info.worker_id, life.address)
-        yield life
+        yield RunningControl(life, demand)
