@@ -167,15 +167,14 @@ class Dispatcher:
                 active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
                 counted.append((active, active.draft, done))
                 active.respond(commit, done)
-                prompt_len = active.state.prompt_len
-                self.usage.round(active.request.tenant, done, prompt_len if done.base_len == prompt_len else 0)
+                self.usage.round(active.request.tenant, commit, done, active.state.prompt_len)
                 active.failover.round_committed()
                 if done.finish_reason:
                     active.events.wake()
                     self.table.drop_target(active, None)
                     self.table.drop_draft(active)
             elif (tenant := self.table.tenant_of(commit.sequence_id)) is not None:
-                self.usage.round(tenant, Round.from_commit(commit, step_us))
+                self.usage.round(tenant, commit, Round.from_commit(commit, step_us))
         for used in reply.usage:
             if (tenant := self.table.tenant_of(used.sequence_id)) is not None:
                 self.usage.ended(tenant, used)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from outrider.metadata.ledger import HOUR_S, TenantUsage
+from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
@@ -25,6 +26,8 @@ MAX_TENANTS = 10_000
 """That are counted apart in an hour; the rest together."""
 _MAX_WAITING_HOURS = 24
 _WRITE_EVERY_S = 10.0
+# Of a share, and of the times of its steps.
+_ROUNDED_US = 2
 
 
 class Ledger(Protocol):
@@ -39,30 +42,40 @@ class UsageSums:
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
 
-    def round(self, tenant: str, done: Round, prompt_len: int = 0) -> None:
-        """One commit. `prompt_len`: of the request whose first one it is, else 0."""
+    def round(self, tenant: str, commit: sequence.Commit, done: Round, prompt_len: int = 0) -> None:
+        """One commit, which `done` was read from. `prompt_len`: of the request, if it is still open.
+
+        What only the bill needs is read here, once: a field that goes through a record of the round costs four times
+        as much. A target that says that a sequence took more than its steps is not believed.
+        """
         usage = self.sums.get(tenant) or self._begin(tenant)
-        if prompt_len:
+        if done.base_len == prompt_len:
             usage.requests += 1
             usage.prompt_tokens += prompt_len
             usage.cached_tokens += done.num_cached_tokens
         usage.output_tokens += len(done.token_ids)
-        share_us = done.share_us
+        share_us, most_us = commit.share_us, done.verify_us + done.prefill_us + _ROUNDED_US
+        if share_us > most_us:
+            share_us = most_us
         if num_drafted := done.num_drafted:
             usage.drafted_tokens += num_drafted
             usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
-            if num_siblings := done.num_siblings:
+            if num_siblings := commit.num_siblings:
+                num_siblings = min(num_siblings, MAX_TREE_TOKENS)
                 usage.drafted_tokens += num_siblings
                 usage.verified_tokens += num_siblings
-            if wasted_us := done.wasted_us:
+            if wasted_us := commit.wasted_us:
+                if wasted_us > share_us:
+                    wasted_us = share_us
                 usage.target_wasted_us += wasted_us
                 share_us -= wasted_us
         usage.target_useful_us += share_us
         if done.draft_active:
-            useful_us = done.draft_useful_us
+            stats = commit.draft_stats
+            useful_us = stats.useful_us
             usage.draft_useful_us += useful_us
-            usage.draft_wasted_us += done.draft_share_us - useful_us
+            usage.draft_wasted_us += stats.share_us - useful_us
 
     def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
         """What workers spent on a sequence after its last commit."""

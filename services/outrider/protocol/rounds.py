@@ -56,15 +56,6 @@ class Round:
     max_draft_tokens: int = 0
     max_wait_us: int = 0
     batch_sequences: int = 0
-    share_us: int = 0
-    """The sequence's part of its target's steps since the commit before."""
-    wasted_us: int = 0
-    """Of share_us, rows that were not accepted."""
-    num_siblings: int = 0
-    draft_share_us: int = 0
-    """Spent by its draft, by all that was heard since the commit before."""
-    draft_useful_us: int = 0
-    """Spent by its draft, then or before, on the tokens accepted."""
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
@@ -87,16 +78,11 @@ class Round:
             commit.draft_queue_us,
             step_us,
         )
-        done.share_us = commit.share_us
-        if done.num_drafted:
-            # Nothing beside a token is verified where there is none.
-            done.wasted_us, done.num_siblings = commit.wasted_us, commit.num_siblings
         if commit.HasField("draft_stats"):
             stats = commit.draft_stats
             done.draft_us, done.compute_us, done.wire_us = stats.draft_us, stats.compute_us, stats.wire_us
             done.source = stats.source
             done.draft_active = True
-            done.draft_share_us, done.draft_useful_us = stats.share_us, stats.useful_us
             if answer_us := stats.answer_us:
                 done.answer_us, done.answer_compute_us = answer_us, stats.answer_compute_us
                 done.answer_tokens = stats.answer_tokens

@@ -161,18 +161,3 @@ def test_sums_are_those_of_the_rounds():
 )
 def test_resumed_tokens_may_already_end_the_request(resume, reason):
     assert begun(resume).request.finish_reason == reason
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"share_us": 400}, "commit.share_us"),
-        ({"share_us": 10, "num_drafted": 2, "wasted_us": 11}, "commit.share_us"),
-        ({"num_drafted": 2, "num_siblings": 10_000}, "commit.num_siblings"),
-    ],
-)
-def test_a_share_is_no_more_than_the_steps_took(fields, problem):
-    active = begun()
-    with pytest.raises(BadReply, match=problem):
-        active.apply(commit(3, [4], **fields), step_us=300, now_us=1500)
-    active.apply(commit(3, [4], share_us=350, prefill_us=50), step_us=300, now_us=1500)

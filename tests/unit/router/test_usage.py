@@ -51,7 +51,7 @@ class World:
         commit.CopyFrom(COMMIT)
         for name, value in changes.items():
             setattr(commit, name, value)
-        self.sums.round(tenant, Round.from_commit(commit, 2000))
+        self.sums.round(tenant, commit, Round.from_commit(commit, 2000))
 
     def total(self, tenant: str = "a") -> int:
         return sum(each.output_tokens for (_, name), each in self.ledger.kept.items() if name == tenant)
@@ -59,10 +59,17 @@ class World:
 
 def test_a_round_is_added_to_its_tenants_bill() -> None:
     sums = UsageSums()
-    sums.round("a", Round.from_commit(COMMIT, 2000), prompt_len=10)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), prompt_len=10)
     assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300)}
-    sums.round("a", Round.from_commit(COMMIT, 2000))
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), prompt_len=9)
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens, sums.sums["a"].output_tokens) == (1, 10, 6)
+
+
+def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:
+    world = World()
+    world.use(share_us=4_000_000_000, wasted_us=4_000_000_000, num_siblings=1 << 30)
+    used = world.sums.sums["a"]
+    assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
 
 
 def test_what_workers_spent_on_a_sequence_after_its_last_commit_is_billed_too() -> None:
