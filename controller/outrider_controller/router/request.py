@@ -106,7 +106,7 @@ class RequestState:
         if done.draft_active:
             self._check_draft_stats(done)
             longest_us = max(longest_us, done.draft_us, done.compute_us, done.wire_us, done.answer_us)
-            longest_us = max(longest_us, done.answer_compute_us)
+            longest_us = max(longest_us, done.answer_compute_us, done.draft_useful_us)
         if longest_us > MAX_DURATION_US:
             raise BadReply("commit: a duration is longer than an hour")
 

@@ -72,10 +72,9 @@ class UsageSums:
                 share_us -= wasted_us
         usage.target_useful_us += share_us
         if done.draft_active:
-            stats = commit.draft_stats
-            useful_us = stats.useful_us
+            useful_us = done.draft_useful_us
             usage.draft_useful_us += useful_us
-            usage.draft_wasted_us += stats.share_us - useful_us
+            usage.draft_wasted_us += commit.draft_stats.share_us - useful_us
 
     def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
         """What workers spent on a sequence after its last commit."""

@@ -56,6 +56,8 @@ class Round:
     max_draft_tokens: int = 0
     max_wait_us: int = 0
     batch_sequences: int = 0
+    draft_useful_us: int = 0
+    """Spent by its draft, then or before, on the tokens accepted."""
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
@@ -83,6 +85,7 @@ class Round:
             done.draft_us, done.compute_us, done.wire_us = stats.draft_us, stats.compute_us, stats.wire_us
             done.source = stats.source
             done.draft_active = True
+            done.draft_useful_us = stats.useful_us
             if answer_us := stats.answer_us:
                 done.answer_us, done.answer_compute_us = answer_us, stats.answer_compute_us
                 done.answer_tokens = stats.answer_tokens
