@@ -49,7 +49,7 @@ def panels(path: Path) -> list[tuple[str, str]]:
 
 
 def _filled(expression: str) -> str:
-    return expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+    return expression.replace("$__rate_interval", "1m").replace("$model", ".*").replace("$tenant", ".*")
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def queries() -> Iterator[tuple[str, str]]:
 def unknown(query: str) -> set[str]:
     """Metrics and labels of a query that no process tells."""
     metrics, recorded = known(), {rule["record"] for rule in rules() if "record" in rule}
-    names = {name.removesuffix("_bucket") for name in re.findall(r"\boutrider_[a-z0-9_]+", query)}
+    names = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"\boutrider_[a-z0-9_]+", query)}
     names_recorded = set(re.findall(r"\boutrider:[a-z0-9_:]+", query))
     labels = {label for name in names & metrics.keys() for label in metrics[name]} | _ADDED
     asked = set(re.findall(r"[{,]\s*(\w+)(?:=~|!~|!=|=)", query))
