@@ -29,8 +29,10 @@ proto-baseline: $(VENV)/.proto
 demo: proto
 	$(BIN)/outrider demo $(ARGS)
 
-# One worker a core, each with whole files. More than eight cost more to start than they bring.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# Two workers a core, each with whole files: half of the time they wait for processes. More than eight cost more to start
+# than they bring.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # The quick tiers: what to run after every change.
 test: proto

@@ -237,8 +237,6 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
             log_to_driver=True,
             namespace="outrider",
         )
-        # Ray's factory adds a field of its own to every record, which would end up in every line.
-        logging.setLogRecordFactory(logging.LogRecord)
         yield
 
 

@@ -130,8 +130,6 @@ def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
         ray.init(address=config.ray.address, namespace=_NAMESPACE, configure_logging=False, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise StartError(f"ray_address: {config.ray.address}: {str(error).splitlines()[0]}") from None
-    # Ray's factory adds a field of its own to every record, which would end up in every line.
-    logging.setLogRecordFactory(logging.LogRecord)
     try:
         controller = ClusterController(config)
         controller.start(config.num_routers or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -89,8 +90,11 @@ async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_e
 ) -> None:
     async with everything(tmp_path, tiny) as cluster:
         answers = [await ask(cluster) for _ in range(3)]
+        async with asyncio.timeout(30):
+            # On a busy machine the first drafts come too late to count.
+            while not any(answer.metrics.speculative_decoding.num_draft_tokens for answer in answers):
+                answers.append(await ask(cluster))
         assert len({answer.text for answer in answers}) == 1
-        assert sum(answer.metrics.speculative_decoding.num_draft_tokens for answer in answers) > 0
         trusting = ssl.create_default_context(cafile=cluster.authority)
         async with httpx.AsyncClient(verify=trusting) as http:
             listed = await http.get(f"https://{cluster.gateway.http_address}/v1/models")

@@ -100,7 +100,9 @@ class HumanFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Of `extra=`. Numbers stay numbers; everything else becomes a short string."""
-    return {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
+    found = vars(record).items()
+    # What begins so is a library's own, as the time that Ray notes in every record.
+    return {name: _plain(value) for name, value in found if name not in _STANDARD and not name.startswith("_")}
 
 
 def _plain(value: object) -> Any:
