@@ -17,7 +17,7 @@ from outrider.target.process import place_threads
 own, other = sorted(os.sched_getaffinity(0))[:2]
 before = set(os.listdir("/proc/self/task"))
 engine = EngineConfig(prefill_threads=3)
-place_threads(TargetConfig(model="m", engine=engine, threads=2, cpu_cores=(own,)))
+place_threads(TargetConfig(model="m", listen="127.0.0.1:0", engine=engine, threads=2, cpu_cores=(own,)))
 started = sorted(map(int, set(os.listdir("/proc/self/task")) - before))
 cores = [os.sched_getaffinity(thread) for thread in (0, *started)]
 print(sum(c == {own} for c in cores), sum(other in c and own not in c for c in cores), len(cores))
