@@ -27,6 +27,16 @@ _COMMANDS = {
         "latency",
         "How much faster is one stream, also far away and with a bad draft?",
     ),
+    "prediction": (
+        f"{_SCENARIOS}.prediction",
+        "prediction",
+        "How much faster is an answer that the client knows but for some words?",
+    ),
+    "structured": (
+        f"{_SCENARIOS}.structured",
+        "structured",
+        "Are answers valid under the schemas of a public suite, with speculation as without?",
+    ),
     "load": (f"{_SCENARIOS}.load", "load", "Does speculation pay with many streams, and does auto find out?"),
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
