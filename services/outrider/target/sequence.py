@@ -113,7 +113,11 @@ class TargetSequence:
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
-        self._cut_impossible()
+        if self.drafts.token_ids:
+            self._cut_impossible()
+            if not self.drafts.token_ids:
+                # It has answered, with what the grammar lets nobody say: there is nothing to wait for.
+                self.drafts.declined_len = self.committed_len
         if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
             self.answered_s = draft.received_s
 

@@ -11,7 +11,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from tests.integration.router.test_real_workers import SAMPLINGS
 
-NUM_PROMPTS = 2
+NUM_PROMPTS = 20
 NUM_TOKENS = 40
 EOS = 2
 GRAMMAR = r"start: /[a-z]{3,9}( [a-z]{3,9}){9,30}/"

@@ -134,6 +134,21 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     assert sequence.drafts.num_dropped == len("ise")
 
 
+def test_a_draft_that_breaks_the_grammar_at_once_has_answered(tiny: Path, compiler: GrammarCompiler) -> None:
+    """Or each step would wait as long as a step may wait."""
+    [asked] = asking(compiler, ASKED[1], False, speculation=Speculation(4, max_wait_us=10_000_000))[:1]
+    bench = Bench(tiny)
+    bench.open(0, asked)
+    bench.offer(0, len(asked.prompt), [])
+    bench.step()
+    said_len = len(bench.tokens[key(0)])
+    assert said_len > len(asked.prompt)
+    assert bench.step() == pytest.approx(bench.now_s + 10), "it waits for the next draft"
+    bench.offer(0, said_len, TOKENIZER.encode("~"))
+    bench.step()
+    assert len(bench.tokens[key(0)]) > said_len
+
+
 def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler: GrammarCompiler) -> None:
     """Whether it is judged must not depend on what was drawn: what is said in its place would follow another law."""
     [asked] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
