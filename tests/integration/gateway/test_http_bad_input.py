@@ -135,6 +135,7 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": "hi"}, 400, "messages"),
     ({"messages": ["hi"]}, 400, "messages[0]"),
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role"),
+    ({"messages": [{"role": {}, "content": "a"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role"),
     ({"messages": [USER, {"role": "function", "content": "a"}]}, 400, "messages[1].role"),
     ({"messages": [USER, {"role": "tool", "content": "a"}]}, 400, "messages[1].tool_call_id"),

@@ -28,7 +28,7 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
     role = _ROLES.get(role, role) if isinstance(role, str) else role
     if role == "function":
         raise unsupported(f"{where}.role", "'function' messages are not supported; send role tool")
-    if role not in _FIELDS:
+    if not isinstance(role, str) or role not in _FIELDS:
         raise InvalidRequest(f"{where}.role", "has to be system, developer, user, assistant or tool")
     read: dict[str, Any] = {"role": role}
     for name, value in given.items():
