@@ -82,9 +82,8 @@ CALLS: dict[str, Access] = {
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
     **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
     **_service("TraceService", dict.fromkeys(("GetTrace", "GetActivity"), _roles(Role.CONTROL, Role.OPERATOR))),
-    **_service("TargetService", {"GetInfo": _roles(Role.ROUTER, Role.CONTROL)}),
-    **_service("TargetService", dict.fromkeys(("Verify", "GetTokenizer"), _roles(Role.ROUTER))),
-    **_service("DraftService", {"GetInfo": _roles(Role.TARGET, Role.CONTROL), "Draft": _roles(Role.TARGET)}),
+    **_service("TargetService", dict.fromkeys(("GetInfo", "Verify", "GetTokenizer"), _roles(Role.ROUTER))),
+    **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.TARGET))),
     **_service(
         "ControlService",
         dict.fromkeys(("ListWorkers", "GetWorker", "ListActivities", "WatchEvents", "Explain"), _OBSERVE),
@@ -113,6 +112,24 @@ CALLS: dict[str, Access] = {
     ),
 }
 """Of our services. Health and reflection are for everybody."""
+
+SERVERS: dict[str, Role] = {
+    "GenerationService": Role.GATEWAY,
+    "RouterService": Role.ROUTER,
+    "TraceService": Role.ROUTER,
+    "TargetService": Role.TARGET,
+    "DraftService": Role.DRAFT,
+    "PolicyService": Role.CONTROL,
+    "ControlService": Role.CONTROL,
+}
+"""Who serves each of our services."""
+
+
+def connections() -> frozenset[tuple[Role, Role]]:
+    """(caller, server): what a network between the processes has to let through, besides everybody's way to Redis."""
+    calls = ((SERVERS[method.split("/")[1].rpartition(".")[2]], access) for method, access in CALLS.items())
+    return frozenset((caller, server) for server, access in calls for caller in access.roles)
+
 
 ROUTES: dict[str, Access] = {
     "/v1/completions": _INFER,

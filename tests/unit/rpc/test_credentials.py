@@ -17,7 +17,7 @@ from outrider.errors import OutriderError
 from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls, public_tls
 from outrider.rpc.channel import connect_to, create_channel
 from outrider.rpc.credentials import cluster_port, public_port
-from outrider.rpc.roles import CALLS, Role, RoleGuard, current_caller
+from outrider.rpc.roles import CALLS, SERVERS, Role, RoleGuard, connections, current_caller
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 
@@ -28,19 +28,17 @@ from tests.certificates import Cluster
 class Edge:
     caller: Role
     server: Role
-    call: str
-
-    @property
-    def method(self) -> str:
-        return f"/outrider.rpc.v1.{self.call}"
+    method: str
 
 
-EDGES = (
-    Edge(Role.GATEWAY, Role.ROUTER, "RouterService/ListModels"),
-    Edge(Role.ROUTER, Role.TARGET, "TargetService/GetInfo"),
-    Edge(Role.TARGET, Role.DRAFT, "DraftService/GetInfo"),
-    Edge(Role.OPERATOR, Role.CONTROL, "ControlService/ListWorkers"),
-    Edge(Role.CONTROL, Role.ROUTER, "TraceService/GetTrace"),
+def _calls_of(caller: Role, server: Role) -> list[str]:
+    services = [name for name, role in SERVERS.items() if role is server]
+    return [m for m, access in CALLS.items() if caller in access.roles and m.split("/")[1].split(".")[-1] in services]
+
+
+EDGES = tuple(
+    Edge(caller, server, min(_calls_of(caller, server)))
+    for caller, server in sorted(connections(), key=lambda ends: (ends[0].value, ends[1].value))
 )
 edges = pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.caller.value}-{edge.server.value}")
 
@@ -135,7 +133,7 @@ async def test_a_server_that_does_not_prove_its_role_is_sent_nothing(edge: Edge,
 
 
 async def test_replaced_files_count_from_the_next_connection_on(cluster: Cluster, tmp_path: Path) -> None:
-    edge, other = EDGES[1], Cluster(tmp_path)
+    edge, other = next(edge for edge in EDGES if edge.server is Role.TARGET), Cluster(tmp_path)
     server, caller = cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
     connect = connect_to(Role.TARGET, caller)
     async with server_of(edge, server) as address, connect(address) as first:

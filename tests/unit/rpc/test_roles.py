@@ -18,6 +18,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.roles import (
     CALLS,
     ROUTES,
+    SERVERS,
     Access,
     ClusterSecret,
     Role,
@@ -26,6 +27,7 @@ from outrider.rpc.roles import (
     bearer,
     bearer_token,
     check_declared,
+    connections,
 )
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
@@ -148,3 +150,18 @@ async def test_a_role_that_may_do_one_thing_may_not_do_another() -> None:
     assert (await guard.admit(Access(frozenset({Role.ROUTER})), SECRET.token(Role.ROUTER))).name == "router"
     with pytest.raises(OutriderError):
         await guard.admit(Access(frozenset({Role.GATEWAY})), SECRET.token(Role.ROUTER))
+
+
+def test_every_service_has_a_server() -> None:
+    assert {name.rpartition(".")[2] for name in services()} == set(SERVERS)
+
+
+def test_the_page_on_security_has_the_connections_of_the_table() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
+    names = {"control plane": Role.CONTROL, **{role.value: role for role in Role}}
+    found = set()
+    for line in page.partition("| from | to |")[2].partition("\n\n")[0].splitlines()[2:]:
+        callers, server = (cell.strip() for cell in line.split("|")[1:3])
+        ends = ((names.get(caller.removesuffix("s")), names.get(server)) for caller in callers.split(", "))
+        found |= {pair for pair in ends if None not in pair}
+    assert found == connections()
