@@ -30,7 +30,8 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
-from outrider_controller.cli.client import Gateway, list_models, list_workers
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig

@@ -21,7 +21,8 @@ import click
 import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.client import Gateway, list_models, list_workers
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.models import located

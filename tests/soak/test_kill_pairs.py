@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from outrider_controller.cli.client import Gateway
-from outrider_controller.cli.client import list_workers as asked
+from outrider_controller.cli.control import list_workers as asked
 from outrider_controller.control.rows import worker_rows
 
 from benchmarks.support.asking import make_request

@@ -1,32 +1,19 @@
-"""Calls to a running stack: generation through the gateway, workers through the control plane, models of a router."""
+"""Calls to a gateway: answers to prompts."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import grpc
-from outrider.rpc.roles import Role, bearer
+from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import (
-    control_pb2,
-    control_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    router_pb2,
-    router_pb2_grpc,
-    worker_pb2,
-)
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
-from outrider_controller.cli.channels import cluster_channel, gateway_channel
-from outrider_controller.cli.contexts import operator_token
+from outrider_controller.cli.channels import gateway_channel
 from outrider_controller.cli.exits import CommandError
-
-_CALL_TIMEOUT_S = 5.0
 
 SPECULATION_MODES = {
     "auto": router_pb2.SPECULATION_MODE_AUTO,
@@ -34,7 +21,6 @@ SPECULATION_MODES = {
     "off": router_pb2.SPECULATION_MODE_OFF,
 }
 
-R = TypeVar("R")
 OnChunk = Callable[[generation_pb2.StreamGenerateResponse], None]
 
 
@@ -89,14 +75,15 @@ class Gateway:
     ) -> AsyncIterator[generation_pb2.StreamGenerateResponse]:
         """Messages as they come. Raises CommandError."""
         message = generation_pb2.StreamGenerateRequest(request=request)
-        with _errors(f"gateway at {self.address}"):
-            call = self._stub.StreamGenerate(message, timeout=timeout_s, metadata=self._credential)
-            try:
-                async for response in call:
-                    yield response
-            finally:
-                # grpc.aio cancels no call that is merely let go of: it would keep its place among the connection's.
-                call.cancel()
+        call = self._stub.StreamGenerate(message, timeout=timeout_s, metadata=self._credential)
+        try:
+            async for response in call:
+                yield response
+        except grpc.RpcError as error:
+            raise CommandError.of(from_rpc_error(error), f"gateway at {self.address}") from error
+        finally:
+            # grpc.aio cancels no call that is merely let go of: it would keep its place among the connection's.
+            call.cancel()
 
     async def answer(
         self,
@@ -130,43 +117,3 @@ def apply_prompt(request: generation_pb2.GenerateRequest, prompt: str, *, raw: b
     if system:
         request.chat.messages.add(role="system", content=system)
     request.chat.messages.add(role="user", content=prompt)
-
-
-async def list_workers(
-    address: str, role: worker_pb2.WorkerRole.ValueType = worker_pb2.WORKER_ROLE_UNSPECIFIED, token: str = ""
-) -> control_pb2.ListWorkersResponse:
-    """Asks the control plane, with the operator's token if it is given, else that of the stack. Raises CommandError."""
-    request = control_pb2.ListWorkersRequest(role=role)
-
-    async def ask(channel: grpc.aio.Channel) -> control_pb2.ListWorkersResponse:
-        return await control_pb2_grpc.ControlServiceStub(channel).ListWorkers(
-            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(token or operator_token(address))
-        )
-
-    return await _call(f"control plane at {address}", Role.CONTROL, address, ask)
-
-
-async def list_models(router: str, token: str = "") -> list[router_pb2.ServedModel]:
-    """Asks one router what it serves, and with how many workers. Raises CommandError."""
-
-    async def ask(channel: grpc.aio.Channel) -> router_pb2.ListModelsResponse:
-        request = router_pb2.ListModelsRequest()
-        return await router_pb2_grpc.RouterServiceStub(channel).ListModels(
-            request, timeout=_CALL_TIMEOUT_S, metadata=bearer(token or operator_token())
-        )
-
-    return list((await _call(f"router at {router}", Role.ROUTER, router, ask)).models)
-
-
-async def _call(asked: str, role: Role, address: str, ask: Callable[[grpc.aio.Channel], Awaitable[R]]) -> R:
-    async with cluster_channel(role, address) as channel:
-        with _errors(asked):
-            return await ask(channel)
-
-
-@contextmanager
-def _errors(asked: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise CommandError.of(from_rpc_error(error), asked) from error

@@ -10,8 +10,7 @@ import grpc
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit_json, note, output_option
 from outrider_controller.cli.spans import span_option
@@ -24,7 +23,6 @@ _reason_option = click.option("--reason", default="", metavar="TEXT", help="Why,
 @click.command("cordon")
 @click.argument("worker_id", metavar="WORKER")
 @_reason_option
-@context_option
 @control_option
 @output_option("text", "json")
 def cordon(worker_id: str, reason: str, control: str, output: str) -> None:
@@ -33,30 +31,20 @@ def cordon(worker_id: str, reason: str, control: str, output: str) -> None:
     Holds until `outrider uncordon`, whoever else is restarted. A worker that is started again is another worker.
     """
     request = control_pb2.CordonWorkerRequest(worker_id=worker_id, reason=reason)
-
-    async def ask(stub: Control, credential: Credential) -> control_pb2.WorkerStatus:
-        return (await stub.CordonWorker(request, timeout=TIMEOUT_S, metadata=credential)).worker
-
-    status = ask_control(control, ask)
+    status = ask_control(control, lambda stub: stub.CordonWorker(request)).worker
     _print(f"{worker_id} is cordoned; {_left(status)}", {"worker": worker_row(status)}, output)
 
 
 @click.command("uncordon")
 @click.argument("worker_id", metavar="WORKER")
-@context_option
 @control_option
 @output_option("text", "json")
 def uncordon(worker_id: str, control: str, output: str) -> None:
     """Take `cordon` or `drain` back: the worker is sent work again."""
     request = control_pb2.UncordonWorkerRequest(worker_id=worker_id)
-
-    async def ask(stub: Control, credential: Credential) -> bool:
-        answer = await stub.UncordonWorker(request, timeout=TIMEOUT_S, metadata=credential)
-        return bool(answer.was_cordoned)
-
-    was_cordoned = ask_control(control, ask)
-    said = f"{worker_id} takes work again" if was_cordoned else f"{worker_id} was not cordoned"
-    _print(said, {"id": worker_id, "was_cordoned": was_cordoned}, output)
+    was_cordoned = ask_control(control, lambda stub: stub.UncordonWorker(request)).was_cordoned
+    line = f"{worker_id} takes work again" if was_cordoned else f"{worker_id} was not cordoned"
+    _print(line, {"id": worker_id, "was_cordoned": was_cordoned}, output)
 
 
 @click.command("drain")
@@ -67,7 +55,6 @@ def uncordon(worker_id: str, control: str, output: str) -> None:
 )
 @span_option("--timeout", "timeout_s", "10m", "How long to wait until it is drained; exit code 6 after that.")
 @click.option("--no-wait", is_flag=True, help="Return at once; `outrider get workers` says when it is drained.")
-@context_option
 @control_option
 @output_option("text", "json")
 def drain(worker_id: str, reason: str, grace_s: int, timeout_s: int, no_wait: bool, control: str, output: str) -> None:
@@ -78,9 +65,9 @@ def drain(worker_id: str, reason: str, grace_s: int, timeout_s: int, no_wait: bo
     """
     request = control_pb2.DrainWorkerRequest(worker_id=worker_id, reason=reason, grace_s=grace_s)
 
-    async def ask(stub: Control, credential: Credential) -> control_pb2.WorkerStatus | None:
-        status = (await stub.DrainWorker(request, timeout=TIMEOUT_S, metadata=credential)).worker
-        return status if no_wait else await _until_drained(stub, credential, worker_id, timeout_s)
+    async def ask(stub: Control) -> control_pb2.WorkerStatus | None:
+        status = (await stub.DrainWorker(request)).worker
+        return status if no_wait else await _until_drained(stub, worker_id, timeout_s)
 
     status = ask_control(control, ask)
     if status is None:
@@ -91,18 +78,13 @@ def drain(worker_id: str, reason: str, grace_s: int, timeout_s: int, no_wait: bo
         _print(f"{worker_id} is drained: stop it, or uncordon it", {"worker": worker_row(status)}, output)
 
 
-async def _until_drained(
-    stub: Control, credential: Credential, worker_id: str, timeout_s: float
-) -> control_pb2.WorkerStatus | None:
+async def _until_drained(stub: Control, worker_id: str, timeout_s: float) -> control_pb2.WorkerStatus | None:
     """None when it has left meanwhile. Raises CommandError."""
     loop = asyncio.get_running_loop()
-    give_up_s, said = loop.time() + timeout_s, ""
+    give_up_s, reported = loop.time() + timeout_s, ""
     while True:
         try:
-            request = control_pb2.GetWorkerRequest(worker_id=worker_id)
-            status: control_pb2.WorkerStatus = (
-                await stub.GetWorker(request, timeout=TIMEOUT_S, metadata=credential)
-            ).worker
+            status = (await stub.GetWorker(control_pb2.GetWorkerRequest(worker_id=worker_id))).worker
         except grpc.RpcError as error:
             if from_rpc_error(error).reason == "UNKNOWN_WORKER":
                 return None
@@ -113,8 +95,8 @@ async def _until_drained(
             raise CommandError(f"somebody took the drain of {worker_id} back", ExitCode.CONFLICT)
         if loop.time() >= give_up_s:
             raise CommandError(f"{worker_id} is not drained yet: {_left(status)}", ExitCode.TIMEOUT)
-        if (left := _left(status)) != said:
-            said = left
+        if (left := _left(status)) != reported:
+            reported = left
             note(f"{worker_id}: {left}")
         await asyncio.sleep(_POLL_S)
 

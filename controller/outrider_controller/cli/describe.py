@@ -11,8 +11,7 @@ from outrider.metadata.tenants import DEFAULT_TENANT
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.events import event_line, event_row
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import cell, emit_json, moment, output_option, table_lines
@@ -31,22 +30,21 @@ def describe() -> None:
 
 @describe.command("worker")
 @click.argument("worker_id", metavar="ID")
-@context_option
 @control_option
 @output_option("text", "json")
 def worker(worker_id: str, control: str, output: str) -> None:
     """Show a worker, what runs there, and what has happened to it."""
 
-    async def ask(stub: Control, who: Credential) -> dict[str, Any]:
+    async def ask(stub: Control) -> dict[str, Any]:
         one = control_pb2.GetWorkerRequest(worker_id=worker_id)
-        status = (await stub.GetWorker(one, timeout=TIMEOUT_S, metadata=who)).worker
+        status = (await stub.GetWorker(one)).worker
         listed = control_pb2.ListSequencesRequest(limit=_SEQUENCES, worker_id=worker_id)
-        open_there = await stub.ListSequences(listed, timeout=TIMEOUT_S, metadata=who)
+        open_there = await stub.ListSequences(listed)
         return {
             "worker": {**worker_row(status), **_cordon(status)},
             "num_sequences": open_there.num_sequences,
             "sequences": [sequence_row(sequence) for sequence in open_there.sequences],
-            "events": await _events(stub, who, worker_id=worker_id),
+            "events": await _events(stub, worker_id=worker_id),
         }
 
     _show("worker", ask_control(control, ask), output)
@@ -54,24 +52,23 @@ def worker(worker_id: str, control: str, output: str) -> None:
 
 @describe.command("tenant")
 @click.argument("name")
-@context_option
 @control_option
 @output_option("text", "json")
 def tenant(name: str, control: str, output: str) -> None:
     """Show a tenant, its keys, what it does, and what has happened to it."""
 
-    async def ask(stub: Control, who: Credential) -> dict[str, Any]:
-        record = await _tenant(stub, who, name)
+    async def ask(stub: Control) -> dict[str, Any]:
+        record = await _tenant(stub, name)
         listed = control_pb2.ListSequencesRequest(limit=_SEQUENCES, tenant=name)
-        under_way = await stub.ListSequences(listed, timeout=TIMEOUT_S, metadata=who)
-        done = await stub.ListActivities(control_pb2.ListActivitiesRequest(), timeout=TIMEOUT_S, metadata=who)
+        under_way = await stub.ListSequences(listed)
+        done = await stub.ListActivities(control_pb2.ListActivitiesRequest())
         activity = next((one for one in done.activities if one.tenant == name), None)
         return {
             "tenant": {**tenant_row(record), **(_activity(activity) if activity is not None else {})},
-            "keys": [key_row(key) for key in await all_keys(stub, who, name)],
+            "keys": [key_row(key) for key in await all_keys(stub, name)],
             "num_sequences": under_way.num_sequences,
             "sequences": [sequence_row(sequence) for sequence in under_way.sequences],
-            "events": await _events(stub, who, tenant=name),
+            "events": await _events(stub, tenant=name),
         }
 
     _show("tenant", ask_control(control, ask), output)
@@ -79,36 +76,35 @@ def tenant(name: str, control: str, output: str) -> None:
 
 @describe.command("key")
 @click.argument("key_id", metavar="ID")
-@context_option
 @control_option
 @output_option("text", "json")
 def key(key_id: str, control: str, output: str) -> None:
     """Show an API key: whose it is, what it opens, and until when. Never the key."""
 
-    async def ask(stub: Control, who: Credential) -> dict[str, Any]:
-        found: list[tenants_pb2.ApiKey] = [one for one in await all_keys(stub, who) if one.id == key_id]
+    async def ask(stub: Control) -> dict[str, Any]:
+        found: list[tenants_pb2.ApiKey] = [one for one in await all_keys(stub) if one.id == key_id]
         if not found:
             raise CommandError(f"no key {key_id}", ExitCode.NOT_FOUND, reason="UNKNOWN_KEY")
-        events = await _events(stub, who, tenant=found[0].tenant)
+        events = await _events(stub, tenant=found[0].tenant)
         return {"key": key_row(found[0]), "events": [event for event in events if event["fields"].get("key") == key_id]}
 
     _show("key", ask_control(control, ask), output)
 
 
-async def _tenant(stub: Control, who: Credential, name: str) -> tenants_pb2.Tenant:
+async def _tenant(stub: Control, name: str) -> tenants_pb2.Tenant:
     """The tenant of requests without a key needs no record."""
     try:
-        return (await stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=who)).tenant
+        return (await stub.GetTenant(control_pb2.GetTenantRequest(name=name))).tenant
     except grpc.RpcError as error:
         if name != DEFAULT_TENANT or from_rpc_error(error).reason != "UNKNOWN_TENANT":
             raise
         return tenants_pb2.Tenant(name=name)
 
 
-async def _events(stub: Control, who: Credential, **of: str) -> list[dict[str, Any]]:
+async def _events(stub: Control, **of: str) -> list[dict[str, Any]]:
     request = control_pb2.WatchEventsRequest(last=_EVENTS, **of)  # type: ignore[arg-type]  # The names are fields.
     found = []
-    async for response in stub.WatchEvents(request, timeout=TIMEOUT_S, metadata=who):
+    async for response in stub.WatchEvents(request):
         found += [event_row(event) for event in response.events]
     return found
 

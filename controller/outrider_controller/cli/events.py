@@ -12,8 +12,7 @@ import click
 from outrider.metadata.events import MAX_EVENTS, EventKind
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.control import Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import document, emit_json, moment, note, output_option
 
@@ -37,7 +36,6 @@ _FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 )
 @click.option("--worker", default="", metavar="ID", help="Only about this one.")
 @click.option("--tenant", default="", metavar="NAME", help="Only about this one.")
-@context_option
 @control_option
 @output_option("table", "json")
 def events(
@@ -72,8 +70,8 @@ class Tail:
     show: Callable[[dict[str, Any]], None]
     connected: bool = False
 
-    async def read(self, stub: Control, credential: Credential) -> None:
-        async for response in stub.WatchEvents(self.request, metadata=credential):
+    async def read(self, stub: Control) -> None:
+        async for response in stub.WatchEvents(self.request, timeout=None):
             self.connected = True
             for event in response.events:
                 self.request.since = event.id
@@ -99,8 +97,8 @@ def event_row(event: control_pb2.Event) -> dict[str, Any]:
 
 
 def event_line(row: Mapping[str, Any]) -> str:
-    said = " ".join(f"{name}={_word(row['fields'][name])}" for name in _ordered(row["fields"]))
-    return f"{row['time']}  {row['kind']:<20}  {said}"
+    fields = " ".join(f"{name}={_word(row['fields'][name])}" for name in _ordered(row["fields"]))
+    return f"{row['time']}  {row['kind']:<20}  {fields}"
 
 
 def _ordered(fields: Any) -> list[str]:

@@ -9,9 +9,7 @@ import click
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import contexts
-from outrider_controller.cli.client import list_workers
-from outrider_controller.cli.control import control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import control_option, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit_json, note, output_option, table_lines
 from outrider_controller.cli.sequences import get_sequences
@@ -37,7 +35,6 @@ def get() -> None:
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
 @watch_option
-@context_option
 @control_option
 @output_option("table", "wide", "json", "yaml", "name")
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:

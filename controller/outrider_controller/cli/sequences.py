@@ -8,8 +8,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, trace_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import ask_control, control_option
 from outrider_controller.cli.output import moment, note, output_option
 from outrider_controller.cli.watching import show_rows, watch_option
 
@@ -24,7 +23,6 @@ _WIDE = (*COLUMNS, "prompt_tokens", "router", "started")
     "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, metavar="N", help="At most so many."
 )
 @watch_option
-@context_option
 @control_option
 @output_option("table", "wide", "json", "yaml", "name")
 def get_sequences(tenant: str, worker: str, limit: int, watch: bool, control: str, output: str) -> None:
@@ -35,7 +33,7 @@ def get_sequences(tenant: str, worker: str, limit: int, watch: bool, control: st
     request = control_pb2.ListSequencesRequest(limit=limit, tenant=tenant, worker_id=worker)
 
     def read() -> list[dict[str, Any]]:
-        answer = ask_control(control, lambda stub, who: stub.ListSequences(request, timeout=TIMEOUT_S, metadata=who))
+        answer = ask_control(control, lambda stub: stub.ListSequences(request))
         if answer.num_sequences > len(answer.sequences):
             note(f"{len(answer.sequences)} of {answer.num_sequences} sequences (--limit)")
         note_unreachable(answer.unreachable_routers)

@@ -10,8 +10,7 @@ import click
 from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
 
 from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option
 from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants import tenant_row
@@ -42,7 +41,6 @@ def _ttl(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
 @click.option(
     "--ttl", "ttl_s", callback=_ttl, metavar="SPAN", help="After so long it is auto again: 30s, 10m, 12h, 90d."
 )
-@context_option
 @control_option
 @output_option("text", "json")
 def set_speculation(
@@ -58,17 +56,12 @@ def set_speculation(
         max_draft_tokens=max_draft_tokens,
         ttl_ms=1000 * ttl_s,
     )
-
-    async def put(stub: Control, credential: Credential) -> tenants_pb2.SpeculationOverride:
-        answer = await stub.SetSpeculation(request, timeout=TIMEOUT_S, metadata=credential)
-        return answer.override
-
-    said = ask_control(control, put)
+    override = ask_control(control, lambda stub: stub.SetSpeculation(request)).override
     row = {
         "tenant": tenant,
         "setting": setting,
         "max_draft_tokens": max_draft_tokens,
-        "until": moment(said.until_unix_ms // 1000),
+        "until": moment(override.until_unix_ms // 1000),
     }
     if output == "json":
         emit_json("set_speculation", row)
@@ -83,7 +76,6 @@ def set_speculation(
 @click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
 @click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
 @click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
-@context_option
 @control_option
 @output_option("text", "json")
 def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
@@ -95,15 +87,13 @@ def set_quota(tenant: str, control: str, output: str, **given: str | None) -> No
         raise click.UsageError(f"nothing to set: name one of {', '.join(_flag(name) for name in _QUOTAS)}")
     bounds = {name: _bound(name, value) for name, value in given.items() if value is not None}
 
-    async def change(stub: Control, credential: Credential) -> tenants_pb2.Tenant:
-        asked = control_pb2.GetTenantRequest(name=tenant)
-        record = (await stub.GetTenant(asked, timeout=TIMEOUT_S, metadata=credential)).tenant
+    async def change(stub: Control) -> tenants_pb2.Tenant:
+        record = (await stub.GetTenant(control_pb2.GetTenantRequest(name=tenant))).tenant
         for name, value in bounds.items():
             record.quota.ClearField(name)  # type: ignore[arg-type]  # One of its fields.
             if value is not None:
                 setattr(record.quota, name, value)
-        changed = control_pb2.PutTenantsRequest(tenants=[record])
-        await stub.PutTenants(changed, timeout=TIMEOUT_S, metadata=credential)
+        await stub.PutTenants(control_pb2.PutTenantsRequest(tenants=[record]))
         return record
 
     record = ask_control(control, change)
@@ -131,18 +121,11 @@ def _bound(name: str, value: str) -> float | int | None:
 
 @click.command("explain")
 @click.argument("tenant")
-@context_option
 @control_option
 @output_option("text", "json")
 def explain(tenant: str, control: str, output: str) -> None:
     """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
-
-    async def ask(stub: Control, credential: Credential) -> control_pb2.ExplainResponse:
-        request = control_pb2.ExplainRequest(tenant=tenant)
-        answer: control_pb2.ExplainResponse = await stub.Explain(request, timeout=TIMEOUT_S, metadata=credential)
-        return answer
-
-    answer = ask_control(control, ask)
+    answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
     if output == "json":
         emit_json(
             "explain", {"tenant": tenant, "known": answer.known, "targets": [decision_row(d) for d in answer.decisions]}

@@ -23,7 +23,7 @@ from outrider.rpc.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
 from outrider.user_cache import cache_directory
 
-from outrider_controller.cli.client import list_models, list_workers
+from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import fetched

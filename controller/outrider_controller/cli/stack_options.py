@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ T = TypeVar("T")
 def stack_options(
     *, pin: bool, borrow_cores: bool = False, trace_tokens: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options and hands the command one `config: StackConfig` made of them.
+    """Adds the options and hands the command one `config: StackConfig` made of them, and of its own with such names.
 
     `pin`, `borrow_cores` and `trace_tokens` are the defaults of the options of these names; `--realtime` goes with
     `--pin`.
@@ -33,9 +34,8 @@ def stack_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def run(**given: Any) -> Any:
-            fields = {name: given.pop(name) for name in _FIELDS}
             try:
-                config = StackConfig(**fields)
+                config = StackConfig(**{f.name: given.pop(f.name) for f in fields(StackConfig) if f.name in given})
             except ValueError as error:
                 raise click.UsageError(str(error)) from None
             return command(config=config, **given)
@@ -45,33 +45,6 @@ def stack_options(
         return run
 
     return decorate
-
-
-_FIELDS = (
-    "target_model",
-    "draft_model",
-    "draft_kind",
-    "targets",
-    "tensor_parallel",
-    "drafts",
-    "routers",
-    "dtype",
-    "draft_dtype",
-    "target_quantization",
-    "draft_quantization",
-    "native_variant",
-    "require_native",
-    "pin",
-    "borrow_cores",
-    "realtime",
-    "run_ahead_tokens",
-    "num_alternatives",
-    "trace_tokens",
-    "kv_cache_bytes",
-    "metadata_url",
-    "run_dir",
-    "start_timeout_s",
-)
 
 
 def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable[[F], F]]:

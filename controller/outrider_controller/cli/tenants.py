@@ -12,8 +12,7 @@ import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 from outrider_controller.cli.certificates import create_certificates
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
 from outrider_controller.cli.redis_users import create_redis_users
 from outrider_controller.cli.spans import seconds
@@ -34,7 +33,6 @@ _QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
 @click.command("apply")
 @click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Check everything and change nothing.")
-@context_option
 @control_option
 @output_option("table", "json", "name")
 def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
@@ -43,12 +41,7 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
     Tenants that the file does not name stay as they are. Exit code 2 when the file, or a field in it, makes no sense.
     """
     request = control_pb2.PutTenantsRequest(tenants=read_tenants(filename), dry_run=dry_run)
-
-    async def put(stub: Control, credential: Credential) -> control_pb2.PutTenantsResponse:
-        answer: control_pb2.PutTenantsResponse = await stub.PutTenants(request, timeout=TIMEOUT_S, metadata=credential)
-        return answer
-
-    answer = ask_control(control, put, str(filename))
+    answer = ask_control(control, lambda stub: stub.PutTenants(request), str(filename))
     rows = [
         {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
     ]
@@ -85,7 +78,6 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--scope", "scopes", multiple=True, type=click.Choice(list(_SCOPES)), help="May be repeated; default: infer."
 )
 @click.option("--expires", "not_after", default="", callback=_unix_s, metavar="WHEN", help="30d, 12h, or 2030-01-31.")
-@context_option
 @control_option
 @output_option("table", "json")
 def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: str, output: str) -> None:
@@ -95,12 +87,7 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
     """
     scope_values = [_SCOPES[scope] for scope in scopes]
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
-
-    async def make(stub: Control, credential: Credential) -> control_pb2.CreateKeyResponse:
-        answer: control_pb2.CreateKeyResponse = await stub.CreateKey(request, timeout=TIMEOUT_S, metadata=credential)
-        return answer
-
-    answer = ask_control(control, make)
+    answer = ask_control(control, lambda stub: stub.CreateKey(request))
     if output == "json":
         emit_json("key", {"key": answer.key, **key_row(answer.info)})
         return
@@ -115,17 +102,11 @@ def revoke() -> None:
 
 @revoke.command("key")
 @click.argument("key_id", metavar="ID")
-@context_option
 @control_option
 def revoke_key(key_id: str, control: str) -> None:
     """Take a key back, by its id. Gateways that have just seen it take it for 5 s more."""
-
-    async def take(stub: Control, credential: Credential) -> control_pb2.RevokeKeyResponse:
-        request = control_pb2.RevokeKeyRequest(id=key_id)
-        answer: control_pb2.RevokeKeyResponse = await stub.RevokeKey(request, timeout=TIMEOUT_S, metadata=credential)
-        return answer
-
-    click.echo(f"{ask_control(control, take).info.id} revoked")
+    revoked = ask_control(control, lambda stub: stub.RevokeKey(control_pb2.RevokeKeyRequest(id=key_id)))
+    click.echo(f"{revoked.info.id} revoked")
 
 
 @click.group("delete")
@@ -136,45 +117,33 @@ def delete() -> None:
 @delete.command("tenant")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@context_option
 @control_option
 def delete_tenant(name: str, yes: bool, control: str) -> None:
     """Delete a tenant and revoke its keys."""
     if not yes:
         click.confirm(f"Delete {name} and revoke its keys?", abort=True, err=True)
-
-    async def remove(stub: Control, credential: Credential) -> control_pb2.DeleteTenantResponse:
-        request = control_pb2.DeleteTenantRequest(name=name)
-        answer: control_pb2.DeleteTenantResponse = await stub.DeleteTenant(
-            request, timeout=TIMEOUT_S, metadata=credential
-        )
-        return answer
-
-    click.echo(f"{name} deleted, {ask_control(control, remove).num_revoked_keys} keys revoked")
+    deleted = ask_control(control, lambda stub: stub.DeleteTenant(control_pb2.DeleteTenantRequest(name=name)))
+    click.echo(f"{name} deleted, {deleted.num_revoked_keys} keys revoked")
 
 
 @click.command("tenants")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
 @watch_option
-@context_option
 @control_option
 @output_option("table", "wide", "json", "yaml", "name")
 def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, output: str) -> None:
     """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
 
-    async def listed(stub: Control, credential: Credential) -> tuple[list[tenants_pb2.Tenant], int]:
+    async def listed(stub: Control) -> tuple[list[tenants_pb2.Tenant], int]:
         if names:
-            calls = [
-                stub.GetTenant(control_pb2.GetTenantRequest(name=name), timeout=TIMEOUT_S, metadata=credential)
-                for name in names
-            ]
+            calls = [stub.GetTenant(control_pb2.GetTenantRequest(name=name)) for name in names]
             return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
         found: list[tenants_pb2.Tenant] = []
         token = ""
         while True:
             request = control_pb2.ListTenantsRequest(page_size=min(1000, limit - len(found)), page_token=token)
-            page = await stub.ListTenants(request, timeout=TIMEOUT_S, metadata=credential)
+            page = await stub.ListTenants(request)
             found += page.tenants
             token = page.next_page_token
             if not token or len(found) >= limit:
@@ -194,28 +163,25 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
 @click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
 @watch_option
-@context_option
 @control_option
 @output_option("table", "json", "yaml", "name")
 def get_keys(tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
     """List API keys by tenant: their ids, what they open, and until when. Never the keys."""
 
     def read() -> list[dict[str, Any]]:
-        return [key_row(key) for key in ask_control(control, lambda stub, who: all_keys(stub, who, tenant, limit))]
+        return [key_row(key) for key in ask_control(control, lambda stub: all_keys(stub, tenant, limit))]
 
     show_rows("keys", read, KEY_COLUMNS, output, watch=watch)
 
 
-async def all_keys(
-    stub: Control, credential: Credential, tenant: str = "", limit: int = 1_000_000
-) -> list[tenants_pb2.ApiKey]:
+async def all_keys(stub: Control, tenant: str = "", limit: int = 1_000_000) -> list[tenants_pb2.ApiKey]:
     """Of one tenant or of all, page by page."""
     found: list[tenants_pb2.ApiKey] = []
     token = ""
     while True:
         size = min(1000, limit - len(found))
         request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
-        page = await stub.ListKeys(request, timeout=TIMEOUT_S, metadata=credential)
+        page = await stub.ListKeys(request)
         found += page.keys
         token = page.next_page_token
         if not token or len(found) >= limit:

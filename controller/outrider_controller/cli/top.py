@@ -14,8 +14,7 @@ import click
 import grpc
 from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit_json, output_option, table_lines
 from outrider_controller.cli.sequences import acceptance, note_unreachable
@@ -66,7 +65,6 @@ class Sample:
     metavar="S",
     help="Over which rates are reckoned.",
 )
-@context_option
 @control_option
 @output_option("table", "json")
 def top(once: bool, interval: float, control: str, output: str) -> None:
@@ -100,25 +98,25 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
 
 
 def _sample(control: str) -> Sample:
-    async def ask(stub: Control, who: Credential) -> Sample:
+    async def ask(stub: Control) -> Sample:
         asked = control_pb2.ListActivitiesRequest()
-        activities = await stub.ListActivities(asked, timeout=TIMEOUT_S, metadata=who)
+        activities = await stub.ListActivities(asked)
         at_s = time.monotonic()
-        workers = await stub.ListWorkers(control_pb2.ListWorkersRequest(), timeout=TIMEOUT_S, metadata=who)
+        workers = await stub.ListWorkers(control_pb2.ListWorkersRequest())
         by_name = {(one.tenant, one.worker_id): one for one in activities.activities}
         busiest = sorted((one for one in activities.activities if one.tenant), key=lambda one: -one.num_running)
         names = [one.tenant for one in busiest[:_EXPLAINED]]
-        decisions = await asyncio.gather(*(_decisions(stub, who, name) for name in names))
+        decisions = await asyncio.gather(*(_decisions(stub, name) for name in names))
         unreachable = list(activities.unreachable_routers)
         return Sample(at_s, list(workers.workers), by_name, unreachable, dict(zip(names, decisions, strict=True)))
 
     return ask_control(control, ask)
 
 
-async def _decisions(stub: Control, who: Credential, tenant: str) -> Sequence[policy_pb2.TenantDecision]:
+async def _decisions(stub: Control, tenant: str) -> Sequence[policy_pb2.TenantDecision]:
     """Nothing where nobody can say: another control plane leads, or may be asked by others only."""
     try:
-        answer = await stub.Explain(control_pb2.ExplainRequest(tenant=tenant), timeout=TIMEOUT_S, metadata=who)
+        answer = await stub.Explain(control_pb2.ExplainRequest(tenant=tenant))
     except grpc.RpcError:
         return ()
     return answer.decisions

@@ -60,9 +60,6 @@ def up(
     context: str,
     check_config: bool,
     output: str,
-    http_port: int,
-    grpc_port: int,
-    control_port: int,
 ) -> int:
     """Start the whole stack on this machine; Ctrl-C stops all of it.
 
@@ -75,7 +72,6 @@ def up(
     Exit code 0 after Ctrl-C or SIGTERM; 1 with the end of the log when a process does not start, or dies with
     --no-restart; 130 when interrupted before everything was up.
     """
-    config = replace(config, http_port=http_port, grpc_port=grpc_port, control_port=control_port)
     if check_config:
         click.echo(json.dumps(masked(config), indent=2))
         return ExitCode.OK

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import click
 from outrider.rpc.v1 import usage_pb2
 
-from outrider_controller.cli.control import TIMEOUT_S, Control, Credential, ask_control, control_option
-from outrider_controller.cli.endpoints import context_option
+from outrider_controller.cli.control import ask_control, control_option
 from outrider_controller.cli.output import moment, output_option, print_rows
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
@@ -35,7 +34,6 @@ def _ago(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.argument("tenant", default="", metavar="[TENANT]")
 @click.option("--since", callback=_ago, default="24h", show_default=True, metavar="TIME", help="From so long ago on.")
 @click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="A row for each.")
-@context_option
 @control_option
 @output_option("table", "wide", "json", "yaml")
 def get_usage(tenant: str, since: int, by: str, control: str, output: str) -> None:
@@ -44,16 +42,9 @@ def get_usage(tenant: str, since: int, by: str, control: str, output: str) -> No
     Whole hours are told: the one that --since falls into is the first. Times are in seconds. Useful is what accepted
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
-
-    async def ask(stub: Control, credential: Credential) -> usage_pb2.GetUsageResponse:
-        request = usage_pb2.GetUsageRequest(
-            tenant=tenant,
-            since_unix_s=max(1, int(time.time()) - since),
-            by=usage_pb2.UsageInterval.ValueType(_INTERVALS[by]),
-        )
-        return await stub.GetUsage(request, timeout=TIMEOUT_S, metadata=credential)
-
-    rows = [_row(row) for row in ask_control(control, ask).rows]
+    interval = usage_pb2.UsageInterval.ValueType(_INTERVALS[by])
+    request = usage_pb2.GetUsageRequest(tenant=tenant, since_unix_s=max(1, int(time.time()) - since), by=interval)
+    rows = [_row(row) for row in ask_control(control, lambda stub: stub.GetUsage(request)).rows]
     shown = ("tenant", "since", *_TOKENS) if by != "total" else ("tenant", *_TOKENS)
     shown = (*shown, *_DRAFTED, *_TIMES) if output == "wide" else (*shown, "target_s", "draft_s")
     print_rows("usage", "usage", rows, shown, output)

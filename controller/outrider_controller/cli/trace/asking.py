@@ -13,9 +13,8 @@ from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.channels import cluster_channel, gateway_channel
-from outrider_controller.cli.contexts import operator_token
-from outrider_controller.cli.control import TIMEOUT_S, call_control
+from outrider_controller.cli.channels import gateway_channel
+from outrider_controller.cli.control import call_control, operator_channel
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
 from outrider_controller.cli.trace.tokens import TokenBytes
@@ -43,9 +42,7 @@ class Source:
         """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
         if not self.routers:
             asked = control_pb2.ControlServiceGetTraceRequest(request_id=request_id)
-            answer = await call_control(
-                self.control, lambda stub, who: stub.GetTrace(asked, timeout=TIMEOUT_S, metadata=who)
-            )
+            answer = await call_control(self.control, lambda stub: stub.GetTrace(asked))
             return list(answer.traces)
         parts: list[trace.RequestTrace] = []
         refusal: CommandError | None = None
@@ -61,17 +58,9 @@ class Source:
 
 async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
     """Raises CommandError."""
-    async with cluster_channel(Role.ROUTER, router) as channel:
-        stub = trace_pb2_grpc.TraceServiceStub(channel)
-        try:
-            answer = await stub.GetTrace(
-                trace.GetTraceRequest(request_id=request_id),
-                timeout=_TIMEOUT_S,
-                metadata=bearer(operator_token()),
-            )
-        except grpc.RpcError as error:
-            raise CommandError.of(from_rpc_error(error), f"router at {router}") from error
-        return answer.traces
+    async with operator_channel(Role.ROUTER, router) as channel:
+        request = trace.GetTraceRequest(request_id=request_id)
+        return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(request)).traces)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.endpoints import context_option, endpoint_option
+from outrider_controller.cli.control import control_option
+from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.output import colours, emit_json, json_file_option, output_option, write_json
 from outrider_controller.cli.trace import asking, table
 from outrider_controller.cli.trace.rows import trace_row
@@ -22,8 +23,7 @@ _SETTLE_S = 1.0
 
 @click.command("trace")
 @click.argument("request_id", metavar="REQUEST")
-@context_option
-@endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+@control_option
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
 @click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this one itself; may be repeated.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")

@@ -21,7 +21,7 @@ class Control:
         self.shown: list[str] = []
         self.tail = Tail(control_pb2.WatchEventsRequest(follow=True), lambda row: self.shown.append(row["id"]))
 
-    def WatchEvents(self, request: Any, metadata: object) -> AsyncIterator[control_pb2.WatchEventsResponse]:
+    def WatchEvents(self, request: Any, timeout: None) -> AsyncIterator[control_pb2.WatchEventsResponse]:
         self.asked.append(request.since)
         return self.said()
 
@@ -35,7 +35,7 @@ class Control:
             raise CommandError("gone", code)
 
     def keep_reading(self) -> None:
-        self.tail.keep_reading(lambda: asyncio.run(self.tail.read(self, ())), pause_s=0)  # type: ignore[arg-type]
+        self.tail.keep_reading(lambda: asyncio.run(self.tail.read(self)), pause_s=0)  # type: ignore[arg-type]
 
 
 def test_what_happened_while_the_control_plane_was_away_is_told_when_it_is_back() -> None:
