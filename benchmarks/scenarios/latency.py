@@ -147,7 +147,6 @@ def latency(
     behaviours: tuple[str, ...],
     ignore_eos: bool,
     block: int,
-    prefix_cache: bool,
     json_file: Path | None,
 ) -> int:
     """How much faster is one stream with speculation than without?
@@ -167,11 +166,16 @@ def latency(
     prompts = spread(read_prompts(prompts_file), num_prompts)
     asked = Asked(prompts, tuple(dict.fromkeys(arms)), max_tokens, ignore_eos, block)
     conditions = [Condition(draft, added) for draft, added in product(behaviours, added_ms)]
-    found = run_async(_measured(replace(config, prefix_cache=prefix_cache), asked, conditions))
+    found = run_async(_measured(config, asked, conditions))
     show(
         table([row for one in found for row in rows(one, with_categories=len(found) == 1)]), "\n".join(_verdicts(found))
     )
-    about = {"arms": asked.arms, "max_tokens": max_tokens, "prefix_cache": prefix_cache, "ignore_eos": ignore_eos}
+    about = {
+        "arms": asked.arms,
+        "max_tokens": max_tokens,
+        "prefix_cache": config.prefix_cache,
+        "ignore_eos": ignore_eos,
+    }
     holds = all(one["holds"] for one in found)
     return finish("latency", {"holds": holds, **about, "block": block, "conditions": found}, json_file)
 
