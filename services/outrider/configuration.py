@@ -16,7 +16,7 @@ import json
 import os
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="DataclassInstance")
 
 _MAX_FILE_BYTES = 1 << 20
+_MAX_DEPTH = 32
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -300,27 +301,30 @@ def _from_file(cls: type[Any], file: str) -> dict[str, Given]:
     return {name: Given(value, file) for name, value in given.items()}
 
 
-def read_mapping(file: str | Path) -> dict[str, Any]:
+def read_mapping(file: str | Path, max_bytes: int = _MAX_FILE_BYTES) -> dict[str, Any]:
     """A YAML file that holds one mapping. Raises ConfigError that names the file, and the line where there is one."""
     # Only here: most processes have no file.
     import yaml
 
     try:
         with open(file, encoding="utf-8") as opened:
-            text = opened.read(_MAX_FILE_BYTES + 1)
-        if len(text) > _MAX_FILE_BYTES:
-            raise ConfigError(f"{file}: at most {_MAX_FILE_BYTES} bytes")
-        node = yaml.compose(text, yaml.SafeLoader)
+            text = opened.read(max_bytes + 1)
+        if len(text) > max_bytes:
+            raise ConfigError(f"{file}: at most {max_bytes} bytes")
+        kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        _check_depth(file, yaml.parse(text, kind))
+        loader = kind(text)
+        node = loader.get_single_node()
         if node is None:
             return {}
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{file}: has to hold names with values, as in `drain_timeout: 30`")
-        _check_names(file, [key for key, _ in node.value])
-        loaded: dict[str, Any] = yaml.safe_load(text)
+            raise ConfigError(f"{file}: has to be a mapping, names with values, as in `drain_timeout: 30`")
+        _check_names(file, node)
+        loaded: dict[str, Any] = loader.construct_document(node)
         return loaded
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         mark = getattr(error, "problem_mark", None)
@@ -328,13 +332,36 @@ def read_mapping(file: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {where}this is no YAML: {getattr(error, 'problem', None) or error}") from None
 
 
-def _check_names(file: str | Path, keys: Sequence[Any]) -> None:
-    """YAML itself would take the last of two lines for one option."""
-    seen = set()
-    for key in keys:
-        if not isinstance(key.value, str) or key.value in seen:
-            raise ConfigError(f"{file}: line {key.start_mark.line + 1}: {key.value}: is there twice, or is no name")
-        seen.add(key.value)
+def _check_depth(file: str | Path, events: Iterable[Any]) -> None:
+    """Of what the parser meets. The loader in C calls itself for each level, and ends the process when it runs out."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise ConfigError(f"{file}: nested too deeply")
+
+
+def _check_names(file: str | Path, root: Any) -> None:
+    """Of every mapping in it. YAML itself would take the last of two lines for one name."""
+    nodes, looked_at = [root], set()
+    while nodes:
+        node = nodes.pop()
+        # An alias is the node that it stands for.
+        if id(node) in looked_at or not isinstance(node.value, list):
+            continue
+        looked_at.add(id(node))
+        if node.id == "sequence":
+            nodes += node.value
+            continue
+        names = set()
+        for key, value in node.value:
+            if not isinstance(key.value, str) or key.value in names:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"{file}: line {line}: {key.value}: is there twice, or is no name")
+            names.add(key.value)
+            nodes.append(value)
 
 
 class _Parser(argparse.ArgumentParser):

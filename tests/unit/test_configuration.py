@@ -146,8 +146,8 @@ def test_a_secret_comes_from_a_file_and_is_not_printed(file: Path, capsys: pytes
         ("name: [x]\n", "name: \"['x']\" is not text ({file})"),
         ("inner_colour: green\n", "inner_colour: 'green' is not one of red, blue ({file})"),
         ("wait: 1\nwait: 2\n", "{file}: line 2: wait: is there twice, or is no name"),
-        ("- wait\n", "{file}: has to hold names with values, as in `drain_timeout: 30`"),
-        ("wait: [\n", "{file}: line 2: this is no YAML: expected the node content, but found '<stream end>'"),
+        ("- wait\n", "{file}: has to be a mapping, names with values, as in `drain_timeout: 30`"),
+        ("wait: [\n", "{file}: line 2: this is no YAML: "),
         ("wait: !!python/name:os.system\n", "{file}: line 1: this is no YAML: could not determine a constructor"),
         ("key_file: /nonexistent\n", "key_file: [Errno 2] No such file or directory: '/nonexistent' ({file})"),
     ],
@@ -322,3 +322,22 @@ def test_a_file_is_read_up_to_a_bound(file: Path) -> None:
     file.write_text("#" * (2 << 20))
     with pytest.raises(ConfigError, match="at most 1048576 bytes"):
         read_mapping(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: " + "[" * 100_000, "nested too deeply"),
+        ("a:\n- {b: 1}\n- {b: 1, c: {d: 1, d: 2}}\n", "line 3: d: is there twice"),
+    ],
+)
+def test_a_file_that_would_be_taken_amiss_is_refused(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_mapping(file)
+
+
+def test_a_list_that_holds_itself_is_read(file: Path) -> None:
+    file.write_text("a: &a [*a]\n")
+    (inner,) = read_mapping(file)["a"]
+    assert inner is inner[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from outrider.configuration import ConfigError, read_mapping
 from outrider.rpc.v1 import tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode
@@ -34,16 +34,10 @@ _KINDS: dict[type, str] = {
 
 def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
     """The tenants that the file lists under `tenants`. Raises CommandError that names the file and the field."""
-    if (size := file.stat().st_size) > MAX_FILE_BYTES:
-        raise _refused(f"{file}: {size} bytes; at most {MAX_FILE_BYTES}. Apply tenants in several files")
     try:
-        document = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise _refused(f"{file}: {where}this is no YAML: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise _refused(f"{file}: nested too deeply") from None
+        document = read_mapping(file, MAX_FILE_BYTES)
+    except ConfigError as error:
+        raise _refused(str(error)) from None
     top = _mapping(f"{file}", document, {"tenants": list})
     if "tenants" not in top:
         raise _refused(f"{file}: tenants: is missing")

@@ -24,7 +24,7 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [("target: 2\n", "target: is no option"), ("targets: many\n", "--targets"), ("- x\n", "has to hold names")],
+    [("target: 2\n", "target: is no option"), ("targets: many\n", "--targets"), ("- x\n", "has to be a mapping")],
 )
 def test_a_bad_line_of_the_file_is_a_usage_error(
     content: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
