@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -229,6 +230,7 @@ class RouterProcess(Process):
     ) -> None:
         super().__init__(name, address, network)
         self.telemetry = RouterTelemetry(CollectorRegistry(), store)
+        self._stack = AsyncExitStack()
         self.dispatcher = Dispatcher(
             store,
             config,
@@ -241,12 +243,11 @@ class RouterProcess(Process):
         router_pb2_grpc.add_RouterServiceServicer_to_server(self.servicer, network.listen(self.host, address))
 
     async def start(self) -> None:
-        await self.telemetry.__aenter__()
-        await self.dispatcher.__aenter__()
+        await self._stack.enter_async_context(self.telemetry.events.running())
+        await self._stack.enter_async_context(self.dispatcher)
 
     async def stop(self) -> None:
-        await self.dispatcher.__aexit__()
-        await self.telemetry.__aexit__()
+        await self._stack.aclose()
 
     async def kill(self) -> None:
         await super().kill()

@@ -176,7 +176,7 @@ async def running_control(
     async with AsyncExitStack() as stack:
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
-        events = await stack.enter_async_context(EventWriter(store))
+        events = await stack.enter_async_context(EventWriter(store).running())
         webhook_metrics = WebhookMetrics(ops.registry)
         webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
         if webhook is not None:

@@ -316,7 +316,8 @@ async def running_router(
     ops = Ops("router", config)
     info = own_info(worker.WORKER_ROLE_ROUTER, max_sequences=config.admission.max_sessions)
     async with AsyncExitStack() as stack:
-        telemetry = await stack.enter_async_context(RouterTelemetry(ops.registry, store))
+        telemetry = RouterTelemetry(ops.registry, store)
+        await stack.enter_async_context(telemetry.events.running())
         connect = connect_to(Role.TARGET, config.tls)
         dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect))
         await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id))

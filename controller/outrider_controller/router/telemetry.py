@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class RouterTelemetry:
-    """One per router; its methods never wait. `async with` it: events are written by a task of its own."""
+    """One per router; its methods never wait. Events are written while `events` is running."""
 
     def __init__(self, registry: CollectorRegistry, events: EventStream) -> None:
         self._metrics = RouterMetrics(registry)
@@ -35,13 +35,6 @@ class RouterTelemetry:
         )
         self._running = Gauge("outrider_router_requests_running", "Requests this router carries.", registry=registry)
         self.events = EventWriter(events)
-
-    async def __aenter__(self) -> RouterTelemetry:
-        await self.events.__aenter__()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.events.__aexit__()
 
     def rounds(self, done: list[Round]) -> None:
         """Those of one engine step."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from outrider.metadata.events import EventKind, FieldValue
+from outrider.supervision import beside
 
 log = logging.getLogger(__name__)
 
@@ -33,28 +34,25 @@ class _Pending:
 
 
 class EventWriter:
-    """Owned by one event loop. `async with` it."""
+    """Owned by one event loop."""
 
     def __init__(self, stream: EventStream) -> None:
         self._stream = stream
         self._pending: dict[tuple[object, ...], _Pending] = {}
         self._filled = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self.num_dropped = 0
         """Events that came faster than the store took them."""
 
-    async def __aenter__(self) -> EventWriter:
-        self._task = asyncio.create_task(self._run(), name="events writer")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        # What was said last, such as why this process leaves. The store bounds the time that it takes.
-        while self._pending:
-            await self._write_next()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[EventWriter]:
+        """Writes until the block is left, and then what was said last, such as why this process leaves."""
+        try:
+            async with beside(self._run(), "events writer"):
+                yield self
+        finally:
+            # The store bounds the time that it takes.
+            while self._pending:
+                await self._write_next()
 
     def emit(self, kind: EventKind, fields: Mapping[str, FieldValue], *, request_id: str = "") -> None:
         """Never waits and never raises. Equal events that wait together become one, with their `count`, and with the
@@ -70,7 +68,7 @@ class EventWriter:
             self._pending[key] = _Pending({**fields, **({"request_id": request_id} if request_id else {})})
             self._filled.set()
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         while True:
             await self._filled.wait()
             await self._write_next()

@@ -144,7 +144,7 @@ async def test_without_a_control_plane_a_router_plans_by_itself(fleet: Any) -> N
 
 
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
-    async with EventWriter(fleet.store) as events:
+    async with EventWriter(fleet.store).running() as events:
         store = fleet.store
         demand = Demand(CollectorRegistry())
         parts = (store.plans, store.tenants, events, demand, store)

@@ -27,7 +27,7 @@ class Stream:
 async def test_what_many_requests_meet_in_one_moment_is_one_event_with_a_count() -> None:
     stream = Stream()
     stream.open.set()
-    async with EventWriter(stream) as events:
+    async with EventWriter(stream).running() as events:
         for number in range(1000):
             events.emit(EventKind.TARGET_LOST, {"worker_id": "t1", "reason": "connection"}, request_id=f"r{number}")
         events.emit(EventKind.TARGET_LOST, {"worker_id": "t2", "reason": "connection"}, request_id="other")
@@ -38,7 +38,7 @@ async def test_what_many_requests_meet_in_one_moment_is_one_event_with_a_count()
 
 async def test_a_store_that_hangs_costs_events_and_never_a_caller() -> None:
     stream = Stream()
-    async with EventWriter(stream) as events:
+    async with EventWriter(stream).running() as events:
         for number in range(400):
             events.emit(EventKind.WORKER_JOINED, {"worker_id": f"w{number}"})
         assert events.num_dropped == 400 - 256
@@ -50,7 +50,7 @@ async def test_one_event_that_cannot_be_written_does_not_keep_the_next_ones() ->
     stream = Stream()
     stream.open.set()
     stream.broken = True
-    async with EventWriter(stream) as events:
+    async with EventWriter(stream).running() as events:
         events.emit(EventKind.WORKER_LOST, {"worker_id": "w1"})
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -53,7 +53,7 @@ async def test_no_news_are_the_first_workers_those_missing_while_the_store_is_aw
     stream.open.set()
     leases = Leases(lease("a"))
     leads = [True]
-    async with EventWriter(stream) as events:
+    async with EventWriter(stream).running() as events:
         watch = FleetWatch(leases, leases, events, leads=lambda: leads[0])
         await watch.look()
         leases.records, leases.available = [], False
@@ -78,7 +78,7 @@ async def test_a_drain_is_done_once_nothing_runs_for_a_while_and_that_is_said_on
     busy = replace(lease("a"), cordon=cordon, load=worker.WorkerLoad(num_sequences=1))
     idle = replace(busy, load=worker.WorkerLoad())
     leases = Leases(busy, replace(lease("b"), cordon=only_cordoned))
-    async with EventWriter(stream) as events:
+    async with EventWriter(stream).running() as events:
         watch = FleetWatch(leases, leases, events, wall_clock=lambda: at_s[0])
         for at_s[0], leases.records[0] in ((1010.0, busy), (1002.0, idle), (1011.0, idle), (1012.0, idle)):
             await watch.look()

@@ -76,7 +76,7 @@ async def test_an_alert_arrives_signed_so_that_the_receiver_knows_whose_it_is(re
     counted, stream = Counter[str](), Stream()
     stream.open.set()
     async with Webhook(WebhookConfig(receiver.url, SECRET), lambda result: counted.update([result])) as webhook:
-        async with EventWriter(stream) as events:
+        async with EventWriter(stream).running() as events:
             AlertReport(events, webhook)([change(), change(raised=False)])
         await until(counted, delivered=2)
     data = {"alert": "output_loops", "tenant": "acme", "model": "m", "reason": "0.99 of the last 1000"}
