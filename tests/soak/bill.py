@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from outrider.errors import OutriderError
@@ -135,8 +135,8 @@ async def _killed(fleet: _Fleet, after_s: float) -> bool:
     history: list[tuple[float, float]] = []
     async with _router(fleet) as router:
 
-        async def client(number: int) -> None:
-            while router.process.returncode is None:
+        async def client(number: int) -> NoReturn:
+            while True:
                 await _ask(router, number, fleet.chance)
 
         clients = [asyncio.create_task(client(number)) for number in range(_CONCURRENCY // 2)]
@@ -147,7 +147,10 @@ async def _killed(fleet: _Fleet, after_s: float) -> bool:
         router.process.kill()
         killed_s = time.monotonic()
         await router.process.wait()
-        await asyncio.gather(*clients)
+        # One that has just asked anew would wait for the router to come back.
+        for client_task in clients:
+            client_task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
     await fleet.idle()
     used = fleet.spent()["target_us"] - before["target_us"]
     lost = used - ((await fleet.billed())["target_us"] - bills["target_us"])
