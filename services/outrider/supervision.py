@@ -68,6 +68,14 @@ async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def stop(task: asyncio.Task[Any] | None) -> None:
+    """Cancels a task and returns once it has ended. None stands for one that never began."""
+    if task is not None:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, NoReturn], name: str) -> AsyncIterator[None]:
     """Runs what never ends beside the block, until the block is left."""
@@ -75,6 +83,4 @@ async def beside(work: Coroutine[Any, Any, NoReturn], name: str) -> AsyncIterato
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await stop(task)

@@ -18,7 +18,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPException
@@ -27,6 +26,7 @@ from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from outrider.configuration import Option
+from outrider.supervision import stop
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +112,7 @@ class Webhook:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await stop(self._task)
 
     def send(self, kind: str, data: Mapping[str, str]) -> None:
         """Never waits. Where too many wait already, the message is dropped and counted."""

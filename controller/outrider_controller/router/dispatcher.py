@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -18,7 +18,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.supervision import Backoff, keep_running
+from outrider.supervision import Backoff, keep_running, stop
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import TargetState
@@ -89,10 +89,7 @@ class Dispatcher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._planning is not None:
-            self._planning.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._planning
+        await stop(self._planning)
         await self.fleet.__aexit__()
 
     @property

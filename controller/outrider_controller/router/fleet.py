@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 from outrider.errors import Unavailable
@@ -17,10 +17,11 @@ from outrider.metadata import LeaseRecord
 from outrider.metadata.lease import HEARTBEAT_S
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import control_pb2, target_pb2_grpc
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import Backoff, keep_running, until_first_ends
+from outrider.supervision import Backoff, keep_running, stop, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.failover import TargetKey
@@ -98,10 +99,7 @@ class Fleet:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await stop(self._task)
         await asyncio.gather(*(link.stop() for link in self.targets.values()))
 
     def live_targets(self, model: str) -> list[TargetLink]:
@@ -246,10 +244,6 @@ async def _keep_refreshing(fleet: Fleet, pause_s: float) -> None:
 # -- the connection to one target
 
 
-class LinkDown(Exception):
-    """The stream is unusable; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Listener:
     """Whoever the links report to. Called in the event loop; must neither raise nor block."""
@@ -294,9 +288,7 @@ class TargetLink:
         return self.worker_id, self.generation
 
     async def stop(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await stop(self._task)
 
 
 class _Connection:
@@ -335,11 +327,13 @@ class _Connection:
         request = target.TargetServiceGetInfoRequest()
         reply = await stub.GetInfo(request, timeout=self._config.connect_timeout_s)
         if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self._owner.worker_id):
-            raise LinkDown(problem)
+            raise StreamEnded(problem)
         call, why = stub.Verify(), "the link was stopped"
         try:
             self._came_up(reply)
-            await until_first_ends(self._read(call), self._write(call), self._watch(stub))
+            await until_first_ends(
+                read_stream(call, self._replied), write_stream(call, self._owner.outbox.take), self._watch(stub)
+            )
         except Exception as error:
             why = _problem(error)
             raise
@@ -369,24 +363,9 @@ class _Connection:
         finally:
             owner.open_sequences.clear()
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            reply = await call.read()
-            if reply is grpc.aio.EOF:
-                raise LinkDown(f"stream ended: {await call.details() or await call.code()}")
-            if reply is None:
-                # What gRPC gives for bytes that do not parse.
-                raise LinkDown("a message cannot be read")
-            self._received_s = self._clock()
-            self._listener.replied(self._owner, reply)
-
-    async def _write(self, call: Any) -> None:
-        while True:
-            message = await self._owner.outbox.take()
-            try:
-                await call.write(message)
-            except asyncio.InvalidStateError as error:
-                raise LinkDown("stream ended while writing") from error
+    def _replied(self, reply: target.VerifyResponse) -> None:
+        self._received_s = self._clock()
+        self._listener.replied(self._owner, reply)
 
     async def _watch(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
         """Gives the stream up when it is silent and the worker does not answer either, or silent for too long."""
@@ -401,10 +380,10 @@ class _Connection:
                 failed = 0
                 continue
             if silent_s > self._failover.max_silence_s:
-                raise LinkDown(f"silent for {silent_s:.0f} s")
+                raise StreamEnded(f"silent for {silent_s:.0f} s")
             failed = 0 if await self._answers(stub) else failed + 1
             if failed >= self._failover.max_failed_probes:
-                raise LinkDown(f"silent for {silent_s:.1f} s, and does not answer")
+                raise StreamEnded(f"silent for {silent_s:.1f} s, and does not answer")
 
     async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
         """Whatever it answers: one that drains, or is not ready for others, still works on what it has."""
@@ -415,7 +394,7 @@ class _Connection:
         return True
 
 
-_FORESEEN = (LinkDown, grpc.RpcError, TimeoutError)
+_FORESEEN = (StreamEnded, grpc.RpcError, TimeoutError)
 
 
 def _problem(error: Exception) -> str:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,6 +16,7 @@ from outrider.metadata.ledger import HOUR_S, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.supervision import stop
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +113,7 @@ class LedgerWriter:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        await stop(self._task)
         await self.flush()
 
     async def flush(self) -> None:

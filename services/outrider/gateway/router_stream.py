@@ -10,14 +10,14 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
 from outrider.protocol.errors import from_route_error
 from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.rpc.status import from_rpc_error
+from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
-from outrider.supervision import until_first_ends
+from outrider.supervision import stop, until_first_ends
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +93,7 @@ class _Connection:
             self._last(0).cancelled.append(call_id)
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await stop(self._task)
         self._break(make_error(Code.CANCELLED, "the gateway closed the stream"))
 
     def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
@@ -109,21 +108,17 @@ class _Connection:
 
     async def _ended(self) -> OutriderError:
         """Returns once the stream has ended, with what its requests are to hear."""
+        problem = ""
         try:
-            await until_first_ends(self._read(), self._write())
+            await until_first_ends(read_stream(self._call, self._hand_out), write_stream(self._call, self._take))
         except grpc.RpcError as error:
             return from_rpc_error(error)
+        except StreamEnded as ended:
+            problem = str(ended)
         except Exception as error:
             log.exception("a stream to a router failed")
-            return make_error(Code.UNAVAILABLE, f"the stream failed: {type(error).__name__}")
-        return make_error(Code.UNAVAILABLE, "the router ended the stream")
-
-    async def _read(self) -> None:
-        while (message := await self._call.read()) is not grpc.aio.EOF:
-            if message is None:
-                # What gRPC gives for bytes that do not parse.
-                raise DecodeError("a message of the router")
-            self._hand_out(message)
+            problem = type(error).__name__
+        return make_error(Code.UNAVAILABLE, f"the router ended the stream: {problem}")
 
     def _hand_out(self, message: router_pb2.RouteManyResponse) -> None:
         for response in message.responses:
@@ -134,16 +129,11 @@ class _Connection:
             if rounds := self._rounds.get(error.call_id):
                 rounds.put_nowait(from_route_error(error))
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                while not self._pending:
-                    self._filled.clear()
-                    await self._filled.wait()
-                await self._call.write(self._pending.popleft())
-        except asyncio.InvalidStateError:
-            # The stream has ended.
-            return
+    async def _take(self) -> router_pb2.RouteManyRequest:
+        while not self._pending:
+            self._filled.clear()
+            await self._filled.wait()
+        return self._pending.popleft()
 
     def _break(self, error: OutriderError) -> None:
         self.broken = True

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from outrider.metadata.directory import LeaseRecord
 from outrider.rpc.v1 import worker_pb2
-from outrider.supervision import Backoff, keep_running
+from outrider.supervision import Backoff, keep_running, stop
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,7 @@ class Lease:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await stop(self._task)
         await self._writer.remove_lease(self)
 
     async def _run(self) -> None:

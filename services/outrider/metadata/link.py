@@ -10,7 +10,6 @@ hiccup (our own event loop may have stalled) a few milliseconds without metadata
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -25,6 +24,7 @@ from redis.backoff import NoBackoff
 from outrider.metadata.address import open_pool
 from outrider.metadata.counters import StoreCounters
 from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.supervision import stop
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +87,7 @@ class RedisLink:
         return await self._try(work, self._background_timeout_s, Answers.NOT)
 
     async def close(self) -> None:
-        if self._recovery is not None:
-            self._recovery.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._recovery
+        await stop(self._recovery)
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 

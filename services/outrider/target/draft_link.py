@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -15,7 +14,9 @@ from outrider.errors import Unavailable
 from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.channel import Connect
+from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
+from outrider.supervision import stop, until_first_ends
 from outrider.worker.events import SequenceKey
 
 log = logging.getLogger(__name__)
@@ -79,9 +80,7 @@ class DraftLink:
         return key
 
     async def stop(self) -> None:
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await stop(self._task)
 
     async def _run(self) -> None:
         reason = UNREACHABLE
@@ -92,7 +91,9 @@ class DraftLink:
                 problem = "another worker answers at its address"
                 if reply.info.worker_id == self.worker_id:
                     reason = "DRAFT_GONE"
-                    problem = await self._serve(stub, stub.Draft())
+                    await self._serve(stub)
+        except StreamEnded as ended:
+            problem = str(ended)
         except grpc.RpcError as error:
             problem = (error.details() if isinstance(error, grpc.aio.AioRpcError) else "") or "the connection broke"
         except Exception as error:
@@ -100,41 +101,21 @@ class DraftLink:
             problem = type(error).__name__
         self._ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
 
-    async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub, call: Any) -> str:
-        """Reads, writes and watches until one of the three ends, then ends all. Returns why."""
-        tasks = [
-            asyncio.create_task(self._read(call), name=f"read {self.worker_id}"),
-            asyncio.create_task(self._write(call), name=f"write {self.worker_id}"),
-            asyncio.create_task(self._watch(stub), name=f"watch {self.worker_id}"),
-        ]
+    async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
+        """Reads, writes and watches until one of the three ends, then ends all. Raises StreamEnded."""
+        call: Any = stub.Draft()
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+            await until_first_ends(
+                read_stream(call, self._take_reply), write_stream(call, self.outbox.take), self._watch(stub)
+            )
         finally:
             call.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, call: Any) -> str:
-        while True:
-            reply = await call.read()
-            if reply is grpc.aio.EOF:
-                return await call.details() or "its stream ended"
-            if reply is None:
-                return "a message cannot be read"
-            self._received, self._asked_s = True, None
-            self._replied(self, reply)
+    def _take_reply(self, reply: draft_pb2.DraftResponse) -> None:
+        self._received, self._asked_s = True, None
+        self._replied(self, reply)
 
-    async def _write(self, call: Any) -> str:
-        while True:
-            message = await self.outbox.take()
-            try:
-                await call.write(message)
-            except asyncio.InvalidStateError:
-                return "its stream ended while writing"
-
-    async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> str:
+    async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
         failed, idle_s = 0, 0.0
         while failed < _MAX_FAILED_PROBES:
             self._received = False
@@ -142,15 +123,15 @@ class DraftLink:
             idle_s = 0.0 if self.keys else idle_s + _SILENCE_S
             if idle_s >= _MAX_IDLE_S:
                 self._idle(self)
-                return "nothing is open there"
+                raise StreamEnded("nothing is open there")
             if self._received or not self.keys:
                 failed = 0
                 continue
             if self._asked_s is not None and asyncio.get_running_loop().time() - self._asked_s > _MAX_UNANSWERED_S:
-                return "it answers nothing of what it is asked"
+                raise StreamEnded("it answers nothing of what it is asked")
             try:
                 await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_SILENCE_S)
                 failed = 0
             except grpc.RpcError:
                 failed += 1
-        return "it is silent, and does not answer"
+        raise StreamEnded("it is silent, and does not answer")

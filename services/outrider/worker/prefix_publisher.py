@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from outrider.rpc.v1 import worker_pb2
+from outrider.supervision import stop
 
 if TYPE_CHECKING:
     from outrider.metadata.store import MetadataStore
@@ -27,9 +28,7 @@ class PrefixPublisher:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await stop(self._task)
 
     def note(self, added: list[bytes], removed: list[bytes]) -> None:
         """Block hashes that came and went. Never waits."""
