@@ -88,7 +88,11 @@ topologySpreadConstraints:
 {{- end -}}
 
 {{- define "outrider.podMetadata" -}}
-labels: {{- include "outrider.labels" . | nindent 2 }}
+labels:
+  {{- include "outrider.labels" . | nindent 2 }}
+  {{- with .node }}
+  outrider/ray-node: {{ . }}
+  {{- end }}
 {{- with .root.Values.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -115,6 +119,16 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .placement.env }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Of the process that tells of alerts. */}}
+{{- define "outrider.alertEnv" -}}
+{{- with .root.Values.alerts.webhookSecret -}}
+- name: OUTRIDER_ALERT_WEBHOOK
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: url}}
+- name: OUTRIDER_ALERT_WEBHOOK_SECRET_FILE
+  value: /run/secrets/alerts/secret
 {{- end }}
 {{- end -}}
 
@@ -148,6 +162,12 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
 - {name: cluster, mountPath: /run/secrets/cluster, readOnly: true}
 {{- end }}
+{{- if and .root.Values.alerts.webhookSecret (eq .role "controller") }}
+- {name: alerts, mountPath: /run/secrets/alerts, readOnly: true}
+{{- end }}
+{{- if eq .role "controller" }}
+- {name: salt, mountPath: /run/secrets/outrider, readOnly: true}
+{{- end }}
 {{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
 - {name: {{ $folder }}, mountPath: /run/secrets/{{ $folder }}, readOnly: true}
 {{- end }}
@@ -170,6 +190,14 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
 - name: cluster
   secret: {secretName: {{ .root.Values.clusterSecret | quote }}, defaultMode: 0440}
+{{- end }}
+{{- if and .root.Values.alerts.webhookSecret (eq .role "controller") }}
+- name: alerts
+  secret: {secretName: {{ .root.Values.alerts.webhookSecret | quote }}, defaultMode: 0440, items: [{key: secret, path: secret}]}
+{{- end }}
+{{- if eq .role "controller" }}
+- name: salt
+  secret: {secretName: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.cacheSaltSecret "suffix" "salt") }}, defaultMode: 0440}
 {{- end }}
 {{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
 - name: {{ $folder }}
@@ -253,13 +281,197 @@ readinessProbe:
     {{- toYaml . | nindent 4 }}
     {{- end }}
     {{- end }}
-  env: {{- include "outrider.env" .context | nindent 4 }}
+  env:
+    {{- include "outrider.env" .context | nindent 4 }}
+    {{- if eq .module "control" }}
+    {{- include "outrider.alertEnv" .context | nindent 4 }}
+    {{- end }}
   ports:
     - {name: {{ .portName }}, containerPort: {{ .port }}}
     - {name: {{ .opsName }}, containerPort: {{ .opsPort }}}
   securityContext: {{- include "outrider.containerSecurity" $root | nindent 4 }}
   resources: {{- toYaml .context.placement.resources | nindent 4 }}
-  volumeMounts:
-    {{- include "outrider.mounts" .context | nindent 4 }}
-    - {name: salt, mountPath: /run/secrets/outrider, readOnly: true}
+  volumeMounts: {{- include "outrider.mounts" .context | nindent 4 }}
+{{- end -}}
+
+{{/* The name of a secret that the operator gave, or of one that the chart draws. Takes a dict: context, given, suffix. */}}
+{{- define "outrider.drawnSecret" -}}
+{{ .given | default (printf "%s-%s" (include "outrider.workload" .context) .suffix) | quote }}
+{{- end -}}
+
+{{/* What starts Ray's actors: on a Ray of its own, or on the cluster whose head is in this pod. */}}
+{{- define "outrider.controllerContainer" -}}
+{{- $root := .root }}
+{{- $values := .placement }}
+- name: controller
+  image: {{ include "outrider.image" . | quote }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [python, -m, outrider_controller]
+  args:
+    - --metadata
+    - $(METADATA_URL)
+    {{- include "outrider.tlsArgs" . | nindent 4 }}
+    - --control-listen
+    - 0.0.0.0:9003
+    - --control-ops-listen
+    - 0.0.0.0:9009
+    {{- if eq $values.mode "ray" }}
+    - --control-advertise
+    - $(POD_IP):9003
+    {{- range $number := until ($values.routers | int) }}
+    - --router-listen
+    - 0.0.0.0:{{ add 9100 $number }}
+    - --router-advertise
+    - $(POD_IP):{{ add 9100 $number }}
+    - --router-ops-listen
+    - 0.0.0.0:{{ add 9200 $number }}
+    {{- end }}
+    - --ray-temp-dir
+    - /tmp/ray
+    {{- else }}
+    - --control-advertise
+    - auto
+    - --routers
+    - {{ $values.routers | quote }}
+    - --ray-address
+    - $(POD_IP):6379
+    {{- end }}
+    - --drain-timeout
+    - {{ $values.drainTimeoutSeconds | quote }}
+    - --log-format
+    - {{ $root.Values.logFormat }}
+    - --cache-salt-key-file
+    - /run/secrets/outrider/salt
+    {{- if $root.Values.clusterSecret }}
+    - --cluster-secret-file
+    - /run/secrets/cluster/secret
+    {{- end }}
+    {{- with $values.args }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    {{- include "outrider.env" . | nindent 4 }}
+    {{- include "outrider.alertEnv" . | nindent 4 }}
+    {{- if ne $values.mode "ray" }}
+    {{- include "outrider.rayEnv" . | nindent 4 }}
+    {{- end }}
+  securityContext: {{- include "outrider.containerSecurity" $root | nindent 4 }}
+  volumeMounts: {{- include "outrider.mounts" . | nindent 4 }}
+  {{- if eq $values.mode "ray" }}
+  ports:
+    - {name: control, containerPort: 9003}
+    - {name: ops, containerPort: 9009}
+    {{- range $number := until ($values.routers | int) }}
+    - {name: "router-{{ $number }}", containerPort: {{ add 9100 $number }}}
+    - {name: "router-ops-{{ $number }}", containerPort: {{ add 9200 $number }}}
+    {{- end }}
+  # Of the control plane. Ray starts a router again that dies, and the pod ends with its Ray.
+  {{- include "outrider.probes" (dict "port" "ops" "startPeriods" 60) | nindent 2 }}
+  resources: {{- toYaml $values.resources | nindent 4 }}
+  {{- else }}
+  # What it started runs elsewhere.
+  resources: {requests: {cpu: 100m, memory: 512Mi}, limits: {memory: 1Gi}}
+  {{- end }}
+{{- end -}}
+
+{{/* Whoever has this token may use the Ray cluster, which holds what actors are told. */}}
+{{- define "outrider.rayEnv" -}}
+- name: RAY_AUTH_MODE
+  value: token
+- name: RAY_AUTH_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.ray.tokenSecret "suffix" "ray-token") }}, key: token}}
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- end -}}
+
+{{/* Flags of `ray start`, as KubeRay takes them. All ports are fixed and below those that routers get from the system. Actors run on workers only. */}}
+{{- define "outrider.rayStartParams" -}}
+object-store-memory: "80000000"
+node-manager-port: "6380"
+object-manager-port: "6381"
+runtime-env-agent-port: "6382"
+dashboard-agent-grpc-port: "6383"
+dashboard-agent-listen-port: "6384"
+metrics-export-port: "6385"
+min-worker-port: "10002"
+max-worker-port: "10999"
+{{- if eq .node "head" }}
+port: "6379"
+ray-client-server-port: "10001"
+include-dashboard: "false"
+num-cpus: "0"
+{{- else }}
+num-cpus: "1"
+{{- end }}
+{{- end -}}
+
+{{/* A pod of the Ray cluster. Takes the context of a role, with node: head or worker. With mode kuberay its operator gives the command. */}}
+{{- define "outrider.rayPod" -}}
+{{- $root := .root }}
+{{- $values := .placement }}
+metadata: {{- include "outrider.podMetadata" . | nindent 2 }}
+spec:
+  {{- include "outrider.placement" . | nindent 2 }}
+  terminationGracePeriodSeconds: {{ add $values.drainTimeoutSeconds $root.Values.terminationMarginSeconds }}
+  {{- if eq .node "head" }}
+  # The controller joins the node whose processes it sees.
+  shareProcessNamespace: true
+  {{- end }}
+  containers:
+    - name: ray
+      image: {{ include "outrider.image" . | quote }}
+      imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+      {{- if eq $values.mode "ray-cluster" }}
+      command: [ray, start]
+      args:
+        {{- if eq .node "head" }}
+        - --head
+        {{- else }}
+        - --address={{ include "outrider.workload" . }}-head:6379
+        {{- end }}
+        {{- range $flag, $value := include "outrider.rayStartParams" . | fromYaml }}
+        - --{{ $flag }}={{ $value }}
+        {{- end }}
+        - --disable-usage-stats
+        - --block
+      {{- end }}
+      env:
+        {{- include "outrider.env" . | nindent 8 }}
+        {{- include "outrider.rayEnv" . | nindent 8 }}
+      ports:
+        {{- if eq .node "head" }}
+        - {name: gcs-server, containerPort: 6379}
+        {{- else }}
+        # The control plane is on one of these pods.
+        - {name: control, containerPort: 9003}
+        - {name: ops, containerPort: 9009}
+        {{- end }}
+        - {name: raylet, containerPort: 6380}
+        - {name: metrics, containerPort: 6385}
+      startupProbe:
+        tcpSocket: {port: raylet}
+        periodSeconds: 5
+        failureThreshold: 60
+      livenessProbe:
+        tcpSocket: {port: {{ ternary "gcs-server" "raylet" (eq .node "head") }}}
+        periodSeconds: 10
+        timeoutSeconds: 5
+        failureThreshold: 3
+      readinessProbe:
+        tcpSocket: {port: {{ ternary "gcs-server" "raylet" (eq .node "head") }}}
+        periodSeconds: 5
+        timeoutSeconds: 5
+        failureThreshold: 2
+      {{- if eq .node "head" }}
+      # Ray outlives the controller beside it, which drains its actors.
+      lifecycle:
+        preStop: {exec: {command: [sleep, {{ $values.drainTimeoutSeconds | quote }}]}}
+      {{- end }}
+      securityContext: {{- include "outrider.containerSecurity" $root | nindent 8 }}
+      resources: {{- toYaml $values.resources | nindent 8 }}
+      volumeMounts: {{- include "outrider.mounts" . | nindent 8 }}
+    {{- if eq .node "head" }}
+    {{- include "outrider.controllerContainer" . | nindent 4 }}
+    {{- end }}
+  volumes: {{- include "outrider.volumes" . | nindent 4 }}
 {{- end -}}

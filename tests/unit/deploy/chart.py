@@ -32,14 +32,18 @@ PROFILES = ("default", *sorted(path.stem.removeprefix("values-") for path in CHA
 OLDEST = "1.27.0"
 # Of operators that bring their own kinds; what Kubernetes has no schema of.
 CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+RAY_MODES = ("ray-cluster", "kuberay")
+CASES = (*PROFILES, *RAY_MODES)
 
 Object = dict[str, Any]
 
 
 def profile(name: str) -> dict[str, Any]:
-    """Values of a profile; none for the default."""
+    """Values of a profile or of a mode with a Ray cluster; none for the default."""
     if name == "default":
         return {}
+    if name in RAY_MODES:
+        return {"controller": {"mode": name}, "monitoring": {"podMonitor": {"enabled": True}}}
     values: dict[str, Any] = yaml.safe_load((CHART / f"values-{name}.yaml").read_text())
     return values
 
@@ -93,10 +97,18 @@ def problems(found: Object, version: str) -> list[str]:
     """What the schema of that Kubernetes, which admits no unknown field, says against an object."""
     if found["kind"] in CUSTOM_KINDS:
         return []
+    if found["kind"] == "RayCluster":
+        return [problem for template in _templates(found) for problem in _template_problems(template, version)]
     group, _, api = found["apiVersion"].rpartition("/")
     name = f"{found['kind']}-{group.split('.')[0]}-{api}" if group else f"{found['kind']}-{api}"
     errors = _validator(name.lower(), version).iter_errors(found)
     return [f"{found['kind']} {'.'.join(map(str, error.path))}: {error.message[:200]}" for error in errors]
+
+
+def _template_problems(template: Object, version: str) -> list[str]:
+    reference = {"$ref": "/api/_definitions.json#/$defs/io.k8s.api.core.v1.PodTemplateSpec"}
+    validator = jsonschema.Draft202012Validator(reference, registry=_registry(version))
+    return [f"{'.'.join(map(str, error.path))}: {error.message[:200]}" for error in validator.iter_errors(template)]
 
 
 @cache
@@ -118,10 +130,15 @@ def _read(name: str, version: str) -> Any:
 def pod_specs(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
     """Labels and spec of every pod that the objects make."""
     for found in objects:
-        if found["kind"] == "Pod":
-            yield found["metadata"]["labels"], found["spec"]
-        elif template := found.get("spec", {}).get("template"):
-            yield template["metadata"]["labels"], template["spec"]
+        for pod in [found] if found["kind"] == "Pod" else _templates(found):
+            yield pod["metadata"]["labels"], pod["spec"]
+
+
+def _templates(found: Object) -> list[Object]:
+    """Of the pods that a workload makes."""
+    spec = found.get("spec", {})
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]] if found["kind"] == "RayCluster" else [spec]
+    return [group["template"] for group in groups if "template" in group]
 
 
 def containers(objects: list[Object]) -> list[Object]:

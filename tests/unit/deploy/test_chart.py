@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from outrider_controller.router.config import parse_arguments as parse_router
 
 from tests.certificates import Cluster
 from tests.unit.deploy.chart import (
+    CASES,
     CHART,
-    PROFILES,
+    RAY_MODES,
     Object,
     containers,
     notes,
@@ -42,12 +43,12 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
 SELECTORS = ("matchLabels", "selector")
 
 
-@pytest.fixture(params=PROFILES)
+@pytest.fixture(params=CASES)
 def objects(request: pytest.FixtureRequest) -> list[Object]:
     return rendered(profile(request.param))
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", CASES)
 def test_helms_strict_lint_finds_nothing(name: str) -> None:
     from helm_python import lint
 
@@ -68,13 +69,13 @@ def test_every_kubernetes_between_admits_every_object(objects: list[Object]) -> 
         assert [problem for found in objects for problem in problems(found, version)] == []
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", CASES)
 def test_each_process_accepts_the_arguments_that_the_chart_gives_it(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = set()
     for container in containers(rendered(profile(name))):
-        if container["command"][:2] != ["python", "-m"]:
+        if container.get("command", [])[:2] != ["python", "-m"]:
             continue
         module = container["command"][2]
         arguments = [_as_in_a_pod(word, container, tmp_path) for word in container["args"]]
@@ -112,6 +113,94 @@ def test_without_ray_control_plane_and_routers_are_containers_that_accept_their_
     assert ports == {port["name"]: port["containerPort"] for port in controller["ports"]}
     assert of_kind(objects, "NetworkPolicy", "Service") == of_kind(with_ray, "NetworkPolicy", "Service")
     assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_ray_accepts_the_flags_that_the_chart_gives_it() -> None:
+    from ray.scripts.scripts import start
+
+    nodes = {mode: dict(_ray_flags(rendered({"controller": {"mode": mode}}))) for mode in RAY_MODES}
+    for node, flags in nodes["ray-cluster"].items():
+        start.make_context("ray start", list(flags))
+        # KubeRay makes flags of its parameters, and adds the address of its own service.
+        ours = {flag for flag in flags if flag.startswith("--") and not flag.startswith(("--address", "--disable"))}
+        assert ours - {"--head", "--block"} == set(nodes["kuberay"][node])
+    assert start.make_context("ray start", nodes["ray-cluster"]["head"]).params["num_cpus"] == 0
+    (address,) = [flag for flag in nodes["ray-cluster"]["worker"] if flag.startswith("--address=")]
+    objects = rendered({"controller": {"mode": "ray-cluster"}})
+    (service,) = [one for one in of_kind(objects, "Service") if address.startswith(f"--address={_name(one)}:")]
+    assert service["spec"]["publishNotReadyAddresses"]
+
+
+def _name(found: Object) -> str:
+    name: str = found["metadata"]["name"]
+    return name
+
+
+def _ray_flags(objects: list[Object]) -> Iterator[tuple[str, list[str]]]:
+    """Of each kind of node, head and worker: its flags of `ray start`."""
+    for labels, spec in pod_specs(objects):
+        if (node := labels.get("outrider/ray-node")) and spec["containers"][0].get("command") == ["ray", "start"]:
+            yield node, spec["containers"][0]["args"]
+    for cluster in of_kind(objects, "RayCluster"):
+        groups = {"head": cluster["spec"]["headGroupSpec"], "worker": cluster["spec"]["workerGroupSpecs"][0]}
+        for node, group in groups.items():
+            yield node, [f"--{flag}={value}" for flag, value in group["rayStartParams"].items()]
+
+
+def test_a_raycluster_has_what_its_definition_asks_for() -> None:
+    """As ray.io/v1 of KubeRay's operator has it; Kubernetes' own schema judges the templates of its pods."""
+    (cluster,) = of_kind(rendered({"controller": {"mode": "kuberay", "ray": {"workers": 3}}}), "RayCluster")
+    assert cluster["apiVersion"] == "ray.io/v1"
+    spec = cluster["spec"]
+    assert spec.keys() == {"headGroupSpec", "workerGroupSpecs"}
+    assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
+    (group,) = spec["workerGroupSpecs"]
+    assert group.keys() == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    assert {group["replicas"], group["minReplicas"], group["maxReplicas"]} == {3}
+    for params in (spec["headGroupSpec"]["rayStartParams"], group["rayStartParams"]):
+        assert all(isinstance(value, str) for value in params.values())
+    for template in (spec["headGroupSpec"]["template"], group["template"]):
+        # The operator writes the command, and takes the first container for Ray's.
+        first = template["spec"]["containers"][0]
+        assert "command" not in first and "args" not in first
+        assert "metrics" in {port["name"] for port in first["ports"]}
+
+
+def test_the_controller_of_a_ray_cluster_shares_what_it_joins_the_head_by() -> None:
+    for mode in RAY_MODES:
+        heads = [spec for labels, spec in pod_specs(rendered({"controller": {"mode": mode}})) if _is_head(labels)]
+        (head,) = heads
+        ray, controller = head["containers"]
+        assert head["shareProcessNamespace"] and ray["volumeMounts"] == controller["volumeMounts"]
+        assert {"/tmp", "/dev/shm"} <= {mount["mountPath"] for mount in ray["volumeMounts"]}
+        auth = {variable["name"]: variable for variable in ray["env"] if variable["name"].startswith("RAY_")}
+        assert auth["RAY_AUTH_MODE"]["value"] == "token" and "secretKeyRef" in auth["RAY_AUTH_TOKEN"]["valueFrom"]
+        assert all(variable in controller["env"] for variable in auth.values())
+
+
+def _is_head(labels: Object) -> bool:
+    return labels.get("outrider/ray-node") == "head"
+
+
+def test_who_is_told_of_alerts_comes_from_a_secret_to_the_process_that_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_bytes(b"x" * 32)
+    for mode in ("ray", "plain", *RAY_MODES):
+        objects = rendered({"controller": {"mode": mode}, "alerts": {"webhookSecret": "hook", "webhookPort": 8443}})
+        told = [one for one in containers(objects) if "OUTRIDER_ALERT_WEBHOOK" in str(one)]
+        assert [one["name"] for one in told] == ["control" if mode == "plain" else "controller"]
+        variables = {variable["name"]: variable for variable in told[0]["env"]}
+        assert variables["OUTRIDER_ALERT_WEBHOOK"]["valueFrom"]["secretKeyRef"] == {"name": "hook", "key": "url"}
+        file = Path(variables["OUTRIDER_ALERT_WEBHOOK_SECRET_FILE"]["value"])
+        assert str(file.parent) in {mount["mountPath"] for mount in told[0]["volumeMounts"]}
+        monkeypatch.setenv("OUTRIDER_ALERT_WEBHOOK", "https://hooks.example/1")
+        monkeypatch.setenv("OUTRIDER_ALERT_WEBHOOK_SECRET_FILE", str(tmp_path / file.name))
+        words = [_as_in_a_pod(word, told[0], tmp_path) for word in told[0]["args"]]
+        parsed = (parse_control if mode == "plain" else parse_controller)(words)
+        assert (parsed.webhook.url, parsed.webhook.secret) == ("https://hooks.example/1", b"x" * 32)
+        assert ("controller", "anybody", 8443) in _edges(of_kind(objects, "NetworkPolicy"), "egress", "to")
 
 
 def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
@@ -184,10 +273,11 @@ def test_pods_are_as_podsecurity_restricted_wants_them(objects: list[Object]) ->
 
 def test_a_pod_has_longer_to_end_than_its_process_to_drain(objects: list[Object]) -> None:
     for _, spec in pod_specs(objects):
-        words = spec["containers"][0].get("args", [])
-        if (flag := "--drain-timeout") in words:
-            delay = int(words[words.index("--drain-delay") + 1]) if "--drain-delay" in words else 0
-            assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + delay
+        for container in spec["containers"]:
+            words = container.get("args", [])
+            if (flag := "--drain-timeout") in words:
+                delay = int(words[words.index("--drain-delay") + 1]) if "--drain-delay" in words else 0
+                assert spec["terminationGracePeriodSeconds"] > int(words[words.index(flag) + 1]) + delay
 
 
 def test_probes_and_services_name_ports_that_are_there(objects: list[Object]) -> None:
@@ -196,14 +286,17 @@ def test_probes_and_services_name_ports_that_are_there(objects: list[Object]) ->
         assert all(len(name) <= 15 for name in ports)
         for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
             probe = container.get(kind, {})
-            assert "httpGet" not in probe or probe["httpGet"]["port"] in ports
-        assert container["name"] == "test" or "startupProbe" in container
+            port = probe.get("httpGet", probe.get("tcpSocket", {})).get("port")
+            assert port is None or port in ports
+        # What joins a Ray cluster ends when it cannot work.
+        joins = "--ray-address" in container.get("args", ())
+        assert container["name"] == "test" or joins or "startupProbe" in container
     pods = list(pod_specs(objects))
     for service in of_kind(objects, "Service"):
         chosen = [spec for labels, spec in pods if service["spec"]["selector"].items() <= labels.items()]
         assert chosen, service["metadata"]["name"]
         for port in service["spec"]["ports"]:
-            names = {named["name"] for spec in chosen for one in spec["containers"] for named in one["ports"]}
+            names = {named["name"] for spec in chosen for one in spec["containers"] for named in one.get("ports", ())}
             assert port["targetPort"] in names
 
 
@@ -267,7 +360,25 @@ def test_the_network_policies_let_in_exactly_who_has_to_call() -> None:
     assert covered == {labels[_ROLE] for labels, _ in pod_specs(objects)}
 
 
+@pytest.mark.parametrize("mode", RAY_MODES)
+def test_on_a_ray_cluster_routers_are_called_on_the_ports_that_a_system_chooses(mode: str) -> None:
+    objects = rendered({"controller": {"mode": mode}})
+    edges = {edge for edge in EDGES if "controller" not in edge[:2]} | {
+        ("gateway", "controller", 32768),
+        ("controller", "controller", ANY_PORT),
+        ("controller", "target", 9001),
+        ("controller", "redis", 6379),
+        ("namespace", "controller", 9009),
+        ("namespace", "controller", 9003),
+    }
+    assert _edges(of_kind(objects, "NetworkPolicy"), "ingress", "from") == edges
+    # Ray's own are below those.
+    values = {flag.rpartition("=")[2] for _, flags in _ray_flags(objects) for flag in flags if "port=" in flag}
+    assert len(values) > 5 and max(map(int, values)) < 32768
+
+
 _ROLE = "app.kubernetes.io/component"
+ANY_PORT = 0
 
 
 def _edges(policies: list[Object], direction: str, peers: str) -> set[tuple[str, str, int]]:
@@ -279,7 +390,7 @@ def _edges(policies: list[Object], direction: str, peers: str) -> set[tuple[str,
             others = [_peer(peer) for peer in rule.get(peers, [{}])]
             for other in others:
                 ends = (other, own) if direction == "ingress" else (own, other)
-                found |= {(*ends, port["port"]) for port in rule["ports"]}
+                found |= {(*ends, port["port"]) for port in rule.get("ports", [{"port": ANY_PORT}])}
     return found
 
 
@@ -314,6 +425,7 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
     [
         ({"redis": {"enabled": False}}, "redis"),
         ({"controller": {"replicas": 2}}, "cacheSaltSecret"),
+        ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
     ],
 )
