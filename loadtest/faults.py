@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
+from outrider.rpc.roles import bearer
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2
+from outrider_controller.cli.contexts import operator_token
 
 from loadtest.settings import Faults
 
@@ -57,8 +59,11 @@ def workers_of(control: str) -> ListWorkers:
     stub = control_pb2_grpc.ControlServiceStub(grpc.insecure_channel(control))
 
     def ask(role: worker_pb2.WorkerRole.ValueType) -> Sequence[control_pb2.WorkerStatus]:
-        with suppress(grpc.RpcError):
-            return stub.ListWorkers(control_pb2.ListWorkersRequest(role=role), timeout=5.0).workers
-        return ()
+        request = control_pb2.ListWorkersRequest(role=role)
+        try:
+            return stub.ListWorkers(request, timeout=5.0, metadata=bearer(operator_token(control))).workers
+        except grpc.RpcError as error:
+            log.warning("the control plane names no workers: %s", error)
+            return ()
 
     return ask

@@ -131,7 +131,8 @@ def on_quit(environment: Any, **_: Any) -> None:
         return
     report = run.report()
     killed = run.killer.killed if run.killer else []
+    spared = profile.faults is not None and not killed
     print(table(report, profile, killed, run.cpu), flush=True)
     write_report(os.environ.get("LOADTEST_JSON", ""), report, profile, killed, run.cpu)
     failed = report.total["failed"] or not report.total["requests"] or report.total["goodput"] < profile.min_goodput
-    environment.process_exit_code = 1 if failed else 0
+    environment.process_exit_code = 1 if failed or spared else 0

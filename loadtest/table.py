@@ -28,8 +28,8 @@ def table(report: Report, profile: Profile, killed: Sequence[str], client_cpu: f
         f"SLO: {report.slo}. {report.seconds:.0f} s after a warm-up of {profile.warm_up_s:g} s.",
         *(f"failed {count} times: {error}" for error, count in sorted(report.errors.items())),
     ]
-    if killed:
-        lines.append(f"killed: {', '.join(killed)}")
+    if profile.faults or killed:
+        lines.append(f"killed: {', '.join(killed) or 'nobody, though the profile asks for it'}")
     if isinstance(profile.shape, Threshold):
         lines.append(
             f"most users with {profile.shape.min_goodput:.0%} of requests within the SLO: {profile.shape.held}"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
-from outrider.rpc.v1 import control_pb2, worker_pb2
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2
 
-from loadtest.faults import Killer
+from loadtest.faults import Killer, workers_of
 from loadtest.outcomes import Outcome, Report, Slo, goodput
 from loadtest.settings import Faults, read_profile
 from loadtest.table import table
@@ -61,6 +64,30 @@ def test_the_table_says_what_failed_what_was_killed_and_that_the_client_is_too_b
     report = Report.of([ANSWERED, FAILED], Slo(ttft_ms=200), seconds=2.0)
     text = table(report, read_profile("steady"), ["draft d-1"], client_cpu=0.93)
     assert all(part in text for part in ("UNAVAILABLE", "draft d-1", "TTFT <= 200 ms", "93%", "too busy"))
+
+
+def test_the_table_says_when_faults_were_asked_for_and_nobody_was_killed() -> None:
+    assert "nobody" in table(Report.of([ANSWERED], Slo(), 1.0), read_profile("faults"), [], 0.1)
+
+
+def test_who_is_killed_is_asked_of_the_control_plane_as_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_OPERATOR_TOKEN", "mine")
+
+    class Control(control_pb2_grpc.ControlServiceServicer):
+        def ListWorkers(self, request: Any, context: Any) -> control_pb2.ListWorkersResponse:
+            if ("authorization", "Bearer mine") not in context.invocation_metadata():
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+            return control_pb2.ListWorkersResponse(workers=[control_pb2.WorkerStatus(pid=7)])
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    control_pb2_grpc.add_ControlServiceServicer_to_server(Control(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    ask = workers_of(f"127.0.0.1:{port}")
+    assert [one.pid for one in ask(worker_pb2.WORKER_ROLE_DRAFT)] == [7]
+    monkeypatch.setenv("OUTRIDER_OPERATOR_TOKEN", "another")
+    assert ask(worker_pb2.WORKER_ROLE_DRAFT) == ()
+    server.stop(None).wait()
 
 
 def test_a_report_without_any_request_can_be_shown() -> None:
