@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -82,6 +83,9 @@ class GatewayConfig(ProcessConfig):
     """A file with the secret by which routers know a gateway of their cluster."""
     require_api_keys: bool = False
     """Refuse requests without an API key before the first one is made, too."""
+    vllm_engine_model: str = ""
+    """Model for which the gRPC port is a vLLM engine too (`vllm.grpc.engine.VllmEngine`), so that other gateways can be
+    put before this one. Needs the extra `vllm-grpc`. Empty: none."""
     drain_delay_s: float = 0.0
     """Seconds after SIGTERM for which the gateway says that it is not ready, and still takes what comes: load balancers
     go on sending for a while."""
@@ -102,6 +106,8 @@ class GatewayConfig(ProcessConfig):
             check_listen(name, getattr(self, name))
             check_plain(name, getattr(self, name), self.public_tls_dir, self.insecure, "public_tls_dir")
         public_tls(self.public_tls_dir)
+        if self.vllm_engine_model and find_spec("smg_grpc_proto") is None:
+            raise ConfigError("vllm_engine_model: needs the extra `vllm-grpc`: pip install 'outrider[vllm-grpc]'")
         if not 0 <= self.drain_delay_s < math.inf:
             raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.drain_delay_s:g}")
         for address in self.routers:

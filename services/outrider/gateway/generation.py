@@ -187,7 +187,7 @@ class _Job:
     ) -> Chunk:
         finish = None
         if piece.finish_reason is not None:
-            finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s))
+            finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s), self.output.matched_stop)
         num_accepted = min(num_accepted, len(piece.token_ids))
         return Chunk(piece.text, piece.token_ids, num_accepted, finish, found, of_prompt)
 

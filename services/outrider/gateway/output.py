@@ -34,6 +34,8 @@ class Output:
     token_ids: list[int] = field(default_factory=list)
     """From the end of the prompt, those the client brought with it included."""
     finish_reason: FinishReason | None = None
+    matched_stop: int | str | None = None
+    """The stop token or stop string that ended it."""
     _stream: TextStream = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,8 +72,10 @@ class Output:
         self.token_ids.append(token_id)
         if token_id in self.stop_token_ids:
             # The token is part of the answer's tokens; its text is not part of the text.
+            self.matched_stop = token_id
             return "", "stop"
         text = self._stream.push(token_id, stops=len(self.token_ids) > self.min_tokens)
-        if self._stream.stopped:
+        if self._stream.stop:
+            self.matched_stop = self._stream.stop
             return text, "stop"
         return text, "length" if len(self.token_ids) >= self.max_tokens else None

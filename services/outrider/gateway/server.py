@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from signal import Signals
 from typing import Any
 
+import grpc
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -82,11 +83,12 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         stack.callback(core.threads.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
         limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
+        services = list(_servicers(config, core))
         grpc_server = create_server(
             max_message_bytes=limits.max_body_bytes,
             guard=guard,
-            strict=[SERVICE],
-            on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
+            strict=[service for service, _ in services],
+            on_refused=RefusedCalls(ops.registry, [service for service, _ in services]).count,
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,
@@ -94,13 +96,13 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 idle_s=limits.idle_timeout_s,
             ),
         )
-        servicer = GenerationServicer(core, limits.send_timeout_s)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
+        for _, add_to in services:
+            add_to(grpc_server)
         life = await stack.enter_async_context(
             serving(
                 grpc_server,
                 config.listen_grpc,
-                services=[SERVICE],
+                services=[service for service, _ in services],
                 signals=signals,
                 credentials=public_port(config.public_tls),
                 drain_delay_s=config.drain_delay_s,
@@ -187,6 +189,19 @@ def _core(
         tracing=tracing,
         quotas=quotas,
     )
+
+
+def _servicers(config: GatewayConfig, core: Generator) -> Iterator[tuple[str, Callable[[grpc.aio.Server], None]]]:
+    """Of the gRPC port: the name of each service, and what puts it on a server."""
+    send_timeout_s = config.limits.send_timeout_s
+    ours = GenerationServicer(core, send_timeout_s)
+    yield SERVICE, partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, ours)
+    if config.vllm_engine_model:
+        # Only here: its messages come with an extra.
+        from outrider.gateway.vllm import service as vllm_engine
+
+        engine = vllm_engine.VllmEngineServicer(core, config.vllm_engine_model, send_timeout_s)
+        yield vllm_engine.SERVICE, partial(vllm_engine.add_to_server, engine)
 
 
 def _load(admission: Admission) -> worker_pb2.WorkerLoad:

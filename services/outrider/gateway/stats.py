@@ -105,3 +105,5 @@ class Finish:
     reason: FinishReason
     usage: Usage
     summary: Summary
+    matched_stop: int | str | None = None
+    """The stop token or stop string that ended it."""

@@ -75,9 +75,16 @@ _HEALTH = (
     "/grpc.reflection.v1.ServerReflection/",
     "/grpc.reflection.v1alpha.ServerReflection/",
 )
+_VLLM_ENGINE = {
+    **dict.fromkeys(("Generate", "Abort", "Embed", "GetModelInfo", "GetTokenizer"), _INFER),
+    **dict.fromkeys(("FlushCache", "StartProfile", "StopProfile", "SubscribeKvEvents"), _INFER),
+    **dict.fromkeys(("GetServerInfo", "GetLoads"), Access(scopes=frozenset({INFER, METRICS}))),
+    "HealthCheck": EVERYBODY,
+}
 
 CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
+    **{f"/vllm.grpc.engine.VllmEngine/{call}": access for call, access in _VLLM_ENGINE.items()},
     **_service("RouterService", dict.fromkeys(("RouteMany", "GetTokenizer"), _roles(Role.GATEWAY))),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
     **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
@@ -111,7 +118,7 @@ CALLS: dict[str, Access] = {
         ),
     ),
 }
-"""Of our services. Health and reflection are for everybody."""
+"""Of our services, and of vLLM's that a gateway serves. Health and reflection are for everybody."""
 
 SERVERS: dict[str, Role] = {
     "GenerationService": Role.GATEWAY,

@@ -26,6 +26,7 @@ Script = Callable[[router_pb2.RouteRequest], AsyncIterator[router_pb2.RouteRespo
 MODEL = "tiny"
 CONTEXT = 512
 VOCAB = 384
+EOS = 2
 SERVICE = "outrider.rpc.v1.RouterService"
 
 
@@ -81,6 +82,37 @@ def saying(
             await asyncio.sleep(pause_s)
 
     return script
+
+
+def logprob(token_id: int) -> float:
+    """What the scripted model says of a token, wherever it comes."""
+    return -token_id / 100
+
+
+def logprobs_for(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb2.TokenLogprobs:
+    top = [token_id + 1 + i for i in range(request.logprobs.num_top)]
+    return sequence_pb2.TokenLogprobs(
+        logprob=logprob(token_id), top_token_ids=top, top_logprobs=[logprob(each) for each in top]
+    )
+
+
+async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+    """Says the prompt backwards, then as often as the seed says its first token, then stops."""
+    prompt = list(request.prompt_token_ids)
+    text = [*reversed(prompt), *prompt[:1] * (request.sampling.seed if request.seeded else 0), EOS]
+    text = text[: request.stopping.max_new_tokens]
+    for at, token_id in enumerate(text):
+        last = at == len(text) - 1
+        response = round_of([token_id], num_cached_tokens=1 if at == 0 else 0)
+        if last:
+            ended = sequence_pb2.FINISH_REASON_STOP if token_id == EOS else sequence_pb2.FINISH_REASON_LENGTH
+            response.finish_reason = ended
+        if request.HasField("logprobs"):
+            response.logprobs.append(logprobs_for(request, token_id))
+            if request.logprobs.prompt and at == 0:
+                response.prompt_logprobs.extend(logprobs_for(request, each) for each in prompt[1:])
+        yield response
+        await asyncio.sleep(0)
 
 
 @dataclass

@@ -11,43 +11,19 @@ import httpx
 import openai
 import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.rpc.v1 import router_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, until
-
-EOS = 2
-STOP = sequence_pb2.FINISH_REASON_STOP
-LENGTH = sequence_pb2.FINISH_REASON_LENGTH
-
-
-def logprob(token_id: int) -> float:
-    """What the scripted model says of a token, wherever it comes."""
-    return -token_id / 100
-
-
-def logprobs_for(request: router_pb2.RouteRequest, token_id: int) -> sequence_pb2.TokenLogprobs:
-    top = [token_id + 1 + i for i in range(request.logprobs.num_top)]
-    return sequence_pb2.TokenLogprobs(
-        logprob=logprob(token_id), top_token_ids=top, top_logprobs=[logprob(each) for each in top]
-    )
-
-
-async def echoing(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
-    """Says the prompt backwards, then as often as the seed says its first token, then stops."""
-    prompt = list(request.prompt_token_ids)
-    text = [*reversed(prompt), *prompt[:1] * (request.sampling.seed if request.seeded else 0), EOS]
-    text = text[: request.stopping.max_new_tokens]
-    for at, token_id in enumerate(text):
-        last = at == len(text) - 1
-        response = round_of([token_id], num_cached_tokens=1 if at == 0 else 0)
-        response.finish_reason = (STOP if token_id == EOS else LENGTH) if last else 0
-        if request.HasField("logprobs"):
-            response.logprobs.append(logprobs_for(request, token_id))
-            if request.logprobs.prompt and at == 0:
-                response.prompt_logprobs.extend(logprobs_for(request, each) for each in prompt[1:])
-        yield response
-        await asyncio.sleep(0)
+from tests.integration.gateway.scripted_router import (
+    EOS,
+    MODEL,
+    ScriptedRouter,
+    echoing,
+    logprob,
+    round_of,
+    routing,
+    until,
+)
 
 
 @pytest.fixture

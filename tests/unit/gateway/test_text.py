@@ -76,7 +76,10 @@ def test_text_ends_before_the_first_stop_string_to_complete(text: str, stops: li
     seen = "".join([*(matcher.push(char) for char in text), matcher.flush()])
     end = first_stop(text, stops)
     assert seen == text[:end]
-    assert matcher.stopped == (end is not None)
+    assert bool(matcher.stop) == (end is not None)
+    if end is not None:
+        assert matcher.stop in stops
+        assert text[end:].startswith(matcher.stop)
 
 
 @given(letters, stop_lists, st.integers(1, 7))
@@ -85,7 +88,7 @@ def test_what_comes_out_does_not_depend_on_how_the_text_was_cut(text: str, stops
     for at in range(0, len(text), size):
         chunk = text[at : at + size]
         assert by_chunk.push(chunk) == "".join(by_char.push(char) for char in chunk)
-        assert by_chunk.stopped == by_char.stopped
+        assert by_chunk.stop == by_char.stop
 
 
 @given(letters, stop_lists)
@@ -94,7 +97,7 @@ def test_no_more_is_held_back_than_a_partial_match_requires(text: str, stops: li
     shown = ""
     for end, char in enumerate(text, start=1):
         shown += matcher.push(char)
-        if matcher.stopped:
+        if matcher.stop:
             return
         held = text[len(shown) : end]
         longest = max((n for n in range(end + 1) if any(s.startswith(text[end - n : end]) for s in stops)), default=0)
@@ -111,7 +114,7 @@ def test_a_stop_string_is_found_across_tokens_and_inside_a_split_character() -> 
     stream = TextStream(TOKENS, ["€!"])
     ids = TOKENIZER.backend_tokenizer.encode("ab€!c").ids
     assert "".join(stream.push(i) for i in ids) == "ab"
-    assert stream.stopped
+    assert stream.stop == "€!"
     assert stream.finish() == ""
 
 

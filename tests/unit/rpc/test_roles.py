@@ -48,13 +48,13 @@ def services() -> list[str]:
 
 
 def test_every_call_of_every_service_is_declared_and_none_besides() -> None:
+    """Of ours. That of vLLM comes with an extra; the tests of the gateway compare its calls."""
     found = services()
     assert len(found) >= 6
     check_declared(found)
-    names = {method.rsplit("/", 1)[0].removeprefix("/") for method in CALLS}
-    assert names <= set(found)
-    pool = {f"/{name}/{method}" for name in found for method in _methods(name)}
-    assert set(CALLS) == pool
+    ours = {call for call in CALLS if call.startswith("/outrider.")}
+    assert {call.split("/")[1] for call in set(CALLS) - ours} == {"vllm.grpc.engine.VllmEngine"}
+    assert ours == {f"/{name}/{method}" for name in found for method in _methods(name)}
 
 
 def _methods(service: str) -> list[str]:

@@ -73,6 +73,11 @@ class ModelTokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def special_id(self, name: str) -> int | None:
+        """Of a special token by the name that templates have for it, such as bos_token."""
+        token = self.template.variables.get(name)
+        return self.tokenizer.token_to_id(token) if isinstance(token, str) else None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Their text, special ones by their names."""
         pieces = (self.token_bytes.of(i) or str(self.tokenizer.id_to_token(i) or "").encode() for i in token_ids)

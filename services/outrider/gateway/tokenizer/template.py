@@ -32,15 +32,15 @@ class ChatTemplate:
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, Any]) -> None:
         """`sources`: in Jinja, by name; `variables`: what each may use, such as bos_token."""
-        self._sources = sources
-        self._variables = variables
+        self.sources = sources
+        self.variables = variables
         self._environment = _environment()
         self._compiled: dict[str, Template] = {}
 
     @property
     def text(self) -> str:
         """Of all of them."""
-        return "\n".join(self._sources.values())
+        return "\n".join(self.sources.values())
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **more: Any
@@ -56,7 +56,7 @@ class ChatTemplate:
                 messages=[_prepared(message) for message in messages],
                 tools=tools,
                 documents=None,
-                **{"add_generation_prompt": True, **self._variables, **more},
+                **{"add_generation_prompt": True, **self.variables, **more},
             )
         except TemplateError:
             raise
@@ -64,11 +64,11 @@ class ChatTemplate:
             raise TemplateError(f"refused by the model's chat template: {error}") from error
 
     def _template(self, wanted: str) -> Template:
-        name = wanted if wanted in self._sources else "default"
-        if name not in self._sources:
+        name = wanted if wanted in self.sources else "default"
+        if name not in self.sources:
             raise TemplateError("this model has no chat template; send a plain prompt instead")
         if name not in self._compiled:
-            self._compiled[name] = self._environment.from_string(self._sources[name])
+            self._compiled[name] = self._environment.from_string(self.sources[name])
         return self._compiled[name]
 
 

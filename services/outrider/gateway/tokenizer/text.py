@@ -150,25 +150,26 @@ class StopAutomaton:
 class StopMatcher:
     """Passes text on up to the first stop string to complete; among those that complete together, the longest."""
 
-    __slots__ = ("_automaton", "_held", "_state", "stopped")
+    __slots__ = ("_automaton", "_held", "_state", "stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._automaton = StopAutomaton(stops) if stops else None
         self._state = 0
         self._held = ""
-        self.stopped = False
+        self.stop = ""
+        """The stop string that completed."""
 
     def push(self, text: str) -> str:
         """The text that is now certain to come before any stop string."""
         if self._automaton is None:
             return text
-        if self.stopped:
+        if self.stop:
             return ""
         pending = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             self._state = self._automaton.step(self._state, char)
             if length := self._automaton.matched[self._state]:
-                self.stopped, self._held = True, ""
+                self.stop, self._held = pending[end - length : end], ""
                 return pending[: end - length]
         certain = len(pending) - self._automaton.depth[self._state]
         self._held = pending[certain:]
@@ -190,9 +191,9 @@ class TextStream:
         self._matcher = StopMatcher(stops)
 
     @property
-    def stopped(self) -> bool:
-        """A stop string is complete; the text has ended before it."""
-        return self._matcher.stopped
+    def stop(self) -> str:
+        """The stop string that is complete; the text has ended before it. Empty while none is."""
+        return self._matcher.stop
 
     def push(self, token_id: int, *, stops: bool = True) -> str:
         """Without `stops` no stop string ends in this token, nor begins."""
@@ -201,7 +202,7 @@ class TextStream:
 
     def finish(self) -> str:
         """The rest of the text, when the tokens have ended without a stop string."""
-        if self.stopped:
+        if self.stop:
             return ""
         last = self._matcher.push(self._detokeniser.flush())
         return last + self._matcher.flush()

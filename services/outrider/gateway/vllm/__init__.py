@@ -1,0 +1,1 @@
+"""The gateway as an engine behind others: vLLM's gRPC engine service, for one of its models."""

@@ -1,0 +1,198 @@
+"""vLLM's gRPC engine service: other gateways take this one for an engine of one model, and speculation is all its own.
+
+The wire is that of the package `smg-grpc-proto`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+import grpc
+from smg_grpc_proto import vllm_engine_pb2 as vllm
+from smg_grpc_proto import vllm_engine_pb2_grpc
+from smg_grpc_proto.generated import common_pb2 as common
+
+from outrider.errors import Conflict, DeadlineExceeded, NotSupported
+from outrider.gateway.auth import check_model, default_tenant
+from outrider.gateway.choices import start_choices
+from outrider.gateway.generation import Generator
+from outrider.gateway.vllm.requests import field_paths, logprobs_asked, to_generations
+from outrider.gateway.vllm.responses import EngineAnswer
+from outrider.gateway.vllm.tokenizer_files import zipped
+from outrider.protocol.identity import package_version
+from outrider.rpc.channel import remaining_s
+from outrider.rpc.roles import current_caller
+from outrider.rpc.v1 import tenants_pb2
+from outrider.telemetry.context import TraceContext
+
+SERVICE = "vllm.grpc.engine.VllmEngine"
+_CHUNK_BYTES = 64 << 10
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+add_to_server = vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server
+
+
+@dataclass(slots=True)
+class _Running:
+    """Requests under way, for `Abort`: of each tenant by the names that it gave them."""
+
+    _scopes: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)
+
+    @contextmanager
+    def named(self, key: tuple[str, str], scope: asyncio.Timeout) -> Iterator[None]:
+        """Raises Conflict for a name that is in use. An empty one is no name."""
+        if key in self._scopes:
+            raise Conflict("a request of this id is under way", field="request_id", reason="REQUEST_ID_IN_USE")
+        if key[1]:
+            self._scopes[key] = scope
+        try:
+            yield
+        finally:
+            self._scopes.pop(key, None)
+
+    def abort(self, key: tuple[str, str]) -> None:
+        """What is not under way any more is none of the caller's concern."""
+        if (scope := self._scopes.pop(key, None)) is not None:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # The package has no types.
+    def __init__(self, core: Generator, model: str, send_timeout_s: float) -> None:
+        self._core = core
+        self._model = model
+        self._send_timeout_s = send_timeout_s
+        self._started_s = time.monotonic()
+        self._last_received_s = 0.0
+        self._running = _Running()
+
+    async def Generate(self, request: vllm.GenerateRequest, context: Context) -> None:
+        self._last_received_s = time.time()
+        tenant = _tenant()
+        answers: list[EngineAnswer] = []
+        try:
+            async with asyncio.timeout(None) as aborted:
+                with self._running.named((tenant.name, request.request_id), aborted), field_paths():
+                    await self._generate(request, tenant, answers, context)
+        except TimeoutError:
+            if not aborted.expired():
+                raise
+            for answer in answers:
+                if not answer.ended:
+                    await self._send(context, answer.complete("abort"))
+
+    async def _generate(
+        self, request: vllm.GenerateRequest, tenant: tenants_pb2.Tenant, answers: list[EngineAnswer], context: Context
+    ) -> None:
+        """`answers` is filled with what is under way."""
+        asked = logprobs_asked(request.sampling_params)
+        async with start_choices(
+            self._core,
+            [to_generations(request, self._model)],
+            default_max_tokens=None,
+            timeout_s=remaining_s(context),
+            trace_context=TraceContext.of(context.invocation_metadata()),
+            tenant=tenant,
+        ) as choices:
+            started = enumerate(choices.answers)
+            answers += [EngineAnswer(index, answer, request.stream, asked) for index, answer in started]
+            async for index, chunk in choices.chunks():
+                for message in answers[index].add(chunk):
+                    await self._send(context, message)
+
+    async def _send(self, context: Context, message: vllm.GenerateResponse) -> None:
+        """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await context.write(message)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"nothing was read for {self._send_timeout_s:g} s") from error
+
+    async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
+        tenant = _tenant()
+        for request_id in request.request_ids:
+            self._running.abort((tenant.name, request_id))
+        return vllm.AbortResponse()
+
+    async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:
+        problem = self._core.problem
+        if not problem and self._model not in self._core.catalog.ready:
+            problem = f"{self._model} is not ready"
+        return vllm.HealthCheckResponse(healthy=not problem, message=problem)
+
+    async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
+        """Raises Unavailable, UnknownModel or PermissionDenied."""
+        check_model(_tenant(), self._model)
+        model = await self._core.catalog.get(self._model)
+        tokenizer = model.tokenizer
+        return vllm.GetModelInfoResponse(
+            model_path=model.name,
+            served_model_name=model.name,
+            is_generation=True,
+            max_context_length=model.max_context_len,
+            max_req_input_len=model.max_context_len - 1,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+            bos_token_id=tokenizer.special_id("bos_token") or 0,
+            pad_token_id=tokenizer.special_id("pad_token") or 0,
+        )
+
+    async def GetServerInfo(self, request: vllm.GetServerInfoRequest, context: Context) -> vllm.GetServerInfoResponse:
+        admission = self._core.admission
+        return vllm.GetServerInfoResponse(
+            active_requests=admission.running,
+            is_paused=admission.leaving,
+            last_receive_timestamp=self._last_received_s,
+            uptime_seconds=time.monotonic() - self._started_s,
+            server_type="outrider",
+            data_parallel_size=1,
+            max_num_seqs=admission.max_running,
+            constrained_decoding_start="first_token",
+        )
+
+    async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
+        """What this gateway knows: its own requests. Targets serve other gateways too."""
+        admission = self._core.admission
+        load = vllm.SchedulerLoad(
+            num_running_reqs=admission.running,
+            num_total_reqs=admission.running,
+            max_running_requests=admission.max_running,
+        )
+        return vllm.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(), version=package_version(), dp_rank_count=1, loads=[load]
+        )
+
+    async def GetTokenizer(self, request: common.GetTokenizerRequest, context: Context) -> None:
+        """Raises Unavailable, UnknownModel or PermissionDenied."""
+        check_model(_tenant(), self._model)
+        model = await self._core.catalog.get(self._model)
+        data = await asyncio.to_thread(zipped, model.tokenizer)
+        for start in range(0, len(data), _CHUNK_BYTES):
+            is_last = start + _CHUNK_BYTES >= len(data)
+            sha256 = hashlib.sha256(data).hexdigest() if is_last else ""
+            await context.write(common.GetTokenizerChunk(data=data[start : start + _CHUNK_BYTES], sha256=sha256))
+
+    async def Embed(self, request: vllm.EmbedRequest, context: Context) -> vllm.EmbedResponse:
+        raise NotSupported("Embed", "only text is generated here")
+
+    async def FlushCache(self, request: common.FlushCacheRequest, context: Context) -> common.FlushCacheResponse:
+        raise NotSupported("FlushCache", "targets serve other gateways too, and keep their caches")
+
+    async def StartProfile(self, request: common.StartProfileRequest, context: Context) -> common.ProfileResponse:
+        raise NotSupported("StartProfile", "there is no profiler at a gateway")
+
+    async def StopProfile(self, request: common.StopProfileRequest, context: Context) -> common.ProfileResponse:
+        raise NotSupported("StopProfile", "there is no profiler at a gateway")
+
+    async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, context: Context) -> None:
+        raise NotSupported("SubscribeKvEvents", "routers place requests by prefixes themselves")
+
+
+def _tenant() -> tenants_pb2.Tenant:
+    return current_caller().tenant or default_tenant()
