@@ -122,6 +122,7 @@ CALLS: dict[str, Access] = {
 
 SERVERS: dict[str, Role] = {
     "GenerationService": Role.GATEWAY,
+    "VllmEngine": Role.GATEWAY,
     "RouterService": Role.ROUTER,
     "TraceService": Role.ROUTER,
     "TargetService": Role.TARGET,
@@ -129,7 +130,7 @@ SERVERS: dict[str, Role] = {
     "PolicyService": Role.CONTROL,
     "ControlService": Role.CONTROL,
 }
-"""Who serves each of our services."""
+"""Who serves each service."""
 
 
 def connections() -> frozenset[tuple[Role, Role]]:
