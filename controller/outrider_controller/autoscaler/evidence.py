@@ -31,7 +31,7 @@ class Pairing(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """Sums over rounds that a draft took part in."""
+    """Sums over rounds that a draft took part in, or should have."""
 
     rounds: float = 0.0
     tokens: float = 0.0
@@ -46,6 +46,13 @@ class Evidence:
     accepted: float = 0.0
     draft_us: float = 0.0
     """What drafting took the draft, as far as it was judged."""
+    missed: float = 0.0
+    """Rounds that it was meant for and had no worker for. They are not among `rounds`."""
+
+    @property
+    def starved(self) -> float:
+        """Share of the rounds that it was meant for, to which no draft came in time."""
+        return (self.late + self.missed) / max(self.rounds + self.missed, 1.0)
 
     def add_rounds(
         self,

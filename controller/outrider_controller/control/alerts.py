@@ -35,7 +35,7 @@ class AlertKind(enum.StrEnum):
     OUTPUT_LOOPS = "output_loops"
     """Above 0.98 for 1,000 tokens: only a text that repeats itself is that easy to guess."""
     DRAFTS_STARVED = "drafts_starved"
-    """For more than half of the rounds no draft came in time."""
+    """For more than half of the rounds no draft came in time, or no worker of the planned version had room."""
     MODE_FLAPS = "mode_flaps"
     """More than two changes of mode in ten minutes."""
     PRICE_HIGH = "price_high"
@@ -70,16 +70,12 @@ class _Window:
     def fade(self, elapsed_s: float) -> None:
         kept = math.exp(-elapsed_s / self.span_s)
         sums = self.sums
-        sums.rounds, sums.late = sums.rounds * kept, sums.late * kept
+        sums.rounds, sums.late, sums.missed = sums.rounds * kept, sums.late * kept, sums.missed * kept
         sums.verified, sums.accepted = sums.verified * kept, sums.accepted * kept
 
     @property
     def acceptance(self) -> float:
         return self.sums.accepted / self.sums.verified if self.sums.verified else 0.0
-
-    @property
-    def late(self) -> float:
-        return self.sums.late / self.sums.rounds if self.sums.rounds else 0.0
 
 
 @dataclass(slots=True)
@@ -169,10 +165,12 @@ class Alerts:
         yield from self._set(AlertKind.OUTPUT_LOOPS, cell, acceptance > _LOOP_ACCEPTANCE, reason)
 
     def _judge_lateness(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
-        recent = watched.recent
-        if recent.sums.rounds >= _MIN_ROUNDS:
-            reason = f"no draft in time for {recent.late:.0%} of the rounds of the last minute"
-            yield from self._between(AlertKind.DRAFTS_STARVED, cell, recent.late, _STARVED, _FED, reason)
+        recent = watched.recent.sums
+        if recent.rounds + recent.missed >= _MIN_ROUNDS:
+            reason = f"no draft in time for {recent.starved:.0%} of the rounds of the last minute"
+            if recent.missed:
+                reason += f", and none with room for {recent.missed / (recent.rounds + recent.missed):.0%}"
+            yield from self._between(AlertKind.DRAFTS_STARVED, cell, recent.starved, _STARVED, _FED, reason)
 
     def _judge_price(self, model: str, price: float, now_s: float) -> Iterator[Change]:
         cell = Cell("", model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -11,15 +10,6 @@ from outrider_controller.autoscaler.evidence import Evidence, Pairing
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
 
 EVERY_S = 60.0
-
-
-@dataclass(slots=True)
-class _Used:
-    """Of one version of a draft, since the last look."""
-
-    us: float = 0.0
-    rounds: float = 0.0
-    late: float = 0.0
 
 
 class Demand:
@@ -34,7 +24,8 @@ class Demand:
             "Routers that the load needs; 0 where another control plane leads.",
             registry=registry,
         )
-        self._used: dict[str, _Used] = {}
+        self._used: dict[str, Evidence] = {}
+        """Of each version of a draft, since the last look."""
         self._sizing = Sizing()
         self._looked_s: float | None = None
         self.num_routers = 0
@@ -42,10 +33,7 @@ class Demand:
 
     def heard(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
-            used = self._used.setdefault(pairing.draft, _Used())
-            used.us += news.draft_us
-            used.rounds += news.rounds
-            used.late += news.late
+            self._used.setdefault(pairing.draft, Evidence()).merge(news)
 
     def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
         """`workers`: live ones by version of their draft. `routers`: each one's share of a core."""
@@ -74,5 +62,5 @@ class Demand:
 
     def _utilisation(self, version: str, workers: int, passed_s: float) -> Utilisation:
         # What a draft computes ahead in vain it would not compute if it were busy.
-        used = self._used.get(version, _Used())
-        return Utilisation(workers, used.us / 1e6 / passed_s / max(workers, 1), used.late / max(used.rounds, 1.0))
+        used = self._used.get(version, Evidence())
+        return Utilisation(workers, used.draft_us / 1e6 / passed_s / max(workers, 1), used.starved)

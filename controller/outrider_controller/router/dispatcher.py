@@ -190,6 +190,8 @@ class Dispatcher:
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for active, draft, done in counted:
+            if draft is None and active.lacks_draft:
+                self.policy.missed(active.request, active.speculation.allowed.draft)
             if draft is None or active.draft is not draft:
                 continue
             speculation = active.speculation

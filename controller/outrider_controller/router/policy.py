@@ -65,7 +65,14 @@ class Policy:
 
     def record(self, tenant: str, target: str, draft: worker.WorkerInfo) -> DraftRecord:
         """What requests of this tenant share of this version of a draft."""
-        pairing = Pairing(tenant, target, draft_version(draft))
+        return self._record(Pairing(tenant, target, draft_version(draft)))
+
+    def missed(self, request: Request, draft: str | None) -> None:
+        """A round of a request for which no worker of the version planned for it was found."""
+        if draft is not None:
+            self._record(Pairing(request.tenant, request.model, draft)).evidence.missed += 1
+
+    def _record(self, pairing: Pairing) -> DraftRecord:
         if pairing not in self._records and len(self._records) >= _MAX_RECORDS:
             del self._records[next(iter(self._records))]
         return self._records.setdefault(pairing, DraftRecord())
@@ -102,7 +109,11 @@ class Policy:
 
     def evidence(self) -> dict[Pairing, Evidence]:
         """What requests have shown since the last call."""
-        return {pairing: record.take() for pairing, record in self._records.items() if record.evidence.rounds}
+        return {
+            pairing: record.take()
+            for pairing, record in self._records.items()
+            if record.evidence.rounds or record.evidence.missed
+        }
 
     def told(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
         """What the control plane has decided, and what it believes, on which this router would go on alone."""

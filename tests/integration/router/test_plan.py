@@ -21,6 +21,8 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.service import RunningRouter
 from prometheus_client import CollectorRegistry
 
+from tests.fakes import FakeDraft
+
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
     tenants_pb2.SPECULATION_SETTING_OFF,
@@ -141,6 +143,27 @@ async def test_without_a_control_plane_a_router_plans_by_itself(fleet: Any) -> N
     await until(costs)
     assert not follows(router)
     assert decision(router, "somebody else").mode is Mode.TRY
+
+
+async def test_rounds_that_were_meant_for_a_draft_with_no_room_are_told(fleet: Any) -> None:
+    target = await fleet.target()
+    target.step_s = 0.01
+    await fleet.draft(FakeDraft(max_sequences=1))
+    router = await fleet.start()
+    await until(lambda: bool(decision(router).draft_shares))
+    calls = [fleet.call(fleet.request(max_new_tokens=4000), timeout=60) for _ in range(2)]
+    reading = [asyncio.create_task(_drafted(call)) for call in calls]
+    told: list[float] = []
+
+    def missed() -> bool:
+        told.extend(evidence.missed for evidence in router.dispatcher.policy.evidence().values())
+        return any(told)
+
+    # By a control plane that is not there: nobody else asks.
+    router.dispatcher.policy.led = True
+    await until(missed)
+    for task in reading:
+        task.cancel()
 
 
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:

@@ -23,14 +23,22 @@ class Cluster:
         self.now_s = 1000.0
 
     def seconds(
-        self, count: int, *, verified: int = 0, acceptance: float = 0.0, late: int = 0, price: float = 0.0
+        self,
+        count: int,
+        *,
+        verified: int = 0,
+        acceptance: float = 0.0,
+        late: int = 0,
+        missed: int = 0,
+        price: float = 0.0,
     ) -> list[str]:
-        """So many seconds of 20 rounds each; what was told in them."""
+        """So many seconds of 20 rounds each, less those that missed their draft; what was told in them."""
         found: list[str] = []
         for _ in range(count):
             self.now_s += 1
-            if verified:
-                seen = Evidence(rounds=20, late=late, verified=verified, accepted=verified * acceptance)
+            if verified or missed:
+                accepted = verified * acceptance
+                seen = Evidence(rounds=20 - missed, late=late, verified=verified, accepted=accepted, missed=missed)
                 self.alerts.learn({PAIRING: seen})
             found += told(self.alerts.step({"m": price}, self.now_s))
         return found
@@ -68,6 +76,13 @@ def test_drafts_that_come_late_for_most_rounds_are_told_between_two_bounds() -> 
     assert "+drafts_starved" in cluster.seconds(120, verified=20, acceptance=0.5, late=15)
     assert cluster.seconds(120, verified=20, acceptance=0.5, late=8) == []
     assert cluster.seconds(120, verified=20, acceptance=0.5, late=1) == ["-drafts_starved"]
+
+
+def test_rounds_for_which_no_draft_was_found_at_all_are_starved_too() -> None:
+    cluster = Cluster()
+    assert cluster.seconds(120, missed=20) == ["+drafts_starved"]
+    assert "none with room for 100%" in cluster.alerts.active[Alert(AlertKind.DRAFTS_STARVED, "m", "acme")]
+    assert cluster.seconds(180, verified=20, acceptance=0.5) == ["-drafts_starved"]
 
 
 def test_an_alert_of_whom_nothing_is_heard_comes_down_and_its_tenant_is_forgotten() -> None:
