@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import parse_arguments as parse_gateway
-from outrider.rpc.roles import Role
+from outrider.rpc.roles import Role, connections
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import parse_arguments as parse_controller
 from outrider_controller.control.config import parse_arguments as parse_control
@@ -324,26 +324,17 @@ def test_what_scales_itself_has_no_fixed_number_of_replicas() -> None:
             assert ("replicas" in found["spec"]) is (found["metadata"]["name"] not in scaled)
 
 
+_PORTS = {Role.ROUTER: 9100, Role.TARGET: 9001, Role.DRAFT: 9001, Role.CONTROL: 9003}
+_PODS = {Role.ROUTER: "controller", Role.CONTROL: "controller", Role.OPERATOR: "namespace"}
 EDGES = {
-    ("anybody", "gateway", 8000),
-    ("anybody", "gateway", 8001),
-    ("gateway", "controller", 9100),
-    ("controller", "controller", 9100),
-    ("controller", "controller", 9003),
-    ("controller", "target", 9001),
-    ("target", "draft", 9001),
-    ("gateway", "redis", 6379),
-    ("controller", "redis", 6379),
-    ("target", "redis", 6379),
-    ("draft", "redis", 6379),
+    # gRPC between processes: as `rpc.roles` says, to which the page on security is held.
+    *((_PODS.get(a, a.value), _PODS.get(b, b.value), _PORTS[b]) for a, b in connections()),
+    *(("anybody", "gateway", port) for port in (8000, 8001)),
+    *((role, "redis", 6379) for role in ("gateway", "controller", "target", "draft")),
+    *(("namespace", role, 9009) for role in ("gateway", "controller", "target", "draft")),
+    ("namespace", "controller", 9200),
     ("test", "gateway", 8000),
     ("test", "gateway", 9009),
-    ("namespace", "gateway", 9009),
-    ("namespace", "controller", 9009),
-    ("namespace", "controller", 9003),
-    ("namespace", "controller", 9200),
-    ("namespace", "target", 9009),
-    ("namespace", "draft", 9009),
 }
 """Who may call whom, on which port."""
 
@@ -368,6 +359,7 @@ def test_on_a_ray_cluster_routers_are_called_on_the_ports_that_a_system_chooses(
         ("controller", "controller", ANY_PORT),
         ("controller", "target", 9001),
         ("controller", "redis", 6379),
+        ("namespace", "controller", 32768),
         ("namespace", "controller", 9009),
         ("namespace", "controller", 9003),
     }
