@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo proto-baseline test test-all test-aarch64 loadtest docs lint proto clean
+.PHONY: demo proto-baseline test test-all test-aarch64 chart-check loadtest docs lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -45,6 +45,14 @@ test-all: proto
 test-aarch64: proto
 	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
 	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
+
+# What checkov says of the Helm chart. It gets an environment of its own, for it brings some hundred packages.
+build/checkov/bin/checkov:
+	$(PYTHON) -m venv build/checkov
+	build/checkov/bin/python -m pip install --quiet --disable-pip-version-check "checkov>=3.2,<4"
+
+chart-check: proto build/checkov/bin/checkov
+	CHECKOV=build/checkov/bin/checkov $(BIN)/python -m pytest tests/unit/deploy/test_checkov.py $(ARGS)
 
 # Load on a stack that it starts for the time: make loadtest ARGS="--profile threshold"
 loadtest: proto

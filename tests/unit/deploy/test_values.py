@@ -70,15 +70,15 @@ def check(values: dict[str, Any]) -> None:
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=50, deadline=None, suppress_health_check=_QUIET)
 @given(values_of(SCHEMA))
 def test_some_random_values_become_objects_that_kubernetes_admits(values: dict[str, Any]) -> None:
     check(values)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@settings(max_examples=500, deadline=None, suppress_health_check=_QUIET)
+@pytest.mark.timeout(1800)
+@settings(max_examples=2000, deadline=None, suppress_health_check=_QUIET)
 @given(values_of(SCHEMA))
 def test_many_random_values_become_objects_that_kubernetes_admits(values: dict[str, Any]) -> None:
     check(values)
