@@ -38,6 +38,11 @@ _COMMANDS = {
         "Are answers valid under the schemas of a public suite, with speculation as without?",
     ),
     "load": (f"{_SCENARIOS}.load", "load", "Does speculation pay with many streams, and does auto find out?"),
+    "autoscaler": (
+        f"{_SCENARIOS}.autoscaler",
+        "autoscaler",
+        "Is it right about who speculates, and quick to notice that it is wrong? In virtual time.",
+    ),
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "context": (f"{_SCENARIOS}.context", "context", "What does a token cost as the context grows?"),
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),

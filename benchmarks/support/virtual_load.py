@@ -6,8 +6,9 @@ far that is true. What is not here: the draft's own time, and the network.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine import EngineSequence
@@ -20,7 +21,7 @@ from outrider.target.sequence import TargetSequence
 from outrider.worker.events import SequenceKey
 from outrider.worker.step_cost import StepCost
 
-_ANSWER_TOKENS = 128
+ANSWER_TOKENS = 128
 _RIGHT, _WRONG = 7, 8
 _GREEDY = SamplingParams(temperature=0.0)
 _BATCHING = Batching(block_size=16, max_batch_tokens=4096)
@@ -37,10 +38,33 @@ class Text:
     """A draft's confidence in its tokens: uniform between these."""
     true: float = 1.0
     """How often a token comes, as a share of what is said."""
+    tenant: str = ""
+    lost_s: tuple[float, float] = (math.inf, math.inf)
+    """Between these seconds of a run no token comes that is drafted."""
+
+    def chance(self, confidence: float, now_s: float) -> float:
+        return 0.0 if self.lost_s[0] <= now_s < self.lost_s[1] else confidence * self.true
 
 
 NEAR = Text((0.6, 1.0))
 FAR = Text((0.2, 0.9), true=0.35)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """By one stream's part of one step."""
+
+    at_s: float
+    text: Text
+    offered: int
+    """Drafted tokens; then how many of them were run, judged and accepted."""
+    run: int
+    verified: int
+    accepted: int
+    tokens: int
+
+
+Watch = Callable[[Committed], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,60 +93,72 @@ class Ran:
         return sum(self.tokens.values()) / self.seconds
 
 
-def run(line: StepLine, texts: Sequence[Text], arm: str, *, seconds: float = 60.0, num_drafted: int = 4) -> Ran:
-    """One stream for each of `texts`; each begins a new answer as the last one ends."""
+def run(
+    line: StepLine,
+    texts: Sequence[Text],
+    arm: str,
+    *,
+    seconds: float = 60.0,
+    num_drafted: int = 4,
+    plain: Collection[Text] = (),
+    answer_tokens: int = ANSWER_TOKENS,
+    watch: Watch = lambda committed: None,
+) -> Ran:
+    """One stream for each of `texts`; each begins a new answer as the last one ends. Nobody drafts for `plain` ones."""
     chance, serials = random.Random(5), iter(range(1 << 30))
     ran = Ran(tokens=dict.fromkeys(texts, 0), drafted=dict.fromkeys(texts, 0))
     cost, calibration, price = StepCost(), Calibration(), ARMS[arm]
-    streams = [_Stream(text, next(serials), num_drafted) for text in texts]
+    streams = [_Stream(text, calibration, num_drafted * (text not in plain), answer_tokens) for text in texts]
+    for stream in streams:
+        stream.begin(next(serials))
     while ran.seconds < seconds:
         now = price(cost)
         for stream in streams:
             if not stream.sequence.remaining:
                 stream.begin(next(serials))
-            stream.draft(chance, now)
+            stream.draft(chance, now, ran.seconds)
         rows = plan([s.sequence for s in streams], _BATCHING, 1 << 20, ran.seconds, Pricing(now, calibration)).rows
         by_serial = {row.sequence.serial: row for row in rows}
         took = line.seconds(sum(row.num_run for row in rows))
+        ran.seconds += took
         tokens = 0
         for stream in streams:
-            row = by_serial[stream.sequence.serial]
-            ran.drafted[stream.text] += row.num_drafted
-            tokens += (count := stream.commit(row, calibration))
-            ran.tokens[stream.text] += count
+            done = stream.commit(by_serial[stream.sequence.serial], ran.seconds)
+            ran.drafted[stream.text] += done.run
+            ran.tokens[stream.text] += done.tokens
+            tokens += done.tokens
+            watch(done)
         calibration.stepped()
         cost.took(rows=sum(row.num_run for row in rows), seconds=took, tokens=tokens)
-        ran.seconds += took
     return ran
 
 
 @dataclass(slots=True)
 class _Stream:
     text: Text
-    serial: int
+    calibration: Calibration
     num_drafted: int
+    answer_tokens: int
     sequence: TargetSequence = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begin(self.serial)
 
     def begin(self, serial: int) -> None:
         opening = Opening(
             prompt=(1,),
             params=_GREEDY,
             mode=VerificationMode.GREEDY,
-            stopping=Stopping(_ANSWER_TOKENS),
+            stopping=Stopping(self.answer_tokens),
             speculation=Speculation(max_draft_tokens=self.num_drafted),
         )
         self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, 0.0)
+        self.sequence.fit = self.calibration.fit(self.text.tenant)
         self.sequence.kv = EngineSequence(tokens=[])
 
-    def draft(self, chance: random.Random, price: float) -> None:
+    def draft(self, chance: random.Random, price: float, now_s: float) -> None:
         """A new guess, as far as the draft believes in it. What is right is token 7."""
         tokens, confidences = [], []
         for confidence in self._confidences(chance, price):
             confidences.append(confidence)
-            tokens.append(_RIGHT if chance.random() < confidence * self.text.true else _WRONG)
+            tokens.append(_RIGHT if chance.random() < self.text.chance(confidence, now_s) else _WRONG)
         length = self.sequence.committed_len
         offered = OfferedDraft(length, length, tuple(tokens), confidence=tuple(confidences), source="model")
         self.sequence.drafts.cut(0)
@@ -137,13 +173,14 @@ class _Stream:
             joint *= confidence
             yield confidence
 
-    def commit(self, row: PlannedRow, calibration: Calibration) -> int:
-        sequence, guess = self.sequence, self.sequence.drafts.token_ids[: row.num_drafted]
+    def commit(self, row: PlannedRow, now_s: float) -> Committed:
+        sequence, offered = self.sequence, self.sequence.num_offered
+        guess = sequence.drafts.token_ids[: row.num_drafted]
         accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))
         verified = min(accepted + 1, len(guess))
-        calibration.observe(sequence.bins[: len(guess)], verified, accepted, sequence.fit)
+        self.calibration.observe(sequence.bins[: len(guess)], verified, accepted, sequence.fit)
         tokens = [*guess[:accepted], _RIGHT][: sequence.remaining]
         sequence.commit(tokens, len(guess))
         assert sequence.kv is not None
         sequence.kv.tokens = sequence.tokens[:-1]
-        return len(tokens)
+        return Committed(now_s, self.text, offered, len(guess), verified, accepted, len(tokens))

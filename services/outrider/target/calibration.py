@@ -1,7 +1,7 @@
 """From what drafts say of their tokens to the share that this target accepts. Pure.
 
 One table for all sequences of a worker: who proposed a token, and what was said of it, against how many such tokens
-were accepted where all before them were. A sequence adds how its own text compares with that.
+were accepted where all before them were. A tenant adds how its texts compare with that, and a sequence its own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ _HOPE = 0.5
 _KEEP, _KEEP_STEP = 0.995, 0.9985
 # A draft may call its parts as it likes; a table that grew with it would be its to fill.
 _MAX_SOURCES = 16
-# A text's own record: verdicts that the table's word counts as, and forgetting per commit, judged or not, so that a
-# draft that is not asked any more is asked again.
-_PRIOR_OWN, _KEEP_OWN = 6.0, 0.97
+# A text's own record: verdicts that the word of its tenant counts as, or for a tenant that of the table; and forgetting
+# per commit, judged or not, so that a draft that is not asked any more is asked again. A tenant forgets more slowly:
+# each of its new texts would else ask anew.
+_PRIOR_OWN, _KEEP_OWN, _KEEP_TENANT = 6.0, 0.97, 0.995
 _MAX_RATIO = 1.25
+# Clients name tenants where there are no keys.
+_MAX_TENANTS = 4096
 _SURE = 0.995
 
 
@@ -83,14 +86,25 @@ class _Share:
 
 @dataclass(slots=True)
 class Fit:
-    """How much better or worse than the table says the drafts of one text are."""
+    """How much better or worse than the table says the drafts of one text are, or of all texts of a tenant."""
 
+    usual: Fit | None = None
+    """Its tenant's, from which it starts."""
+    keep: float = _KEEP_OWN
     accepted: float = 0.0
     expected: float = 0.0
 
     @property
     def factor(self) -> float:
-        return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN) / (self.expected + _PRIOR_OWN))
+        usual = 1.0 if self.usual is None else self.usual.factor
+        return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN * usual) / (self.expected + _PRIOR_OWN))
+
+    def committed(self, accepted: float, expected: float) -> None:
+        """One commit: tokens accepted, and what the table expected of those that were looked at."""
+        self.accepted = self.keep * self.accepted + accepted
+        self.expected = self.keep * self.expected + expected
+        if self.usual is not None:
+            self.usual.committed(accepted, expected)
 
 
 @dataclass(slots=True)
@@ -103,6 +117,13 @@ class Calibration:
     _step: int = 0
     _best: tuple[int, float] = (-1, 1.0)
     """The likeliest bin, as of a step."""
+    _tenants: dict[str, Fit] = field(default_factory=dict)
+
+    def fit(self, tenant: str) -> Fit:
+        """Of a new text."""
+        if tenant not in self._tenants and len(self._tenants) >= _MAX_TENANTS:
+            del self._tenants[next(iter(self._tenants))]
+        return Fit(self._tenants.setdefault(tenant, Fit(keep=_KEEP_TENANT)))
 
     def stepped(self) -> None:
         self._step += 1
@@ -130,16 +151,15 @@ class Calibration:
 
     def observe(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
         """One commit: of these tokens the first num_verified were looked at, and the first num_accepted accepted."""
-        fit.accepted *= _KEEP_OWN
-        fit.expected *= _KEEP_OWN
-        for number, each in enumerate(bins[:num_verified]):
+        judged, expected = bins[:num_verified], 0.0
+        for number, each in enumerate(judged):
             accepted = number < num_accepted
             share = self._shares.get(each)
-            fit.expected += each.prior if share is None else share.mean(each.prior, self._step)
-            fit.accepted += accepted
+            expected += each.prior if share is None else share.mean(each.prior, self._step)
             if (source := self._source(each)) is not None:
                 source.add(accepted, self._step)
                 self._shares.setdefault(each, _Share()).add(accepted, self._step)
+        fit.committed(min(num_accepted, len(judged)), expected)
 
     def _mean(self, each: Bin) -> float:
         """Of the token's source, whatever is said of the token."""

@@ -41,7 +41,7 @@ class TargetSequence:
     """Since the last step: when there was first nothing more to wait for."""
     num_commits: int = 0
     fit: Fit = field(default_factory=Fit)
-    """How well its drafts do, beside those of others."""
+    """How well its drafts do, beside those of others; the target's worker knows from where it starts."""
     draft_active: bool = False
     """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
 

@@ -292,9 +292,10 @@ class TargetWorker:
         elif len(self._sequences) >= self._limits.max_sequences:
             self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
-            self._sequences[key] = TargetSequence(
-                key, next(self._serials), event.opening, self._limits.max_context_len, event.received_s
-            )
+            opening = event.opening
+            made = TargetSequence(key, next(self._serials), opening, self._limits.max_context_len, event.received_s)
+            made.fit = self._calibration.fit(opening.tenant)
+            self._sequences[key] = made
 
     def _offer(self, event: events.Offered | events.DraftRefused) -> None:
         sequence = self._find(event.key)

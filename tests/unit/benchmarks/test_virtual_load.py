@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.support.virtual_load import ARMS, FAR, NEAR, Ran, StepLine, run
@@ -33,3 +35,12 @@ def test_where_texts_differ_it_is_better_than_both(line: StepLine, streams: int)
 def test_rows_go_to_the_streams_whose_drafts_are_right() -> None:
     auto = ran(VECTORS, 8)["auto"]
     assert auto.drafted[FAR] <= 0.15 * auto.drafted[NEAR]
+
+
+def test_a_tenant_outside_the_drafts_domain_costs_the_other_one_little() -> None:
+    inside, outside = replace(NEAR, tenant="inside"), replace(FAR, tenant="outside")
+    texts = [inside, outside] * 8
+    both = run(TILES, texts, "auto", seconds=30)
+    forced = run(TILES, texts, "auto", seconds=30, plain=(outside,))
+    assert both.tokens[inside] / both.seconds >= 0.97 * forced.tokens[inside] / forced.seconds
+    assert both.drafted[outside] <= 0.1 * both.drafted[inside]

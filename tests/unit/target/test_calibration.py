@@ -78,6 +78,37 @@ def test_a_text_that_its_draft_cannot_guess_is_not_believed_within_sixty_tokens_
     assert calibration.chances([sure], fit)[0] > 0.5
 
 
+def test_a_new_text_starts_from_what_its_tenants_texts_have_shown_and_other_tenants_from_nothing() -> None:
+    calibration, sure = Calibration(), bin_of("model", 0.97)
+    for _ in range(20):
+        judged(calibration, sure, 0.97, times=20, fit=calibration.fit("inside"))
+        judged(calibration, sure, 0.1, times=2, fit=calibration.fit("outside"))
+    [inside], [outside], [new] = (
+        calibration.chances([sure], calibration.fit(tenant)) for tenant in ("inside", "outside", "new")
+    )
+    assert outside < 0.35
+    assert inside > 0.85
+    assert new > 0.8
+
+
+def test_a_tenant_whose_drafts_were_useless_is_tried_again_when_it_has_decoded_plainly_for_long() -> None:
+    calibration, sure = Calibration(), bin_of("model", 0.97)
+    judged(calibration, sure, 0.97, times=500)
+    fit = judged(calibration, sure, 0.0, times=60, fit=calibration.fit("tenant"))
+    before = calibration.chances([sure], calibration.fit("tenant"))[0]
+    for _ in range(600):
+        calibration.observe([], 0, 0, fit)
+    assert before < 0.3
+    assert calibration.chances([sure], calibration.fit("tenant"))[0] > 0.5
+
+
+def test_clients_that_invent_tenants_fill_no_table() -> None:
+    calibration = Calibration()
+    for number in range(5000):
+        calibration.fit(f"tenant {number}")
+    assert len(calibration._tenants) <= 4096
+
+
 def test_what_is_no_longer_judged_comes_back_to_what_is_said_of_it() -> None:
     calibration, sure = Calibration(), bin_of("model", 0.97)
     judged(calibration, sure, 0.0, times=100)
