@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -18,10 +19,11 @@ from outrider_controller.cli.progress import Progress
 if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
 
+_Run = tuple[str, bool, str]
 _LATE = "ratio, late drafts"
 # What is run: verification mode, or the conditions of two workers (a name of support.pair_distribution.Conditions);
 # whether it speculates; planted fault (a name of support.distribution.Fault).
-_RUNS = (
+_RUNS: tuple[_Run, ...] = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
     (_LATE, True, "NONE"),
@@ -58,8 +60,11 @@ _PAIR_DRAWS_SHARE = 0.1
 
 @click.command("distribution")
 @click.option("--draws", type=click.IntRange(1000), default=200_000, show_default=True, help="Tokens of each run.")
+@click.option(
+    "--only", "modes", multiple=True, type=click.Choice(sorted({mode for mode, _, _ in _RUNS})), help="Of the runs."
+)
 @json_file_option
-def distribution(draws: int, json_file: Path | None) -> int:
+def distribution(draws: int, modes: tuple[str, ...], json_file: Path | None) -> int:
     """Does sampling with speculation follow the target's distribution?
 
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
@@ -71,26 +76,27 @@ def distribution(draws: int, json_file: Path | None) -> int:
         import benchmarks.support.distribution  # noqa: F401
     except ModuleNotFoundError as error:
         raise CommandError(f"{error.name} is not installed: pip install 'outrider[dev]'") from error
-    results = _measure(draws)
-    wanted = [fault == "NONE" for _, _, fault in _RUNS]
+    chosen = [run for run in _RUNS if not modes or run[0] in modes]
+    results = _measure(chosen, draws)
+    wanted = [fault == "NONE" for _, _, fault in chosen]
     holds = [result.passed for result in results] == wanted
-    click.echo(_table(results))
+    click.echo(_table(chosen, results))
     runs = [
         {"speculation": speculates, **asdict(result), "passed": result.passed}
-        for (_, speculates, _), result in zip(_RUNS, results, strict=True)
+        for (_, speculates, _), result in zip(chosen, results, strict=True)
     ]
     write_json(json_file, "bench-distribution", {"holds": holds, "runs": runs, "hardware": hardware()})
     return ExitCode.OK if holds else ExitCode.ERROR
 
 
-def _measure(draws: int) -> list[DistributionResult]:
-    """All runs, one on each core at a time."""
+def _measure(runs: Sequence[_Run], draws: int) -> list[DistributionResult]:
+    """All of them, one on each core at a time."""
     cores = len(os.sched_getaffinity(0))
     # Spawned: torch's threads do not survive a fork.
-    pool = ProcessPoolExecutor(min(cores, len(_RUNS)), mp_context=get_context("spawn"))
-    report = Progress("runs", len(_RUNS))
+    pool = ProcessPoolExecutor(min(cores, len(runs)), mp_context=get_context("spawn"))
+    report = Progress("runs", len(runs))
     with pool:
-        running = [pool.submit(_run, mode, speculates, fault, draws) for mode, speculates, fault in _RUNS]
+        running = [pool.submit(_run, mode, speculates, fault, draws) for mode, speculates, fault in runs]
         for done, _ in enumerate(as_completed(running), 1):
             report(done, "")
         return [future.result() for future in running]
@@ -123,9 +129,9 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
     return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
 
 
-def _table(results: list[DistributionResult]) -> str:
+def _table(runs: Sequence[_Run], results: Sequence[DistributionResult]) -> str:
     rows: list[list[Any]] = []
-    for (mode, speculates, fault), result in zip(_RUNS, results, strict=True):
+    for (mode, speculates, fault), result in zip(runs, results, strict=True):
         rows.append(
             [
                 _PAIRS.get(mode, mode) if speculates else "plain sampling",
