@@ -25,6 +25,8 @@ SETTINGS = {
 _SETTING_OF = {value: setting for setting, value in SETTINGS.items()}
 _REASONS = frozenset(Reason)
 _MAX_SUM = 1e12
+# A tenant's part of a full fleet may be many times another's; what its saved tokens are worth stays within the classes.
+_BATCH, _LATENCY = 0.5, 2.0
 _MAX_NAME = 512
 
 
@@ -67,6 +69,16 @@ def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
 
 def reported_state(message: policy.TargetReport) -> TargetState:
     return TargetState(frozenset(message.drafts), max(0.0, message.row_price), min(max(0.0, message.best_chance), 1.0))
+
+
+def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:
+    """None: as everybody. A saved token is worth as much as the tenant's weight, where nothing else is said of it."""
+    if not tenant.weight and not tenant.HasField("speculation"):
+        return None
+    said = tenants.SpeculationPolicy()
+    said.CopyFrom(tenant.speculation)
+    said.weight = said.weight or min(max(tenant.weight or 1.0, _BATCH), _LATENCY)
+    return said
 
 
 def tenant_policy(

@@ -36,6 +36,7 @@ from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,
     reported_state,
+    speculation_of,
     tenant_policy,
 )
 
@@ -59,7 +60,7 @@ class Plans(Protocol):
 
     async def save(self, epoch: int, decisions: Iterable[policy.TenantDecision]) -> bool: ...
 
-    async def load(self) -> list[policy.TenantDecision] | None: ...
+    async def load(self, tenant: str | None = None) -> list[policy.TenantDecision] | None: ...
 
     async def overrides(self) -> dict[str, tenants.SpeculationOverride] | None: ...
 
@@ -168,13 +169,22 @@ class PlanLeader:
 
     # -- operators
 
-    def explain(self, tenant: str) -> tuple[list[policy.TenantDecision], bool]:
-        """Its decisions by target, and whether it is known. Raises Unavailable where another leads."""
-        if not self.epoch:
+    async def explain(self, tenant: str) -> tuple[list[policy.TenantDecision], bool]:
+        """Its decisions by target, and whether it is known. Where another leads: as that one wrote them last.
+
+        Raises Unavailable where they cannot be read.
+        """
+        own = await self._decided(tenant)
+        found = own or await self._decided(ANYBODY)
+        return sorted(found, key=lambda one: one.target), any(one.rounds for one in own)
+
+    async def _decided(self, tenant: str) -> list[policy.TenantDecision]:
+        if self.epoch:
+            return list(self._messages(self._planner.decisions(tenant)).values())
+        kept = await self._plans.load(tenant)
+        if kept is None:
             raise not_leading()
-        own = self._planner.decisions(tenant)
-        found = self._messages(own or self._planner.decisions(ANYBODY))
-        return [found[cell] for cell in sorted(found)], any(decision.rounds for decision in own.values())
+        return kept
 
     # -- time
 
@@ -241,7 +251,7 @@ class PlanLeader:
             self._planned_s = float("-inf")
         if self._clock() - self._read_s >= _READ_TENANTS_EVERY_S:
             self._read_s = self._clock()
-            said = {one.name: one.speculation async for one in self._tenants() if one.HasField("speculation")}
+            said = {one.name: given async for one in self._tenants() if (given := speculation_of(one)) is not None}
             if said != self._policies:
                 self._policies, self._planned_s = said, float("-inf")
 

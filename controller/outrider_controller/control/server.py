@@ -134,7 +134,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return control.SetSpeculationResponse(override=await self._speculation.set(request))
 
     async def Explain(self, request: control.ExplainRequest, context: Context) -> control.ExplainResponse:
-        return self._speculation.explain(request.tenant)
+        return await self._speculation.explain(request.tenant)
 
     async def WatchEvents(
         self, request: control.WatchEventsRequest, context: Context

@@ -50,8 +50,8 @@ class Speculation:
         self._leader.changed()
         return override
 
-    def explain(self, tenant: str) -> control.ExplainResponse:
-        """Raises Unavailable where another control plane leads."""
+    async def explain(self, tenant: str) -> control.ExplainResponse:
+        """Raises InvalidRequest; Unavailable where another control plane leads, and what it decided cannot be read."""
         check_name("tenant", tenant)
-        decisions, known = self._leader.explain(tenant)
+        decisions, known = await self._leader.explain(tenant)
         return control.ExplainResponse(decisions=decisions, known=known)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from outrider.metadata.link import RedisLink
 
-LEADER_TTL_S = 5.0
+# Short, for a leader that was killed blocks the next one for so long; one that loses it by a slow moment does no harm.
+LEADER_TTL_S = 3.0
 
 # An epoch that somebody has seen is never given again, though Redis may have lost its memory.
 _LEAD = """

@@ -59,8 +59,8 @@ class PlanStore:
 
         return bool(await self._link.call_in_background(work))
 
-    async def load(self) -> list[policy_pb2.TenantDecision] | None:
-        """Empty where there is none; None while Redis is away."""
+    async def load(self, tenant: str | None = None) -> list[policy_pb2.TenantDecision] | None:
+        """Of one tenant or all. Empty where there is none; None while Redis is away."""
 
         async def work(redis: Redis) -> Any:
             return await redis.hgetall(self._keys.plan)
@@ -68,7 +68,9 @@ class PlanStore:
         found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
         if found is None:
             return None
-        return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
+        first = b"" if tenant is None else f"{tenant}/".encode()
+        wanted = [value for field, value in found.items() if field != _EPOCH and field.startswith(first)]
+        return [_parsed(policy_pb2.TenantDecision, value) for value in wanted]
 
     async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
         """None takes back what was said. Raises Unavailable."""

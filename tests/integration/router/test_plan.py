@@ -12,7 +12,7 @@ import pytest
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, tenants_pb2
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.demand import Demand
@@ -21,7 +21,7 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.service import RunningRouter
 from prometheus_client import CollectorRegistry
 
-from tests.fakes import FakeDraft
+from tests.fakes import FakeDraft, serving_draft
 
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
@@ -46,9 +46,9 @@ def follows(router: RunningRouter) -> bool:
     return router.dispatcher.policy.led
 
 
-def show(router: RunningRouter, draft: Any, saving: float, rounds: int = 200) -> None:
-    """As if requests of tenant t had made such rounds."""
-    record = router.dispatcher.policy.record("t", MODEL, draft.info)
+def show(router: RunningRouter, draft: Any, saving: float, rounds: int = 200, tenant: str = "t") -> None:
+    """As if requests of the tenant had made such rounds."""
+    record = router.dispatcher.policy.record(tenant, MODEL, draft.info)
     record.evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
 
 
@@ -166,6 +166,44 @@ async def test_rounds_that_were_meant_for_a_draft_with_no_room_are_told(fleet: A
         task.cancel()
 
 
+async def test_the_first_request_on_a_new_router_and_after_a_drafts_restart_is_in_its_tenants_mode(fleet: Any) -> None:
+    await fleet.store.tenants.put([tenants_pb2.Tenant(name="u", weight=8)], by="test")
+    target, draft = await fleet.target(), FakeDraft()
+
+    async def first_of(tenant: str) -> Any:
+        """How its target was told to speculate when it opened the request."""
+        # None of the few that try, where drafts cost.
+        request_id = next(f"{n}" for n in range(100) if decision(router, "t").draft_for(f"{n}") is None)
+        await fleet.ask(fleet.request(request_id=request_id, tenant=tenant, max_new_tokens=4))
+        return target.opens[-1]
+
+    async with control_plane(fleet):
+        async with serving_draft(draft), fleet.store.register(draft.info, draft.address, lambda: draft.load):
+            router = await fleet.start()
+            await until(lambda: follows(router) and bool(router.dispatcher.fleet.drafts))
+
+            def costs() -> bool:
+                show(router, draft, -0.8)
+                show(router, draft, 0.8, tenant="u")
+                return (decision(router).mode, decision(router, "u").reason) == (Mode.TRY, Reason.SAVES)
+
+            await until(costs)
+            router = await fleet.start()
+            plain, drafted = await first_of("t"), await first_of("u")
+            assert (plain.speculation.max_draft_tokens, plain.draft.address) == (0, "")
+            assert drafted.speculation.max_draft_tokens > 0
+            assert drafted.draft.worker_id == draft.info.worker_id
+            # Nothing is said of its speculation: a saved token is worth as much as its weight, within bounds.
+            assert drafted.speculation.weight == 2
+        await until(lambda: not any(one.leased for one in router.dispatcher.fleet.drafts.values()))
+        again = await fleet.draft(FakeDraft())
+        await until(lambda: any(one.leased for one in router.dispatcher.fleet.drafts.values()))
+        plain, drafted = await first_of("t"), await first_of("u")
+        assert (plain.speculation.max_draft_tokens, plain.draft.address) == (0, "")
+        assert drafted.speculation.max_draft_tokens > 0
+        assert drafted.draft.worker_id == again.info.worker_id
+
+
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
     async with EventWriter(fleet.store).running() as events:
         store = fleet.store
@@ -175,6 +213,12 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
         await first.tick()
         await second.tick()
         assert (first.epoch, second.epoch) == (1, 0)
+        # Whoever is asked explains: one that stands by, by what the leader wrote.
+        told = policy_pb2.TenantDecision(tenant="t", target=MODEL, reason="costs", rounds=200)
+        usual = policy_pb2.TenantDecision(target=MODEL, reason="unknown")
+        assert await store.plans.save(1, [told, usual])
+        assert await second.explain("t") == ([told], True)
+        assert await second.explain("somebody") == ([usual], False)
         with pytest.raises(Exception, match="another control plane leads"):
             second.follow()
         await fleet.store.plans.lease("a").resign()
