@@ -171,7 +171,7 @@ class Up:
             yield from psutil.Process(self.process.pid).children(recursive=True)
 
     @property
-    def _token(self) -> str:
+    def token(self) -> str:
         state = self.console_log.parent / "state" / str(self.described["context"])
         return (state / "operator-token").read_text()
 
@@ -180,11 +180,11 @@ class Up:
         if any(len(self.pids(kind)) < count for kind, count in KINDS.items()):
             return False
         try:
-            answer = await list_workers(self.described["control"], token=self._token)
+            answer = await list_workers(self.described["control"], token=self.token)
             if not all(psutil.pid_exists(w.pid) for w in answer.workers):
                 return False
             routers = [w.address for w in answer.workers if w.info.role == worker_pb2.WORKER_ROLE_ROUTER]
-            served = [model for router in routers for model in await list_models(router, self._token)]
+            served = [model for router in routers for model in await list_models(router, self.token)]
         except CommandError:
             return False
         counts = [(model.num_targets, model.num_drafts) for model in served]

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from outrider_controller.cli.client import Gateway
-from outrider_controller.cli.control import list_workers as asked
+from outrider_controller.cli.control import list_workers
 from outrider_controller.control.rows import worker_rows
 
 from benchmarks.support.asking import make_request
@@ -26,7 +26,8 @@ async def test_a_stack_is_served_again_whatever_is_killed(tiny: Path) -> None:
 
 async def test_two_stacks_side_by_side_do_not_disturb_each_other(tiny: Path, tmp_path: Path) -> None:
     async def workers(up: Up) -> set[str]:
-        return {row["id"] for row in worker_rows((await asked(up.described["control"])).workers)}
+        listed = await list_workers(up.described["control"], token=up.token)
+        return {row["id"] for row in worker_rows(listed.workers)}
 
     async def answers(up: Up) -> int:
         async with Gateway(up.described["grpc"]) as gateway:
