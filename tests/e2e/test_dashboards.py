@@ -26,9 +26,17 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the binary of Prometheus"),
 ]
 
-# Counters that begin with the first event of their kind, of which a healthy stack has none.
-_OF_FAULTS = {"Failures per second", "Refused per second", "Requests moved, per minute"}
-_OF_FAULTS |= {"Requests that went on without a draft, per minute"}
+# They begin with the first event of their kind, of which a healthy stack has none.
+_OF_FAULTS = {
+    "Alerts that are up",
+    "Failures per second",
+    "Refused before any token, per second",
+    "Refused for a quota, per second",
+    "Refused per second",
+    "Requests moved, per minute",
+    "Requests that went on without a draft, per minute",
+    "Requests whose last 200 drafted tokens were mostly wrong, per minute",
+}
 _SCRAPES_S = 12
 
 

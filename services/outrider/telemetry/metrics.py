@@ -229,6 +229,7 @@ class RouterMetrics:
             yield
 
     def waited(self, tenant: str, seconds: float) -> None:
+        self._queued.labels(self._tenants(tenant))  # 0 from its first request on, not absent until one waits
         self._waited.labels(self._tenants(tenant)).observe(seconds)
 
     def fallback(self, reason: str) -> None:
