@@ -174,6 +174,9 @@ class _Job:
             piece = self._ended_by_router(piece, response.finish_reason)
         self.prediction.follow(piece.token_ids)
         self.stats.add_tokens(len(piece.token_ids), now_s)
+        if self.generation.options.logprobs is not None and len(response.logprobs) != len(response.token_ids):
+            given = f"{len(response.logprobs)} log probabilities for {len(response.token_ids)} tokens"
+            raise InternalError(f"the router gave {given}")
         found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
         return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
 

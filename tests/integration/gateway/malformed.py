@@ -94,8 +94,14 @@ _RAW = [
 
 async def answer_anything(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
     """The router's part."""
-    yield round_of([40])
-    yield round_of([41, 2], finish_reason=sequence_pb2.FINISH_REASON_STOP)
+
+    def said(*token_ids: int) -> dict[str, Any]:
+        each = sequence_pb2.TokenLogprobs(logprob=-1.0)
+        return {"token_ids": token_ids, "logprobs": [each] * len(token_ids) if request.HasField("logprobs") else []}
+
+    prompt = request.prompt_token_ids[1:] if request.logprobs.prompt else ()
+    yield round_of(**said(40), prompt_logprobs=[sequence_pb2.TokenLogprobs(logprob=-1.0) for _ in prompt])
+    yield round_of(**said(41, 2), finish_reason=sequence_pb2.FINISH_REASON_STOP)
 
 
 async def http_bodies(address: str, num: int, seed: int) -> Ends:

@@ -22,6 +22,7 @@ from tests.integration.gateway.scripted_router import (
     logprob,
     round_of,
     routing,
+    saying,
     until,
 )
 
@@ -131,6 +132,17 @@ async def test_a_client_that_leaves_ends_every_answer(serve: Any, router: Script
         await until(lambda: len(router.requests) == 4)
         await stream.close()
         await until(lambda: router.num_cancelled == 4)
+
+
+async def test_a_router_that_gives_too_few_log_probabilities_ends_the_answer_with_an_error_of_its_shape(
+    serve: Any, router: ScriptedRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    router.script = saying([65, 66])
+    async with serve() as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.completions.create(model=MODEL, prompt="a", logprobs=1)
+    assert caught.value.type == "server_error"
+    assert "the router gave 0 log probabilities for 1 tokens" in caplog.text
 
 
 async def test_chat_logprobs_whole_and_streamed(serve: Any, tokenizer: ModelTokenizer) -> None:
