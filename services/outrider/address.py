@@ -42,6 +42,15 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def is_ip(host: str) -> bool:
+    """Whether a host, without brackets, is an address and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(address: str) -> bool:
     """Whether no other machine can reach HOST:PORT."""
     host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote
 
 import click
 import pytest
+from outrider.draft.config import parse_arguments as parse_draft
+from outrider.gateway.config import parse_arguments as parse_gateway
 from outrider.metadata.events import EventKind
+from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.cli.app import cli
+from outrider_controller.config import parse_arguments as parse_controller
 from outrider_controller.control.alerts import AlertKind
+from outrider_controller.control.config import parse_arguments as parse_control
+from outrider_controller.router.config import parse_arguments as parse_router
 
 from benchmarks.__main__ import benchmarks
 from docs import cli_page
@@ -154,3 +160,18 @@ def test_every_measurement_of_the_past_says_what_where_and_how() -> None:
 
 def test_the_configuration_page_is_as_the_classes_say() -> None:
     assert (_ROOT / "docs/configuration.md").read_text() == page(), "python docs/configuration_page.py writes it"
+
+
+@pytest.mark.parametrize(
+    "parse", [parse_target, parse_draft, parse_gateway, parse_router, parse_control, parse_controller]
+)
+def test_every_flag_that_a_process_helps_with_is_on_the_page_of_options(
+    parse: Callable[[list[str]], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    said = capsys.readouterr().out
+    flags = {flag.removeprefix("no-") for flag in re.findall(r"^ +(?:-\w, )?--([a-z][a-z-]+)", said, re.MULTILINE)}
+    listed = re.findall(r"^\| `(\w+)`", (_ROOT / "docs/configuration.md").read_text(), re.MULTILINE)
+    assert len(flags) > 5
+    assert {flag.replace("-", "_") for flag in flags} - set(listed) <= {"help", "config", "check_config"}

@@ -32,6 +32,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from outrider.address import is_ip, is_loopback
 from outrider.configuration import shown
 from outrider.masking import masked
 from outrider.telemetry.vllm_names import VllmNames
@@ -43,7 +44,8 @@ _LOOP_TIMEOUT_S, _BEAT_S = 10.0, 0.5
 _CLIENT_TIMEOUT_S = 5.0
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
-_PATHS = ("/livez", "/readyz", "/metrics", "/metrics/vllm", "/configz")
+_PROBED = ("/livez", "/readyz", "/metrics", "/metrics/vllm")
+_PATHS = (*_PROBED, "/configz")
 
 Check = Callable[[], str]
 """What is wrong, in one line; empty when nothing is. Called on an ops thread; must not block."""
@@ -207,6 +209,23 @@ class InlineOpsServer(OpsServer):
     process_request = HTTPServer.process_request
 
 
+def _may_ask(path: str, host: str, reached_at: str) -> bool:
+    """Whether a page may go to who asked for that Host at our address.
+
+    A page of another site, open in an operator's browser, can have its own name lead to our address, and would read
+    what comes. A name without a dot is nobody's to give out, and Prometheus may know us by any name.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if not name or is_loopback(f"{name}:0"):
+        return True
+    if is_loopback(f"{reached_at}:0"):
+        return False
+    return path in _PROBED or "." not in name or is_ip(name)
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: OpsServer
 
@@ -216,7 +235,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
-        page = self.server.ops.page(asked.path, dict(parse_qsl(asked.query)))
+        if _may_ask(asked.path, self.headers.get("Host", ""), self.connection.getsockname()[0]):
+            page = self.server.ops.page(asked.path, dict(parse_qsl(asked.query)))
+        else:
+            page = Page(HTTPStatus.FORBIDDEN, _TEXT, b"Host: ask by an IP address, or as localhost\n")
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))

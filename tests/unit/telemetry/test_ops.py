@@ -15,7 +15,7 @@ from http import HTTPStatus
 import pytest
 from outrider.masking import masked
 from outrider.telemetry.metrics import SpeculationMetrics
-from outrider.telemetry.ops import ANY_LOOPBACK_PORT, InlineOpsServer, Ops, busy_check, serving_ops
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT, InlineOpsServer, Ops, _may_ask, busy_check, serving_ops
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -147,3 +147,34 @@ def test_vllms_names_carry_the_same_values_on_a_page_of_their_own() -> None:
     assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"][1] == 1
     assert all(name.startswith("vllm:") for name in samples)
     assert b"vllm:" not in ops.page("/metrics").body
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "reached_at", "may"),
+    [
+        ("/configz", "127.0.0.1:9009", "127.0.0.1", True),
+        ("/configz", "localhost:9009", "127.0.0.1", True),
+        ("/configz", "[::1]:9009", "::1", True),
+        ("/configz", "", "127.0.0.1", True),
+        ("/configz", "evil.example:9009", "127.0.0.1", False),
+        ("/metrics", "evil.example", "127.0.0.1", False),
+        ("/console/data", "127.0.0.1.evil.example", "127.0.0.1", False),
+        ("/console/data", "evil.example.", "10.1.2.3", False),
+        ("/console/data", "[bad", "10.1.2.3", False),
+        ("/console/data", "10.1.2.3:9009", "10.1.2.3", True),
+        ("/console/data", "control:9009", "10.1.2.3", True),
+        ("/metrics", "target.example:9009", "10.1.2.3", True),
+        ("/readyz", "target.example:9009", "10.1.2.3", True),
+    ],
+)
+def test_a_page_of_another_site_whose_name_leads_here_reads_nothing(
+    path: str, host: str, reached_at: str, may: bool
+) -> None:
+    assert _may_ask(path, host, reached_at) is may
+
+
+async def test_who_asks_by_a_foreign_name_is_told_so() -> None:
+    async with serving_ops(Ops("target", Config()), "127.0.0.1:0") as address:
+        request = urllib.request.Request(f"http://{address}/configz", headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            await asyncio.to_thread(urllib.request.urlopen, request, timeout=10)
