@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from benchmarks.report import finish, show
 from benchmarks.support.asking import make_request, max_tokens_option
 
 _FREE = "no schema"
+_AT_ONCE = 8
+"""Schemas that are asked for at a time."""
 
 
 @dataclass(slots=True)
@@ -83,9 +86,14 @@ def _schemas(directory: Path) -> Iterator[Any]:
 async def _structured(schemas: list[Any], refused: int, max_tokens: int, json_file: Path | None) -> int:
     found, report = Found(), Progress("schemas", len(schemas))
     async with Stack(StackConfig(pin=True), note) as stack, Gateway(stack.gateway_grpc) as gateway:
-        for number, schema in enumerate(schemas):
-            await _ask(gateway, stack.config.model, schema, max_tokens, found)
-            report(number + 1, "")
+        places, model = asyncio.Semaphore(_AT_ONCE), stack.config.model
+
+        async def ask(schema: Any) -> None:
+            async with places:
+                await _ask(gateway, model, schema, max_tokens, found)
+            report(len(found.structured), "")
+
+        await asyncio.gather(*map(ask, schemas))
     acceptance = {name: Figures.of(answers).acceptance for name, answers in _by_kind(found).items()}
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(found.ends.items()))
     shares = "; ".join(f"{name} {share:.3f}" for name, share in acceptance.items())

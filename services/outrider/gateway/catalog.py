@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ import grpc
 
 from outrider.errors import Unavailable, UnknownModel
 from outrider.gateway.routers import Router, RouterPool
-from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tokenizer.model import BY_TEMPLATE, ModelTokenizer, Parsers
 from outrider.gateway.tokenizer.store import TokenizerStore
 from outrider.rpc.v1 import router_pb2
 
@@ -48,6 +49,8 @@ class Catalog:
     """What the routers serve, as of the last `refresh`."""
 
     routers: RouterPool
+    parsers: Callable[[str], Parsers] = lambda model: BY_TEMPLATE
+    """Of a model by its name."""
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
     _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
@@ -129,7 +132,8 @@ class Catalog:
         return loading
 
     async def _fetched(self, model: str, sha256: str) -> ModelTokenizer:
-        return await asyncio.to_thread(ModelTokenizer.parse, await self._store.get(model, sha256))
+        data = await self._store.get(model, sha256)
+        return await asyncio.to_thread(ModelTokenizer.parse, data, self.parsers(model))
 
     def _forget(self) -> None:
         """Tokenizers that no target has any more."""

@@ -11,9 +11,13 @@ from typing import Annotated, ClassVar
 
 from outrider.address import check_address, check_advertised, check_listen
 from outrider.configuration import ConfigError, Nested, Option, load
+from outrider.gateway.parsers.tool_calls import FORMATS
+from outrider.gateway.tokenizer.model import Parsers
 from outrider.process_config import ProcessConfig
 from outrider.rpc.certificates import TlsFiles, check_plain, public_tls
 from outrider.rpc.roles import ClusterSecret, Role
+
+_REASONING = {"think": True, "none": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,12 @@ class GatewayConfig(ProcessConfig):
     """A file with the secret by which routers know a gateway of their cluster."""
     require_api_keys: bool = False
     """Refuse requests without an API key before the first one is made, too."""
+    tool_call_parsers: Annotated[tuple[str, ...], Option("tool_call_parser")] = ()
+    """How a model writes tool calls, where its chat template does not tell: `FORMAT` or `MODEL=FORMAT`, of hermes,
+    llama3_json, mistral and pythonic."""
+    reasoning_parsers: Annotated[tuple[str, ...], Option("reasoning_parser")] = ()
+    """Whether a model reasons between <think> and </think>, where its chat template does not tell: `think`, `none`,
+    or `MODEL=think`."""
     vllm_engine_model: str = ""
     """Model for which the gRPC port is a vLLM engine too (`vllm.grpc.engine.VllmEngine`), so that other gateways can be
     put before this one. Needs the extra `vllm-grpc`. Empty: none."""
@@ -106,6 +116,10 @@ class GatewayConfig(ProcessConfig):
             check_listen(name, getattr(self, name))
             check_plain(name, getattr(self, name), self.public_tls_dir, self.insecure, "public_tls_dir")
         public_tls(self.public_tls_dir)
+        for name, known in (("tool_call_parsers", FORMATS), ("reasoning_parsers", _REASONING)):
+            for given in getattr(self, name):
+                if given.rpartition("=")[2] not in known:
+                    raise ConfigError(f"{name}: {given!r} does not end in one of {', '.join(known)}")
         if self.vllm_engine_model and find_spec("smg_grpc_proto") is None:
             raise ConfigError("vllm_engine_model: needs the extra `vllm-grpc`: pip install 'outrider[vllm-grpc]'")
         if not 0 <= self.drain_delay_s < math.inf:
@@ -113,9 +127,20 @@ class GatewayConfig(ProcessConfig):
         for address in self.routers:
             check_address("routers", address)
 
+    def parsers(self, model: str) -> Parsers:
+        """What is set for this model, before what is set for all."""
+        reasoning = _named(self.reasoning_parsers, model)
+        return Parsers(_named(self.tool_call_parsers, model), _REASONING[reasoning] if reasoning else None)
+
     @property
     def public_tls(self) -> TlsFiles | None:
         return TlsFiles(Path(self.public_tls_dir)) if self.public_tls_dir else None
+
+
+def _named(given: Sequence[str], model: str) -> str:
+    """The value that `[MODEL=]VALUE` has for this model; empty without one."""
+    values = {name: value for name, _, value in (each.rpartition("=") for each in given)}
+    return values.get(model, values.get("", ""))
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> GatewayConfig:

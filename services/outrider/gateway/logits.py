@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.structured import Structured
+from outrider.gateway.structured import Grammatical
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import logits_options
@@ -27,7 +27,7 @@ class LogitsChoice:
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str] = ()
     min_tokens: int = 0
-    structured: Structured | None = None
+    structured: Grammatical | None = None
 
     def __post_init__(self) -> None:
         # Numbers go on the wire as single-precision floats and 32-bit integers.
@@ -59,7 +59,7 @@ class LogitsChoice:
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
         if self.structured is not None:
-            options = replace(options, grammar=self.structured.to_grammar())
+            options = replace(options, grammar=self.structured.to_grammar(tokenizer))
         return logits_options.to_proto(options)
 
     def client_field(self, field: str | None) -> str | None:

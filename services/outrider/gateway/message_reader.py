@@ -18,7 +18,6 @@ from outrider.gateway.parsers.tool_calls import (
     NamedCall,
     NoTools,
     ToolParser,
-    format_of,
 )
 from outrider.gateway.requests import ChatPrompt
 from outrider.gateway.tools import ToolUse
@@ -40,7 +39,7 @@ class MessageReader:
     @classmethod
     def of(cls, answer: Answer) -> MessageReader:
         use = answer.prompt.tools if isinstance(answer.prompt, ChatPrompt) else None
-        written_in = format_of(answer.tokenizer.template.text)
+        written_in = answer.tokenizer.tool_format
         parser = MessageParser(_reasoning(answer), _tools(use, written_in), _max_calls(use))
         # Mistral's templates take no other ids.
         return cls(parser, use, 9 if written_in == "mistral" else 24)
@@ -97,8 +96,8 @@ def _max_calls(use: ToolUse | None) -> int | None:
 
 def _reasoning(answer: Answer) -> ReasoningParser | None:
     """None for a model that does not reason, and where a grammar leaves no room for it."""
-    tokenizer = answer.tokenizer
-    if "</think>" not in tokenizer.template.text or answer.options.logits.structured is not None:
+    tokenizer, structured = answer.tokenizer, answer.options.logits.structured
+    if not tokenizer.reasons or (structured is not None and not structured.leaves_text):
         return None
     last = "".join(map(tokenizer.spell, answer.prompt_token_ids[-_LAST_TOKENS:]))
     return ReasoningParser(inside=last.rstrip().endswith("<think>"))

@@ -180,7 +180,7 @@ def _core(
     quotas: QuotaKeeper,
 ) -> Generator:
     return Generator(
-        catalog=Catalog(routers),
+        catalog=Catalog(routers, config.parsers),
         routers=routers,
         admission=Admission(config.limits.max_running),
         metrics=metrics,

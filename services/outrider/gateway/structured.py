@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.errors import InvalidRequest, NotSupported
+from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
 # A model that may write any space writes them until its tokens are used up.
-_WHITESPACE = r"\n? {0,20}"
+WHITESPACE = r"\n? {0,20}"
+
+
+class Grammatical(ABC):
+    """What the whole answer has to be, whoever asked for it."""
+
+    __slots__ = ()
+    field: str
+    """The client's name of it."""
+
+    @property
+    @abstractmethod
+    def num_chars(self) -> int:
+        """About as many as the grammar has."""
+
+    @property
+    @abstractmethod
+    def leaves_text(self) -> bool:
+        """Whether the answer may begin with any text, such as reasoning."""
+
+    @abstractmethod
+    def to_grammar(self, tokenizer: ModelTokenizer) -> str:
+        """In llguidance's notation; empty where nothing is held to. Raises InvalidRequest or NotSupported."""
 
 
 @dataclass(frozen=True, slots=True)
-class Structured:
-    """What the whole answer has to be."""
+class Structured(Grammatical):
+    """A schema, an expression, a list or a grammar."""
 
     kind: Kind
     value: Any
@@ -41,15 +65,19 @@ class Structured:
     def num_chars(self) -> int:
         return len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
 
-    def to_grammar(self) -> str:
-        """In llguidance's notation. Raises InvalidRequest with what is wrong, or NotSupported."""
+    @property
+    def leaves_text(self) -> bool:
+        return False
+
+    def to_grammar(self, tokenizer: ModelTokenizer | None = None) -> str:
+        """The same with every tokenizer."""
         try:
             from llguidance import LLMatcher, grammar_from
         except ImportError as error:
             raise NotSupported(self.field, "structured output needs the extra `structured`") from error
         try:
             if self.kind == "json_schema":
-                overrides: Any = {"whitespace_pattern": _WHITESPACE}
+                overrides: Any = {"whitespace_pattern": WHITESPACE}
                 grammar = LLMatcher.grammar_from_json_schema(json.dumps(self.value), overrides=overrides)
             elif self.kind == "choice":
                 grammar = grammar_from("choice", json.dumps(self.value))
@@ -57,9 +85,18 @@ class Structured:
                 grammar = grammar_from(self.kind, self.value)
         except ValueError as error:
             raise InvalidRequest(self.field, str(error)) from error
-        if fault := LLMatcher.validate_grammar(grammar):
-            raise InvalidRequest(self.field, fault)
-        return str(grammar)
+        return checked_grammar(str(grammar), self.field)
+
+
+def checked_grammar(grammar: str, where: str) -> str:
+    """The same. Raises InvalidRequest with what is wrong, NotSupported without the library."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise NotSupported(where, "structured output needs the extra `structured`") from error
+    if fault := LLMatcher.validate_grammar(grammar):
+        raise InvalidRequest(where, fault)
+    return grammar
 
 
 def from_response_format(response_format: Any) -> Structured | None:

@@ -25,6 +25,8 @@ class ToolUse:
     """Where it is named."""
     parallel: bool = True
     """Whether one answer may have several calls."""
+    strict: frozenset[str] = frozenset()
+    """Names of those whose arguments have to follow their schema, also where the model decides whether it calls."""
     field: str = "tools"
 
     def __post_init__(self) -> None:
@@ -50,13 +52,14 @@ class ToolUse:
         if self.choice == "named":
             [function] = [each["function"] for each in self.definitions if each["function"]["name"] == self.name]
             return Structured("json_schema", function.get("parameters") or NO_PARAMETERS, self.field)
-        calls = [_call(each["function"], i) for i, each in enumerate(self.definitions)]
+        calls = [call_schema(each["function"], f"#/items/anyOf/{i}") for i, each in enumerate(self.definitions)]
         schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
         return Structured("json_schema", schema if self.parallel else schema | {"maxItems": 1}, self.field)
 
 
-def _call(function: Mapping[str, Any], number: int) -> dict[str, Any]:
-    parameters = _moved(function.get("parameters") or NO_PARAMETERS, f"#/items/anyOf/{number}/properties/arguments")
+def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of a call, for `place` in another schema; `parameters` in the place of the function's own."""
+    parameters = _moved(parameters or function.get("parameters") or NO_PARAMETERS, f"{place}/properties/arguments")
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": parameters},

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import InvalidRequest, NotSupported
+from outrider.rpc.v1 import tokenizer_pb2
 from outrider.speculation import Grammar
+from outrider.target.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -140,11 +142,10 @@ class GrammarCompiler:
     def _tokenizer(self) -> LLTokenizer | None:
         try:
             from llguidance import LLTokenizer
-            from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(str(self._checkpoint), local_files_only=True)
-            vocabulary = tokenizer.backend_tokenizer.to_str()
-            return LLTokenizer(vocabulary, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+            # Read for gateways already, and kept.
+            vocabulary = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json
+            return LLTokenizer(vocabulary.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
         except Exception as error:  # a target serves without one; what asks for it is refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None

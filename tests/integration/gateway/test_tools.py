@@ -145,3 +145,83 @@ async def test_a_named_call_is_its_arguments(ask: Any) -> None:
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Bern"}')
     assert answer.choices[0].finish_reason == "stop"
     assert json.loads(router.requests[0].logits.grammar)["grammars"][0]["json_schema"]["required"] == ["city"]
+
+
+ANSWER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"sum": {"type": "integer"}},
+    "required": ["sum"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": ANSWER}}
+STRICT: Any = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": PARAMETERS}}
+LOOSE: Any = {"type": "function", "function": {"name": "clock", "parameters": PARAMETERS}}
+
+
+def call_of(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+GOOD, BAD = call_of("weather", '{"city": "Bern"}'), call_of("weather", '{"city": 3}')
+
+
+async def grammar_of(ask: Any, **asked: Any) -> str:
+    async with ask("x") as (client, router):
+        await client.chat.completions.create(model=MODEL, messages=[ASKED], **asked)
+    return str(router.requests[0].logits.grammar)
+
+
+def takes(tokenizer: ModelTokenizer, grammar: str, text: str) -> bool:
+    """Whether an answer may be this text, whole."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer(tokenizer.tokenizer.to_str()), grammar)
+    return bool(matcher.consume_tokens(tokenizer.encode_plain(text)) and matcher.is_accepting())
+
+
+async def test_a_strict_function_is_held_to_its_schema_where_the_model_decides(
+    ask: Any, tokenizer: ModelTokenizer
+) -> None:
+    pytest.importorskip("llguidance")
+    grammar = await grammar_of(ask, tools=[STRICT, LOOSE])
+    for text in ("Just a text.", "a < b", GOOD, f"Let me see.\n{GOOD}\n{GOOD}", f"{GOOD} and then"):
+        assert takes(tokenizer, grammar, text), text
+    assert takes(tokenizer, grammar, call_of("clock", '{"city": 3}'))
+    for text in (BAD, f"Hm. {BAD}", call_of("other", "{}"), "<tool_call>no"):
+        assert not takes(tokenizer, grammar, text), text
+    assert not await grammar_of(ask, tools=[LOOSE])
+
+
+async def test_with_tools_and_a_response_format_the_answer_is_either(ask: Any, tokenizer: ModelTokenizer) -> None:
+    pytest.importorskip("llguidance")
+    grammar = await grammar_of(ask, tools=[STRICT], response_format=FORMAT)
+    for text in ('{"sum": 3}', GOOD, GOOD + GOOD):
+        assert takes(tokenizer, grammar, text), text
+    for text in ("Just a text.", '{"sum": "3"}', BAD, f'{{"sum": 3}}{GOOD}'):
+        assert not takes(tokenizer, grammar, text), text
+    single = await grammar_of(ask, tools=[STRICT], response_format=FORMAT, parallel_tool_calls=False)
+    assert takes(tokenizer, single, GOOD)
+    assert not takes(tokenizer, single, GOOD + GOOD)
+
+
+async def test_a_call_that_has_to_come_goes_before_the_response_format(ask: Any) -> None:
+    pytest.importorskip("llguidance")
+    forced = await grammar_of(ask, tools=[STRICT], tool_choice="required")
+    assert await grammar_of(ask, tools=[STRICT], tool_choice="required", response_format=FORMAT) == forced
+
+
+async def test_an_operator_may_say_how_a_model_writes_calls(gateway: OpenGateway, tokenizer: ModelTokenizer) -> None:
+    text = '{"name": "clock", "parameters": {}}'
+    router = ScriptedRouter(saying([*tokenizer.encode(text), 2]), max_context_len=4096)
+    async with (
+        routing(router) as address,
+        gateway(address, tool_call_parsers=(f"{MODEL}=llama3_json",), reasoning_parsers=("think",)) as running,
+        openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1])
+        with pytest.raises(openai.APIStatusError, match="llama3_json") as caught:
+            await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1], response_format=FORMAT)
+        known = await running.core.catalog.get(MODEL)
+    assert answer.choices[0].message.tool_calls[0].function.name == "clock"
+    assert caught.value.body["param"].startswith("response_format")
+    assert known.tokenizer.reasons

@@ -15,7 +15,8 @@ from outrider.gateway.http.messages import message
 from outrider.gateway.http.schemas import GenerationBody
 from outrider.gateway.http.tools import tool_use
 from outrider.gateway.requests import MAX_MESSAGES, ChatPrompt, Prompt
-from outrider.gateway.structured import Structured, from_response_format
+from outrider.gateway.structured import Grammatical, Structured, from_response_format
+from outrider.gateway.tool_grammar import of_tools
 from outrider.gateway.tools import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -81,13 +82,9 @@ class ResponsesRequest(GenerationBody):
             choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
         return tool_use(tools, choice, self.parallel_tool_calls)
 
-    def _structured(self) -> Structured | None:
-        asked, use = super()._structured() or self._of_format(), self.tool_use()
-        if use is None:
-            return asked
-        if asked is not None:
-            raise InvalidRequest(asked.field, "cannot be together with tools, unless tool_choice is none")
-        return use.structured()
+    def _structured(self) -> Grammatical | None:
+        asked, use = self._asked_format() or self._of_format(), self.tool_use()
+        return asked if use is None else of_tools(use, asked)
 
     def _of_format(self) -> Structured | None:
         if self.text is None:

@@ -31,7 +31,8 @@ from outrider.gateway.requests import (
     TokenPrompt,
     numbered,
 )
-from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
+from outrider.gateway.structured import Grammatical, Structured, from_response_format, from_structured_outputs
+from outrider.gateway.tool_grammar import of_tools
 from outrider.gateway.tools import MAX_TOOLS, ToolUse
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
@@ -216,7 +217,10 @@ class GenerationBody(Body):
             structured=self._structured(),
         )
 
-    def _structured(self) -> Structured | None:
+    def _structured(self) -> Grammatical | None:
+        return self._asked_format()
+
+    def _asked_format(self) -> Structured | None:
         of_format = None if self.response_format is None else from_response_format(self.response_format)
         if self.structured_outputs is None:
             return of_format
@@ -311,13 +315,9 @@ class ChatRequest(GenerationBody):
     def _tool_use(self) -> ToolUse | None:
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def _structured(self) -> Structured | None:
-        asked, use = super()._structured(), self._tool_use()
-        if use is None:
-            return asked
-        if asked is not None:
-            raise InvalidRequest(asked.field, "cannot be together with tools, unless tool_choice is none")
-        return use.structured()
+    def _structured(self) -> Grammatical | None:
+        asked, use = self._asked_format(), self._tool_use()
+        return asked if use is None else of_tools(use, asked)
 
 
 Parsed = TypeVar("Parsed", bound=Body)

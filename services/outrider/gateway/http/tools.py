@@ -19,10 +19,15 @@ def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> Too
         return None
     if choice == "none":
         return None
-    parallel = parallel is not False
     if named is not None:
         return ToolUse(definitions, "named", named, parallel=False)
-    return ToolUse(definitions, "required" if choice == "required" else "auto", parallel=parallel)
+    strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].get("strict"))
+    return ToolUse(
+        definitions,
+        "required" if choice == "required" else "auto",
+        parallel=parallel is not False,
+        strict=strict,
+    )
 
 
 def _named(choice: Any) -> str | None:
@@ -55,6 +60,8 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.function.description", "has to be a string")
     if not isinstance(function.get("parameters"), dict | None):
         raise InvalidRequest(f"{where}.function.parameters", "has to be an object")
+    if not isinstance(function.get("strict"), bool | None):
+        raise InvalidRequest(f"{where}.function.strict", "has to be true or false")
     # `strict` is no part of what a model is told.
     told = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": told}

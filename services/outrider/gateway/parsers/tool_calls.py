@@ -277,13 +277,14 @@ def _python_call(node: ast.expr) -> tuple[str, str]:
     return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
 
 
+HERMES_MARKS = ("<tool_call>", "</tool_call>")
 FORMATS = {
-    "hermes": lambda: JsonCalls(("<tool_call>",), "</tool_call>"),
+    "hermes": lambda: JsonCalls(HERMES_MARKS[:1], HERMES_MARKS[1]),
     "llama3_json": lambda: JsonCalls(("<|python_tag|>",), at_start="{"),
     "mistral": MistralCalls,
     "pythonic": PythonicCalls,
 }
-MARKERS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+MARKERS = (*HERMES_MARKS, "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
 """Tokens that are part of the text here, even where a vocabulary counts them as special."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
-from outrider.gateway.parsers.tool_calls import MARKERS
+from outrider.gateway.parsers.tool_calls import MARKERS, format_of
 from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate
@@ -27,6 +27,19 @@ class TooManyTokens(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Parsers:
+    """How answers of a model are read as messages, where its chat template does not say, or says it wrongly."""
+
+    tool_call: str = ""
+    """Of `tool_calls.FORMATS`; empty: by the template."""
+    reasoning: bool | None = None
+    """None: by the template."""
+
+
+BY_TEMPLATE = Parsers()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelTokenizer:
     """Immutable and safe to use from several threads at once."""
 
@@ -38,9 +51,13 @@ class ModelTokenizer:
     """The most bytes of a prompt that become one token; None where nothing bounds them."""
     marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
     """As `token_bytes`; special tokens that mark reasoning and tool calls have their names."""
+    tool_format: str = "hermes"
+    """In which the model writes tool calls, of `tool_calls.FORMATS`."""
+    reasons: bool = False
+    """Whether what the model writes between <think> and </think> is apart from its answer."""
 
     @classmethod
-    def parse(cls, data: bytes) -> ModelTokenizer:
+    def parse(cls, data: bytes, parsers: Parsers = BY_TEMPLATE) -> ModelTokenizer:
         """From a serialised Tokenizer. Blocks, for a second with a large vocabulary. Raises ValueError."""
         try:
             sent = tokenizer_pb2.Tokenizer.FromString(data)
@@ -50,13 +67,16 @@ class ModelTokenizer:
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from error
         token_bytes = _token_bytes(tokenizer)
+        template = ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}"))
         return cls(
             eos_token_ids=tuple(sent.eos_token_ids),
             token_bytes=token_bytes,
             tokenizer=tokenizer,
-            template=ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}")),
+            template=template,
             max_bytes_per_token=max_bytes_per_token(json.loads(tokenizer.to_str()), token_bytes.table),
             marked_bytes=token_bytes.with_names({tokenizer.token_to_id(name): name for name in MARKERS}),
+            tool_format=parsers.tool_call or format_of(template.text),
+            reasons="</think>" in template.text if parsers.reasoning is None else parsers.reasoning,
         )
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:

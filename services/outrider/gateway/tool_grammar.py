@@ -1,0 +1,90 @@
+"""What an answer may be where the model decides itself whether it calls tools, as a grammar in llguidance's notation.
+
+Text or JSON beside the calls, and in the calls the arguments that strict functions take.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import NotSupported
+from outrider.gateway.parsers.tool_calls import HERMES_MARKS
+from outrider.gateway.structured import WHITESPACE, Grammatical, Structured, checked_grammar
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tools import ToolUse, call_schema
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_JSON = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCalls(Grammatical):
+    """Any number of calls, one where they are not to be parallel; or the answer in their place.
+
+    The format is Hermes's, whose marks tell a call from all else. In other formats strict functions are as others.
+    """
+
+    use: ToolUse
+    answer: Structured | None
+    """What it has to be instead of calls. None: calls may follow any text."""
+    field: str
+
+    @property
+    def num_chars(self) -> int:
+        answer = 0 if self.answer is None else self.answer.num_chars
+        return answer + len(json.dumps(self.use.definitions))
+
+    @property
+    def leaves_text(self) -> bool:
+        return self.answer is None
+
+    def to_grammar(self, tokenizer: ModelTokenizer) -> str:
+        """Raises InvalidRequest with what is wrong, or NotSupported; empty where nothing is held to."""
+        if tokenizer.tool_format != "hermes":
+            if self.answer is None:
+                return ""
+            message = f"together with tools it needs a model that writes calls as hermes, not {tokenizer.tool_format}"
+            raise NotSupported(self.field, message)
+        begin, end = (_mark(tokenizer, name) for name in HERMES_MARKS)
+        lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]
+        if self.answer is not None:
+            number = "+" if self.use.parallel else ""
+            lines += [f"start: ({begin} call){number} | answer", f"answer: {self._answer(self.answer)}"]
+        elif begin.startswith('"'):
+            # Lazy: the mark is the beginning of a call, never text.
+            lines += ["start: (lead call)* TEXT", rf"lead[lazy]: /(.|\n)*{HERMES_MARKS[0]}/", r"TEXT: /(.|\n)*/"]
+        else:
+            lines += [f"start: TEXT ({begin} call TEXT)*", r"TEXT: /(.|\n)*/"]
+        return checked_grammar("\n".join(lines), self.field)
+
+    def _body(self) -> dict[str, Any]:
+        functions = [each["function"] for each in self.use.definitions]
+        of_each = [
+            call_schema(each, f"#/anyOf/{i}", None if each["name"] in self.use.strict else _ANY_OBJECT)
+            for i, each in enumerate(functions)
+        ]
+        return {"anyOf": of_each, **_JSON}
+
+    def _answer(self, answer: Structured) -> str:
+        if answer.kind != "json_schema":
+            raise NotSupported(answer.field, f"{answer.kind} cannot be together with tools; a JSON schema can")
+        schema = answer.value if isinstance(answer.value, dict) else {"anyOf": [answer.value]}
+        return f"%json {json.dumps(schema | _JSON)}"
+
+
+def _mark(tokenizer: ModelTokenizer, name: str) -> str:
+    """As the grammar names it: a special token by its name, else a text."""
+    token_id = tokenizer.tokenizer.token_to_id(name)
+    return name if token_id is not None and not tokenizer.token_bytes.of(token_id) else f'"{name}"'
+
+
+def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:
+    """What the answer has to be. A call that has to come is all of it, whatever else is asked for."""
+    if use.choice != "auto":
+        return use.structured()
+    if answer is not None:
+        return FreeCalls(use, answer, answer.field)
+    return FreeCalls(use, None, use.field) if use.strict else None
