@@ -144,15 +144,14 @@ class HttpClient:
     def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
         body = {
             "model": self._model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tenant.max_tokens,
             "temperature": tenant.temperature,
             "speculation": tenant.speculation,
             "stream": True,
-            "stream_options": {"include_usage": True},
             "include_metrics": True,
+            **_asked(tenant, prompt),
+            **tenant.body,
         }
-        with self._client.post("/v1/chat/completions", body=json.dumps(body), headers=self._headers) as response:
+        with self._client.post(f"/v1/{tenant.endpoint}", body=json.dumps(body), headers=self._headers) as response:
             if response.status_code != 200:
                 raise RequestFailed(f"HTTP {response.status_code}")
             yield from map(_http_piece, _events(response))
@@ -161,34 +160,63 @@ class HttpClient:
         self._client.close()
 
 
+def _asked(tenant: Tenant, prompt: str) -> dict[str, Any]:
+    """What each endpoint has a name of its own for."""
+    limit, usage = {"max_tokens": tenant.max_tokens}, {"stream_options": {"include_usage": True}}
+    match tenant.endpoint:
+        case "responses":
+            return {"input": prompt, "max_output_tokens": tenant.max_tokens}
+        case "completions":
+            return {"prompt": prompt} | limit | usage
+        case _:
+            return {"messages": [{"role": "user", "content": prompt}]} | limit | usage
+
+
 def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """Server-sent events up to [DONE]. Raises RequestFailed for one that tells of an error."""
+    """Server-sent events up to the last. Raises RequestFailed for one that tells of an error."""
     while line := response.readline(sep=b"\n"):
+        if not line.startswith(b"data: "):
+            continue
         data = line.strip().removeprefix(b"data: ")
         if data == b"[DONE]":
-            response.read()
-            return
-        if data:
-            event = json.loads(data)
-            if "error" in event:
-                raise RequestFailed(f"in the stream: {event['error'].get('code') or event['error'].get('type')}")
-            yield event
+            break
+        event = json.loads(data)
+        if event.get("type") == "error" or "error" in event:
+            error = event.get("error", event)
+            raise RequestFailed(f"in the stream: {error.get('code') or error.get('type')}")
+        yield event
+    response.read()
 
 
 def _http_piece(event: dict[str, Any]) -> Piece:
+    if "type" in event:
+        return _responses_piece(event)
+    choice = event["choices"][0] if event["choices"] else {}
+    delta = choice.get("delta", choice)
     # What opens a stream has a role and no text: it is no token.
-    delta = event["choices"][0]["delta"] if event["choices"] else {}
+    has_tokens = any(delta.get(name) for name in ("content", "text", "reasoning_content", "tool_calls"))
     usage = event.get("usage")
     if not usage:
-        return Piece(bool(delta.get("content")))
-    sums = event["metrics"]["speculative_decoding"]
-    return Piece(
-        bool(delta.get("content")),
-        {
-            "prompt_tokens": usage["prompt_tokens"],
-            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
-            "completion_tokens": usage["completion_tokens"],
-            "verified_tokens": sums["num_verified_tokens"],
-            "accepted_tokens": sums["num_accepted_draft_tokens"],
-        },
-    )
+        return Piece(has_tokens)
+    counts = _counts(event, usage["prompt_tokens"], usage["prompt_tokens_details"], usage["completion_tokens"])
+    return Piece(has_tokens, counts)
+
+
+def _responses_piece(event: dict[str, Any]) -> Piece:
+    """Of an event of /v1/responses."""
+    if event["type"] not in ("response.completed", "response.incomplete"):
+        return Piece(event["type"].endswith(".delta"))
+    usage = event["response"]["usage"]
+    counts = _counts(event["response"], usage["input_tokens"], usage["input_tokens_details"], usage["output_tokens"])
+    return Piece(False, counts)
+
+
+def _counts(answer: dict[str, Any], prompt: int, details: dict[str, int], completion: int) -> dict[str, int]:
+    sums = answer["metrics"]["speculative_decoding"]
+    return {
+        "prompt_tokens": prompt,
+        "cached_tokens": details["cached_tokens"],
+        "completion_tokens": completion,
+        "verified_tokens": sums["num_verified_tokens"],
+        "accepted_tokens": sums["num_accepted_draft_tokens"],
+    }

@@ -15,6 +15,7 @@ from loadtest.shapes import SHAPES, Shape
 
 PROFILES = Path(__file__).parent / "profiles"
 PROTOCOLS = ("http", "grpc")
+ENDPOINTS = ("chat/completions", "completions", "responses")
 SPECULATION = ("auto", "on", "off")
 ROLES = ("target", "draft", "router")
 
@@ -27,6 +28,10 @@ class Tenant:
 
     name: str
     protocol: str = "http"
+    endpoint: str = "chat/completions"
+    """Of the HTTP API, below /v1."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """More fields of its HTTP requests, such as tools, response_format and logprobs."""
     weight: int = 1
     """Of its users among all."""
     categories: tuple[str, ...] = ()
@@ -42,6 +47,12 @@ class Tenant:
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise ValueError(f"protocol: {self.protocol!r} is not one of {', '.join(PROTOCOLS)}")
+        if self.endpoint not in ENDPOINTS:
+            raise ValueError(f"endpoint: {self.endpoint!r} is not one of {', '.join(ENDPOINTS)}")
+        if not isinstance(self.body, Mapping):
+            raise ValueError("body: has to be a mapping")
+        if self.protocol != "http" and (self.body or self.endpoint != ENDPOINTS[0]):
+            raise ValueError("endpoint, body: are for the protocol http")
         if self.speculation not in SPECULATION:
             raise ValueError(f"speculation: {self.speculation!r} is not one of {', '.join(SPECULATION)}")
         if self.weight < 1 or self.max_tokens < 1:

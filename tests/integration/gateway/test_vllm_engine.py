@@ -119,8 +119,6 @@ async def test_every_parameter_reaches_the_router(serve: Any, router: ScriptedRo
         seed=-7,
         logit_bias={70: 2.0},
         truncate_prompt_tokens=2,
-        logprobs=2,
-        prompt_logprobs=4,
         grammar_from_first_token=True,
     )
     async with serve() as (_, stub):
@@ -134,7 +132,6 @@ async def test_every_parameter_reaches_the_router(serve: Any, router: ScriptedRo
     assert second.sampling.seed == 2**64 - 6
     assert first.seeded
     assert first.stopping == sequence_pb2.Stopping(max_new_tokens=20, stop_token_ids=[EOS, 72])
-    assert first.logprobs == sequence_pb2.LogprobsOptions(num_top=4, prompt=True)
     logits = first.logits
     assert (logits.presence_penalty, logits.frequency_penalty, logits.repetition_penalty) == (0.25, 0.5, 1.5)
     assert logits.min_tokens == 2
@@ -170,6 +167,7 @@ async def test_logprobs_of_answer_and_prompt_are_each_as_many_as_asked(serve: An
         [whole] = [message.complete async for message in stub.Generate(asking(params, stream=False))]
         bare = Sampling(max_tokens=2, prompt_logprobs=0)
         [prompt_only] = [message.complete async for message in stub.Generate(asking(bare, stream=False))]
+    assert router.requests[0].logprobs == sequence_pb2.LogprobsOptions(num_top=2, prompt=True)
     for output in (whole.output_logprobs, chunks[0].output_logprobs):
         assert output.token_ids[0] == 12
         assert output.token_logprobs[0] == pytest.approx(logprob(12))

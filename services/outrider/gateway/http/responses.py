@@ -121,7 +121,7 @@ class ResponsesWriter:
         joined = Chunk.join(chunks)
         for _ in output.add(reader.push(joined.text, finished=True), reader):
             pass
-        return _response(choices, body, output, int(time.time()), joined, stats.usage)
+        return _response(choices, body, output, int(time.time()), joined, stats.usage) | stats.metrics
 
     async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
@@ -145,7 +145,7 @@ class ResponsesWriter:
                 for data in output.close(status):
                     yield event(data)
                 done = _response(choices, body, output, created_s, chunk, stats.usage)
-                yield event({"type": f"response.{status}", "response": done})
+                yield event({"type": f"response.{status}", "response": done | stats.metrics})
 
     def failed(self, error: HttpError) -> bytes:
         """In mid-stream. Of what came before the client has the numbers."""
