@@ -20,7 +20,7 @@ from tests.simulation.witness import Texts, Witness
 
 Note = Callable[[str], None]
 WAIT_FOR_TARGET_S = 4.0
-WAIT_TO_RESUME_S = 8.0
+WAIT_FOR_RESTART_S = 8.0
 _DRAIN_FLUSH_S = 0.2
 # Steps of a worker that one fault may have fail.
 _MAX_FAILURES = 4
@@ -213,7 +213,7 @@ def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
         ),
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,
-            wait_to_resume_s=WAIT_TO_RESUME_S,
+            wait_for_restart_s=WAIT_FOR_RESTART_S,
             draft_backoff_s=0.1,
             stall_after_s=0.4,
             probe_timeout_s=0.3,

@@ -229,7 +229,7 @@ class Assigner:
         config, token_ids = self._config.failover, (*request.prompt, *request.resume)
         prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
         # What another router had begun goes on here.
-        wait_s = config.wait_to_resume_s if request.resume else config.wait_for_target_s
+        wait_s = config.wait_for_restart_s if request.resume else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
         room_until_s = math.inf if request.resume else room_until_s
         target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh, room_until_s)
@@ -254,7 +254,7 @@ class Assigner:
             await self._replace_draft(active)
 
     async def _replace_target(self, active: ActiveRequest) -> None:
-        failover, wait_s = active.failover, self._config.failover.wait_to_resume_s
+        failover, wait_s = active.failover, self._config.failover.wait_for_restart_s
         await self._endure_failures(failover)
         # Once accepted it is never dropped for load.
         room_until_s = active.room_until_s if active.untouched else math.inf
@@ -300,12 +300,14 @@ class Assigner:
         failover: FailoverState,
         room_until_s: float,
     ) -> TargetLink:
-        """A live target with room. Waits so long for one to appear, and where all are full until `room_until_s`: one
-        that the queue took to have room may turn out to be full by now, with the requests of other routers.
+        """A live target with room. Waits so long for one to appear, or until one that went may be back, and where all
+        are full until `room_until_s`: one that the queue took to have room may turn out to be full by now, with the
+        requests of other routers.
         """
         loop, model = asyncio.get_running_loop(), request.model
-        give_up_s = loop.time() + wait_s
+        asked_s = loop.time()
         while True:
+            give_up_s = max(asked_s + wait_s, self._fleet.back_until_s(model))
             changed = self._fleet.changed()
             target = await self._look_for_target(model, revision, prefix, failover)
             if target is not None:

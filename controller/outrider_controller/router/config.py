@@ -73,10 +73,10 @@ class FailoverConfig:
     """Seconds for which a target whose connection to a draft broke, or could not be made, is not given that draft.
     Doubled each time that it happens again, up to a minute."""
     wait_for_target_s: float = 10.0
-    """Seconds that a new request waits for a live target to appear."""
-    wait_to_resume_s: float = 300.0
-    """The same for one that a target had taken up: its client is reading the answer already. So long may a model take
-    to load, when its only target is restarted. The request's own deadline ends it earlier."""
+    """Seconds that a new request waits for a target of a model that none has served of late."""
+    wait_for_restart_s: float = 300.0
+    """Seconds that a model may take to load when its only target is restarted: so long after the last one went new
+    requests wait for the next, and those that it had taken up. A request's own deadline ends it earlier."""
     stall_after_s: float = 1.0
     """Seconds of silence on a stream with open sequences before the worker's health is asked."""
     # With the looks in between, a stopped worker's requests move within 3 s.
@@ -94,7 +94,7 @@ class FailoverConfig:
             max_target_failures=self.max_target_failures,
             max_lost_connections=self.max_lost_connections,
             wait_for_target_s=self.wait_for_target_s,
-            wait_to_resume_s=self.wait_to_resume_s,
+            wait_for_restart_s=self.wait_for_restart_s,
             draft_backoff_s=self.draft_backoff_s,
             stall_after_s=self.stall_after_s,
             probe_timeout_s=self.probe_timeout_s,

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import grpc
@@ -79,7 +79,8 @@ class Fleet:
         self.drafts: dict[str, DraftWorker] = {}
         self._leases = leases
         self._config = config
-        self._listener = listener
+        self._listener = replace(listener, down=self._went_down)
+        self._down = listener.down
         self._on_change = on_change
         self._num_routers = 1
         self.connect = connect
@@ -90,6 +91,8 @@ class Fleet:
         self._recent: dict[str, deque[int]] = {}
         """By worker, how many sequences this router had open there at the last refreshes."""
         self._seen: dict[str, worker.WorkerInfo] = {}
+        self._gone_s: dict[str, float] = {}
+        """By model: when the connection to a target of it last ended, by the loop's clock."""
         self._changed = asyncio.Event()
         self._refreshed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -114,6 +117,16 @@ class Fleet:
     def has_seen_targets(self) -> bool:
         """Whether there ever was a target, of whatever model."""
         return bool(self._seen)
+
+    def back_until_s(self, model: str) -> float:
+        """Until when, by the loop's clock, a restart of this model's last target may take; long ago where there was
+        none, or where operators have taken one out of use."""
+        there = [t for t in self.targets.values() if t.up and t.info.model == model]
+        if any(t.worker_id in self.cordons for t in there):
+            return -math.inf
+        leaving = any(self.load(t).draining for t in there)
+        gone_s = asyncio.get_running_loop().time() if leaving else self._gone_s.get(model, -math.inf)
+        return gone_s + self._config.failover.wait_for_restart_s
 
     async def ready(self, timeout_s: float) -> None:
         """Returns once the leases were read for the first time and every target they name was tried.
@@ -210,6 +223,10 @@ class Fleet:
         # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in self._loads and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
+
+    def _went_down(self, link: TargetLink, why: str) -> None:
+        self._gone_s[link.info.model] = asyncio.get_running_loop().time()
+        self._down(link, why)
 
     def _follow_drafts(self, records: Mapping[str, LeaseRecord]) -> None:
         for worker_id, draft in list(self.drafts.items()):

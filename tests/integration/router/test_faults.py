@@ -7,9 +7,9 @@ import time
 
 import pytest
 from outrider.errors import Code, OutriderError
+from outrider.rpc.v1 import control_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.rpc.v1 import target_pb2
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import FailoverConfig
 
@@ -232,7 +232,7 @@ async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fle
 
 async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     target = await fleet.target(FakeTarget(step_s=0.005))
-    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_for_restart_s=0.3))
     started_s = 0.0
 
     def kill():
@@ -246,32 +246,57 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     assert 0.25 < time.monotonic() - started_s < 10
 
 
-async def test_a_running_answer_waits_longer_for_a_target_than_a_new_request(fleet, eventually):
+async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(fleet, eventually):
     target = await fleet.target(FakeTarget(step_s=0.005))
-    router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
+    router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=30))
+    new = asyncio.Future()
 
     async def be_away() -> None:
         await target.kill()
-        # Until then a new request may be opened on it, and is a running one when that breaks.
         await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
-        # A new one is turned away, and so the time is over for which one waits.
-        with pytest.raises(OutriderError) as caught:
-            await fleet.ask(fleet.request([8], 5))
-        assert caught.value.reason == "NO_TARGET"
+        new.set_result(asyncio.create_task(fleet.ask(fleet.request([8], 5))))
+        # Longer than for a model of which there was none.
+        await asyncio.sleep(0.5)
         await fleet.target(FakeTarget(step_s=0.001))
 
     rounds = await collect(fleet.call(fleet.request(PROMPT, 100)), 30, be_away)
     assert tokens(rounds) == truth(100)
+    assert (await new.result()).token_ids == continuation([8], 5, 1000)
+
+
+async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_restart_may_take(fleet, eventually):
+    target = await fleet.target()
+    router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=1.0))
+    await fleet.ask(fleet.request(PROMPT, 5))
+    await target.kill()
+    killed_s = time.monotonic()
+    await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
+    for least_s in (0.9, 0.0):
+        with pytest.raises(OutriderError) as caught:
+            await fleet.ask(fleet.request([8], 5))
+        assert caught.value.reason == "NO_TARGET"
+        assert time.monotonic() - killed_s > least_s
+
+
+async def test_an_operators_cordon_is_no_restart(fleet, eventually):
+    target = await fleet.target()
+    router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=300))
+    cordon = control_pb2.Cordon(worker_id=target.info.worker_id, reason="a fan is loud")
+    await fleet.store.cordons.put(cordon, "cordon worker")
+    await eventually(lambda: router.dispatcher.fleet.cordons)
+    with pytest.raises(OutriderError) as caught:
+        await fleet.ask(fleet.request([8], 5))
+    assert caught.value.reason == "NO_TARGET"
 
 
 async def test_an_answer_that_another_router_began_waits_as_long(fleet, eventually):
     target = await fleet.target()
-    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_to_resume_s=30))
+    await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_for_restart_s=30))
     await fleet.ask(fleet.request(PROMPT, 5))
     await target.kill()
     resumed = asyncio.create_task(fleet.ask(fleet.request(PROMPT, 20, resume_token_ids=truth(5))))
-    with pytest.raises(OutriderError):
-        await fleet.ask(fleet.request([8], 5))
+    await asyncio.sleep(0.5)
+    assert not resumed.done()
     await fleet.target()
     assert (await resumed).token_ids == truth(20)[5:]
 
@@ -281,7 +306,7 @@ async def test_a_failover_stays_on_the_same_weights(fleet):
     other = FakeTarget(model_revision="2")
     other.load.num_running = 100
     await fleet.target(other)
-    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_for_restart_s=0.3))
     with pytest.raises(OutriderError) as caught:
         await collect(fleet.call(fleet.request(PROMPT, 100)), 10, first.kill)
     assert caught.value.code is Code.UNAVAILABLE
@@ -334,7 +359,7 @@ async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet
 
 async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
     await fleet.target(FakeTarget(model_revision="v/1"))
-    await fleet.start(failover=FailoverConfig(wait_to_resume_s=0.3))
+    await fleet.start(failover=FailoverConfig(wait_for_restart_s=0.3))
     resumed = fleet.request(PROMPT, 30, resume_token_ids=truth(10), resume_revision="w/1")
     with pytest.raises(OutriderError) as caught:
         await collect(fleet.call(resumed))
