@@ -14,7 +14,7 @@ from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.report import TargetStats
 from outrider.target.supervisor import supervisor_metrics
-from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
@@ -40,17 +40,23 @@ def gpus(prefix: str) -> Callable[[CollectorRegistry], object]:
     return lambda registry: GpuCollector(registry, NO_GPUS, prefix)
 
 
-def refused(registry: CollectorRegistry) -> None:
+def port(registry: CollectorRegistry) -> None:
     RefusedCalls(registry, [])
+    Handshakes(registry)
 
 
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
-    "gateway": (GatewayMetrics, store, refused),
-    "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, refused),
-    "control": (Demand, store, refused, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
-    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, refused, gpus("outrider_")),
+    "gateway": (GatewayMetrics, store, port),
+    "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
+    "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
+    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, port, gpus("outrider_")),
     "supervisor": (supervisor_metrics,),
-    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store, refused, gpus("outrider_draft_")),
+    "draft": (
+        lambda registry: DraftMetrics(registry, INFO, DraftStats()),
+        store,
+        port,
+        gpus("outrider_draft_"),
+    ),
 }
 
 

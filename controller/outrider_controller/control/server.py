@@ -25,7 +25,7 @@ from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.access import OperatorGuard
@@ -188,11 +188,12 @@ async def running_control(
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
         refused = RefusedCalls(ops.registry, [SERVICE, POLICY_SERVICE])
-        server = create_server(guard=guard, strict=[SERVICE], on_refused=refused.count)
+        handshakes = Handshakes(ops.registry)
+        server = create_server(guard=guard, strict=[SERVICE], on_refused=refused.count, on_tls_call=handshakes.called)
         servicer = ControlServicer(store, events, routers, leader)
         control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
-        services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls)
+        services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls, handshakes.began)
         life = await stack.enter_async_context(
             serving(
                 server,

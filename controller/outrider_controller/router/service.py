@@ -32,7 +32,7 @@ from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
@@ -326,13 +326,14 @@ async def running_router(
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
         refused = RefusedCalls(ops.registry, [SERVICE, TRACE_SERVICE])
         guard = RoleGuard(config.secret, certificates=config.tls is not None)
-        server = create_server(guard=guard, on_refused=refused.count)
+        handshakes = Handshakes(ops.registry)
+        server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         dispatcher.traces.router_id = info.worker_id
         _send_spans(stack, dispatcher)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(dispatcher.traces), server)
         services = [SERVICE, TRACE_SERVICE]
-        credentials = cluster_port(config.tls)
+        credentials = cluster_port(config.tls, handshakes.began)
         life = await stack.enter_async_context(
             serving(
                 server, config.listen, services=services, signals=signals, draining=draining, credentials=credentials

@@ -41,7 +41,7 @@ from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import Tracing, open_tracing
 
@@ -84,11 +84,13 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
         limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
         services = list(_servicers(config, core))
+        handshakes = Handshakes(ops.registry)
         grpc_server = create_server(
             max_message_bytes=limits.max_body_bytes,
             guard=guard,
             strict=[service for service, _ in services],
             on_refused=RefusedCalls(ops.registry, [service for service, _ in services]).count,
+            on_tls_call=handshakes.called,
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,
@@ -104,7 +106,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 config.listen_grpc,
                 services=[service for service, _ in services],
                 signals=signals,
-                credentials=public_port(config.public_tls),
+                credentials=public_port(config.public_tls, handshakes.began),
                 drain_delay_s=config.drain_delay_s,
             )
         )

@@ -22,8 +22,10 @@ Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Holds every call to the table. Below the interceptor that turns errors into statuses."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, on_tls_call: Callable[[str], None] = lambda peer: None) -> None:
+        """`on_tls_call` hears of each call over TLS, with the peer that makes it."""
         self._guard = guard
+        self._on_tls_call = on_tls_call
 
     async def intercept_service(
         self,
@@ -41,6 +43,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return _admitting(handler, admit)
 
     async def _caller(self, method: str, context: Context) -> Caller:
+        if context.auth_context().get("transport_security_type") == [b"ssl"]:
+            self._on_tls_call(context.peer())
         access = access_to(method)
         if access is None:
             raise PermissionDenied("nobody may make this call", reason="UNDECLARED_CALL")

@@ -15,23 +15,30 @@ from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.roles import Role
 
 
-def cluster_port(tls: TlsFiles | None) -> grpc.ServerCredentials | None:
+def cluster_port(
+    tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda: None
+) -> grpc.ServerCredentials | None:
     """For a port on which every caller has to show a certificate of the same authority; None without files.
-    Raises OSError."""
+    `on_handshake` hears of each connection that begins, on a thread of gRPC's. Raises OSError."""
     if tls is None:
         return None
 
     def read() -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([_pair(tls)], root_certificates=tls.authority.read_bytes())
 
-    return _reloading(tls, read, require_client=True)
+    return _reloading(tls, read, require_client=True, on_handshake=on_handshake)
 
 
-def public_port(tls: TlsFiles | None) -> grpc.ServerCredentials | None:
-    """For a port for clients, who show no certificate; None without files. Raises OSError."""
+def public_port(tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda: None) -> grpc.ServerCredentials | None:
+    """The same for clients, who show no certificate. Raises OSError."""
     if tls is None:
         return None
-    return _reloading(tls, lambda: grpc.ssl_server_certificate_configuration([_pair(tls)]), require_client=False)
+    return _reloading(
+        tls,
+        lambda: grpc.ssl_server_certificate_configuration([_pair(tls)]),
+        require_client=False,
+        on_handshake=on_handshake,
+    )
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
@@ -51,13 +58,18 @@ def _pair(tls: TlsFiles) -> tuple[bytes, bytes]:
 
 
 def _reloading(
-    tls: TlsFiles, read: Callable[[], grpc.ServerCertificateConfiguration], *, require_client: bool
+    tls: TlsFiles,
+    read: Callable[[], grpc.ServerCertificateConfiguration],
+    *,
+    require_client: bool,
+    on_handshake: Callable[[], None],
 ) -> grpc.ServerCredentials:
     known = tls.version
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         """gRPC asks before each handshake; None is for what it has already."""
         nonlocal known
+        on_handshake()
         # While files are being replaced, or are gone, the last ones serve.
         with suppress(OSError):
             if (now := tls.version) != known:

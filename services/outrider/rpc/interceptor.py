@@ -1,6 +1,7 @@
 """Every call ends with a status that says what happened, whatever its handler raised.
 
-An `OutriderError` becomes its own status, and bytes that are no message INVALID_ARGUMENT. Anything else is ours: the
+An `OutriderError` becomes its own status, bytes that are no message INVALID_ARGUMENT, and too many of them
+RESOURCE_EXHAUSTED. Anything else is ours: the
 client sees INTERNAL and nothing more, the log sees where it was raised but not its message, which may quote what the
 client sent.
 """
@@ -16,7 +17,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from outrider.errors import Code, InternalError, InvalidRequest, OutriderError
+from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error
 from outrider.rpc.known_fields import check_known
 from outrider.rpc.status import abort
 
@@ -26,19 +27,27 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = Callable[[Any, Context], Any]
 Deserializer: TypeAlias = Callable[[bytes], Any]
+Check: TypeAlias = Callable[[Deserializer, bytes], Any]
 OnRefused: TypeAlias = Callable[[str, str], None]
 """Of a method (full name), for a reason. Must neither raise nor block."""
 
+_TOO_LARGE = "MESSAGE_TOO_LARGE"
 _OF_THE_CALLER = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps handlers that are coroutines, of all four kinds. `access`, below, makes one of each."""
 
-    def __init__(self, strict: Collection[str] = (), on_refused: OnRefused = lambda method, reason: None) -> None:
-        """`strict`: services (full names) that refuse a request with a field that this release does not know.
-        `on_refused` hears of each call that its caller should not have made so.
+    def __init__(
+        self,
+        max_message_bytes: int,
+        strict: Collection[str] = (),
+        on_refused: OnRefused = lambda method, reason: None,
+    ) -> None:
+        """`max_message_bytes`: of a request. `strict`: services (full names) that refuse a request with a field that
+        this release does not know. `on_refused` hears of each call that its caller should not have made so.
         """
+        self._max_message_bytes = max_message_bytes
         self._strict = frozenset(strict)
         self._on_refused = on_refused
 
@@ -52,10 +61,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        return _guard_handler(handler, method, method.split("/")[1] in self._strict, self._on_refused)
+        check = functools.partial(_checked, self._max_message_bytes, method.split("/")[1] in self._strict)
+        return _guard_handler(handler, method, check, self._on_refused)
 
 
-def _guard_handler(handler: Any, method: str, strict: bool, on_refused: OnRefused) -> Handler:
+def _guard_handler(handler: Any, method: str, check: Check, on_refused: OnRefused) -> Handler:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -63,37 +73,36 @@ def _guard_handler(handler: Any, method: str, strict: bool, on_refused: OnRefuse
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[handler.request_streaming, handler.response_streaming]
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    guard_deserializer = _raising if handler.request_streaming else _returning
+    deserialize = functools.partial(check, handler.request_deserializer)
     return make(
         _guard(behaviour, method, on_refused),
-        request_deserializer=guard_deserializer(handler.request_deserializer, strict),
+        # A stream of requests is read inside its handler: what is raised there is answered below.
+        request_deserializer=deserialize if handler.request_streaming else _returning(deserialize),
         response_serializer=handler.response_serializer,
     )
 
 
-def _raising(deserialize: Deserializer, strict: bool) -> Deserializer:
-    """For a stream of requests, which is read inside its handler: what is raised there is answered below."""
+def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: bytes) -> Any:
+    """The message. Raises OutriderError."""
+    if len(data) > max_bytes:
+        message = f"a message of {len(data)} bytes; at most {max_bytes}"
+        raise make_error(Code.RESOURCE_EXHAUSTED, message, reason=_TOO_LARGE)
+    try:
+        message = deserialize(data)
+    except DecodeError:
+        raise InvalidRequest("request", "the bytes are no message of this call") from None
+    if strict:
+        check_known(message)
+    return message
 
-    def guarded(data: bytes) -> Any:
-        try:
-            message = deserialize(data)
-        except DecodeError:
-            raise InvalidRequest("request", "the bytes are no message of this call") from None
-        if strict:
-            check_known(message)
-        return message
 
-    return guarded
-
-
-def _returning(deserialize: Deserializer, strict: bool) -> Deserializer:
+def _returning(deserialize: Deserializer) -> Deserializer:
     """For a single request, which gRPC reads before the handler: raised there, its error would become UNKNOWN."""
-    raising = _raising(deserialize, strict)
 
     def guarded(data: bytes) -> Any:
         try:
-            return raising(data)
-        except InvalidRequest as error:
+            return deserialize(data)
+        except OutriderError as error:
             return error
 
     return guarded
@@ -106,7 +115,7 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviou
             _check_read(request)
             return await behaviour(request, context)
         except Exception as error:
-            if isinstance(error, OutriderError) and error.code in _OF_THE_CALLER:
+            if isinstance(error, OutriderError) and (error.code in _OF_THE_CALLER or error.reason == _TOO_LARGE):
                 on_refused(method, error.reason or error.default_reason)
             await _answer(context, error, method)
 
@@ -115,7 +124,7 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviou
 
 def _check_read(request: Any) -> None:
     """Raises what `_returning` returned in the place of a message."""
-    if isinstance(request, InvalidRequest):
+    if isinstance(request, OutriderError):
         raise request
 
 

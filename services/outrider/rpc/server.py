@@ -15,7 +15,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,16 +92,18 @@ def create_server(
     guard: Guard = _OPEN,
     strict: Collection[str] = (),
     on_refused: OnRefused = lambda method, reason: None,
+    on_tls_call: Callable[[str], None] = lambda peer: None,
 ) -> grpc.aio.Server:
     """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`.
 
     `guard` finds out who calls; the default lets everybody in. `strict`: services (full names) for callers from outside
     the cluster, which refuse requests with fields that this release does not know. `on_refused` hears of each call that
-    its caller should not have made so.
+    its caller should not have made so, `on_tls_call` of each over TLS, with its peer.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(strict, on_refused), AccessInterceptor(guard)], options=options
+        interceptors=[ErrorInterceptor(max_message_bytes, strict, on_refused), AccessInterceptor(guard, on_tls_call)],
+        options=options,
     )
 
 

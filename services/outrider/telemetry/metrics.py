@@ -7,6 +7,7 @@ one process's monotonic clock.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from prometheus_client.registry import Collector
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 MAX_POSITIONS = 32
 """Positions of drafted tokens that are counted apart; later ones count as the last."""
+# More connections than a port of ours has at a time.
+_MAX_PEERS = 4096
 PHASES = ("queue", "verify", "other", "draft")
 """Of a round: before its step (waiting for a draft included), in the step, and what is left: ways and event loops. The
 draft's work lies inside the queue, or beside the step before."""
@@ -31,7 +34,7 @@ class RefusedCalls:
 
     def __init__(self, registry: CollectorRegistry, services: Sequence[str]) -> None:
         """`services`: full names; calls of others are counted together."""
-        names, labels = "Calls refused for their credential or their request.", ["call", "reason"]
+        names, labels = "Calls refused for their credential, their request or its size.", ["call", "reason"]
         self._services = frozenset(services)
         self._refused = Counter("outrider_refused_calls", names, labels, registry=registry)
 
@@ -39,6 +42,30 @@ class RefusedCalls:
         _, service, name = method.split("/")
         call = f"{service.rpartition('.')[2]}/{name}" if service in self._services else "other"
         self._refused.labels(call, reason).inc()
+
+
+class Handshakes:
+    """TLS connections to the gRPC port: gRPC tells of each that begins, and of none that fails."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        began, called = "TLS connections that began.", "TLS connections that made a call; the others failed, or wait."
+        self._began = Counter("outrider_tls_handshakes", began, registry=registry)
+        self._called = Counter("outrider_tls_callers", called, registry=registry)
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def began(self) -> None:
+        """From any thread."""
+        self._began.inc()
+
+    def called(self, peer: str) -> None:
+        """Whose address and port that is, as gRPC writes them. From one thread."""
+        if peer in self._seen:
+            self._seen.move_to_end(peer)
+            return
+        self._called.inc()
+        self._seen[peer] = None
+        if len(self._seen) > _MAX_PEERS:
+            self._seen.popitem(last=False)
 
 
 class SpeculationMetrics(Collector):

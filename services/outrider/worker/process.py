@@ -21,7 +21,7 @@ from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
 from outrider.telemetry.logging import name_worker
-from outrider.telemetry.metrics import MetadataCollector, RefusedCalls
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
@@ -124,9 +124,11 @@ async def serve(
         publisher = await stack.enter_async_context(PrefixPublisher(store, info))
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
         refused = RefusedCalls(ops.registry, [service])
-        server = create_server(guard=RoleGuard(certificates=config.tls is not None), on_refused=refused.count)
+        handshakes = Handshakes(ops.registry)
+        guard = RoleGuard(certificates=config.tls is not None)
+        server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
         add(servicer, server)
-        credentials = cluster_port(config.tls)
+        credentials = cluster_port(config.tls, handshakes.began)
         life = await stack.enter_async_context(
             serving(server, config.listen, services=[service], signals=signals, credentials=credentials)
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.errors import OutriderError
 from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls, public_tls
 from outrider.rpc.channel import connect_to, create_channel
@@ -20,6 +21,8 @@ from outrider.rpc.credentials import cluster_port, public_port
 from outrider.rpc.roles import CALLS, SERVERS, Role, RoleGuard, connections, current_caller
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
+from outrider.telemetry.metrics import Handshakes
+from prometheus_client import CollectorRegistry
 
 from tests.certificates import Cluster
 
@@ -114,6 +117,25 @@ async def test_whoever_has_no_valid_certificate_does_not_get_in(
             assert (await refusal(connect, address, edge)).code.name == "UNAVAILABLE"
             # Of a client that is refused TLS says nothing to it, and gRPC why on the server's stderr.
             assert reason in capfd.readouterr().err
+
+
+async def test_failed_handshakes_are_counted_as_connections_without_a_call(cluster: Cluster) -> None:
+    registry = CollectorRegistry()
+    handshakes, edge = Handshakes(registry), next(edge for edge in EDGES if edge.server is Role.TARGET)
+    connect = connect_to(Role.TARGET, cluster.files(Role.ROUTER))
+    credentials = cluster_port(cluster.files(Role.TARGET), handshakes.began)
+    server = create_server(on_tls_call=handshakes.called)
+    async with serving(server, "127.0.0.1:0", services=[], credentials=credentials, grace_s=0) as life:
+        before = registry.get_sample_value("outrider_tls_handshakes_total") or 0
+        for stranger in (create_channel, connect_to(Role.TARGET, cluster.expired(Role.ROUTER))):
+            assert (await refusal(stranger, life.address, edge)).code.name == "UNAVAILABLE"
+        assert registry.get_sample_value("outrider_tls_callers_total") == 0
+        failed = (registry.get_sample_value("outrider_tls_handshakes_total") or 0) - before
+        assert failed >= 2
+        async with connect(life.address) as channel:
+            for _ in range(3):
+                assert await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert registry.get_sample_value("outrider_tls_callers_total") == 1
 
 
 @edges

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -96,6 +97,34 @@ async def test_a_message_at_the_limit_passes_and_one_above_is_refused_without_ha
         error = await call_error(stub.Generate(generation_pb2.GenerateRequest(text="x" * (limit - overhead + 1))))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (await stub.Generate(fits)).id == str(limit - overhead)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_message_above_the_limit_is_counted(streaming: bool) -> None:
+    size, counted = 4 << 20, Counter[tuple[str, str]]()
+
+    async def answer(request: Any, context: Any) -> bytes:
+        return str(len(request)).encode()
+
+    async def answer_stream(requests: Any, context: Any) -> None:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            await context.write(str(len(request)).encode())
+
+    server = create_server(max_message_bytes=size, on_refused=lambda *why: counted.update([why]))
+    name = "StreamGenerate" if streaming else "Generate"
+    make = grpc.stream_stream_rpc_method_handler if streaming else grpc.unary_unary_rpc_method_handler
+    handler = make(answer_stream if streaming else answer, bytes, bytes)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {name: handler}),))
+    async with serving(server, "127.0.0.1:0", services=[]) as life, create_channel(life.address) as channel:
+        for beyond in (-1, 0, 1):
+            data, method = bytes(size + beyond), f"/{SERVICE}/{name}"
+            call: Any = channel.stream_stream(method)([data]) if streaming else channel.unary_unary(method)(data)
+            if beyond <= 0:
+                assert await (call.read() if streaming else call) == str(len(data)).encode()
+                continue
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert await call.details() == f"a message of {len(data)} bytes; at most {size}"
+    assert counted == {(f"/{SERVICE}/{name}", "MESSAGE_TOO_LARGE"): 1}
 
 
 async def test_a_call_made_for_a_call_gets_what_is_left_of_its_deadline(serve: Any, request_message: Any) -> None:
