@@ -5,18 +5,21 @@ Imports no gRPC: the process that starts the ranks of a divided target forks, an
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from outrider.address import AUTO, check_advertised, check_listen, takes_all_interfaces
+from outrider.address import AUTO, check_advertised, check_listen, is_loopback, takes_all_interfaces
 from outrider.configuration import Option
 from outrider.metadata import MetadataStore
-from outrider.metadata.network import address_towards
+from outrider.metadata.network import address_towards, is_elsewhere
 from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
 from outrider.rpc.roles import Role
 from outrider.telemetry.logging import check_log_format
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +50,13 @@ class ProcessConfig:
     def advertised(self, bound: str) -> str:
         """HOST:PORT for others, of a process that listens at `bound`. Raises OSError where `auto` finds no address.
         Asks DNS for the metadata store's name."""
-        if self.advertise != AUTO:
-            return self.advertise or bound
-        if not takes_all_interfaces(bound):
-            return bound
-        return f"{address_towards(self.metadata_url)}:{bound.rpartition(':')[2]}"
+        address = bound if self.advertise == AUTO else self.advertise or bound
+        if takes_all_interfaces(address):
+            address = f"{address_towards(self.metadata_url)}:{bound.rpartition(':')[2]}"
+        if is_loopback(address) and is_elsewhere(self.metadata_url):
+            # No mistake where all processes are on this machine, and only the store is not.
+            log.warning("advertise: %s is reached from this machine alone; the metadata store is elsewhere", address)
+        return address
 
     def check_process(self) -> None:
         """Raises ValueError that names the field for what no process can be told."""

@@ -40,6 +40,23 @@ def test_auto_is_where_others_reach_a_process() -> None:
     assert ControlConfig(advertise="10.0.0.8:1").advertised("10.0.0.7:7001") == "10.0.0.8:1"
 
 
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("redis://10.0.0.9:6379", True),
+        ("rediss+sentinel://u:p@127.0.0.1:26379,10.0.0.9/main", True),
+        ("redis://[::1]", False),
+        ("redis://localhost:6379/0", False),
+        ("unix:///run/redis.sock", False),
+    ],
+)
+def test_a_loopback_address_beside_a_store_elsewhere_is_warned_of(
+    url: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ControlConfig(metadata_url=url).advertised("127.0.0.1:7001") == "127.0.0.1:7001"
+    assert ("reached from this machine alone" in caplog.text) is warned
+
+
 def test_auto_is_an_option() -> None:
     flags = ["--metadata", "redis://127.0.0.1:1", "--listen", "0.0.0.0:7001", "--insecure", "--advertise", "auto"]
     assert parse_arguments(flags).advertise == "auto"

@@ -8,6 +8,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from outrider.address import is_loopback
+
 _REDIS_PORT = 6379
 
 
@@ -32,6 +34,12 @@ def address_towards(url: str) -> str:
         towards.connect(there)
         own: str = towards.getsockname()[0]
     return f"[{own}]" if ":" in own else own
+
+
+def is_elsewhere(url: str) -> bool:
+    """Whether the store at this URL is reached over a network, as far as the URL says."""
+    netloc = urlsplit(url).netloc.rpartition("@")[2]
+    return any(not is_loopback(f"{_host(one)[0]}:0") for one in netloc.split(",") if one)
 
 
 def _host(netloc: str) -> tuple[str, int]:
