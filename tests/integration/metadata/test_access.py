@@ -198,21 +198,24 @@ async def test_a_server_with_tls_is_verified(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def before(port: int, tls: TlsFiles) -> AsyncIterator[int]:
-    """A port with TLS before one without: the server at hand has none."""
+async def before(port: int, tls: TlsFiles, renamed: tuple[int, int] = (0, 0)) -> AsyncIterator[int]:
+    """A port with TLS before one without: the server at hand has none. Where it names the first of `renamed`, a port of
+    as many digits, the client hears of the second."""
+    old, new = (str(one).encode() for one in renamed)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+        await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer, old, new))
 
     listening = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=tls.public_context())
     async with listening:
         yield listening.sockets[0].getsockname()[1]
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old: bytes = b"", new: bytes = b"") -> None:
     with suppress(ConnectionError):
         while data := await reader.read(65536):
+            data = data.replace(old, new) if old != new else data
             writer.write(data)
             await writer.drain()
     writer.close()
@@ -265,6 +268,20 @@ async def test_the_leader_is_found_through_sentinels(tmp_path: Path) -> None:
             assert store.available
         async with Redis(port=leader, protocol=2) as redis:
             assert await redis.smembers("outrider:workers:target") == {b"target-1"}
+
+
+async def test_sentinels_and_the_leader_are_asked_with_tls(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "tls")
+    tls, strange = cluster.issue("redis", "127.0.0.1"), Cluster(tmp_path / "other").issue("redis", "127.0.0.1")
+    with watched(tmp_path) as (leader, _, url):
+        sentinel = int(url.rpartition(":")[2].partition("/")[0])
+        async with before(leader, tls) as secure, before(sentinel, tls, (leader, secure)) as asked:
+            for trusted, works in ((tls, True), (strange, False)):
+                secured = f"rediss+sentinel://127.0.0.1:{asked}/main?ssl_ca_certs={trusted.authority}"
+                async with MetadataStore.connect(secured, call_timeout_s=5.0) as store:
+                    await store.tenants.find(None)
+                    await until(lambda store=store, works=works: store.available is works)  # type: ignore[misc]
+                    assert (await store.tenants.find(None) is not None) is works
 
 
 @pytest.mark.slow
