@@ -12,6 +12,7 @@ _COMMANDS = {
     "fuzz": ("tests.soak.rpc_fuzz", "fuzz", "Mutated messages to every RPC: is each answered, and forgotten?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
+    "namespaces": ("tests.soak.namespaces", "namespaces", "Are the documented connections all that it needs?"),
     "prefix-probe": ("tests.soak.prefix_probe", "prefix_probe", "Can a tenant see another's cached prefixes?"),
     "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),

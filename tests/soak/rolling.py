@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import click
 import grpc
 import httpx
+import psutil
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.exits import ExitCode
@@ -30,7 +32,8 @@ from outrider_controller.cli.stack_options import run_async
 _HOST = "127.0.0.1"
 _PROMPTS = ("Once upon a time", "Why is the sky blue?", "List the planets.", "Write a haiku about the sea.")
 _MAX_TOKENS = 24
-_DRAIN_DELAY_S = 2.0
+# As in the chart.
+_DRAIN_DELAY_S = 5.0
 _LOOK_S = 0.1
 _LOOK_TIMEOUT_S = 1.0
 
@@ -170,29 +173,52 @@ class Load:
             self.ended[kind] += 1
 
 
-def without_ray(plan: Plan, ports: Ports) -> Plan:
-    """Two gateways; routers and control plane as processes of their own, so that each can be restarted by itself."""
+def in_twos(ray: bool, plan: Plan, ports: Ports) -> Plan:
+    """Two gateways; and two routers that can be restarted one by one: each as a process of its own, or in a Ray of its
+    own, with a controller and a control plane."""
     gateway = plan.gateway
     delay = ("--drain-delay", f"{_DRAIN_DELAY_S:g}")
     metadata = ("--metadata", gateway.argv[gateway.argv.index("--metadata") + 1])
-    routers = [
-        _process(f"router-{n}", "outrider_controller.router", address, plan.ops[f"router-{n}"], metadata)
-        for n, address in enumerate(plan.routers)
-    ]
-    control = _process(
-        "controller", "outrider_controller.control", plan.controller.address, plan.ops["control"], metadata
-    )
     by_grpc, http, ops = (f"{_HOST}:{ports.claim()}" for _ in range(3))
     listens = ("--listen-grpc", by_grpc, "--listen-http", http, "--ops-listen", ops)
     python = (sys.executable, "-m", "outrider.gateway")
     ends = {"http": http, "ops": ops}
     second = ProcessSpec("gateway-1", (*python, *metadata, *listens, *delay), by_grpc, ends)
+    control, *others = (_controllers if ray else _plain)(plan, ports, metadata)
     return replace(
         plan,
         controller=control,
         gateway=replace(gateway, argv=(*gateway.argv, *delay)),
-        others=(*plan.others, *routers, second),
+        others=(*plan.others, *others, second),
     )
+
+
+def _plain(plan: Plan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
+    """Routers and a control plane, each a process of its own."""
+    control = _process(
+        "controller", "outrider_controller.control", plan.controller.address, plan.ops["control"], metadata
+    )
+    return [
+        control,
+        *(
+            _process(f"router-{n}", "outrider_controller.router", address, plan.ops[f"router-{n}"], metadata)
+            for n, address in enumerate(plan.routers)
+        ),
+    ]
+
+
+def _controllers(plan: Plan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
+    """A controller with a Ray of its own for each router."""
+    controls = [plan.controller.address, *(f"{_HOST}:{ports.claim()}" for _ in plan.routers[1:])]
+    specs = []
+    for number, (router, control) in enumerate(zip(plan.routers, controls, strict=True)):
+        listens = ("--router-listen", router, "--control-listen", control)
+        ops = ("--router-ops-listen", plan.ops[f"router-{number}"])
+        name = f"controller-{number}" if number else "controller"
+        specs.append(
+            ProcessSpec(name, (sys.executable, "-m", "outrider_controller", *metadata, *listens, *ops), router)
+        )
+    return specs
 
 
 def _process(name: str, module: str, address: str, ops: str, metadata: tuple[str, ...]) -> ProcessSpec:
@@ -208,37 +234,75 @@ class Restart:
     requests: int
     failed: int
 
+    @property
+    def in_order(self) -> bool:
+        """A controller whose Ray was killed ends itself, with an error."""
+        return self.exit_code == (1 if self.process.endswith(RAY_SERVERS) else 0)
+
+
+RAY_SERVERS = ("raylet", "gcs_server")
+"""A Ray of a controller's own consists of them."""
+
 
 async def roll(stack: Stack, load: Load, names: list[str]) -> list[Restart]:
-    """Each process ends by SIGTERM and starts again, once the one before is back."""
+    """Each process ends by SIGTERM and starts again, once the one before is back. Servers of Ray are killed."""
     found = []
     for name in names:
-        old, begun_s, before, failed = stack.processes[name], time.monotonic(), load.total, load.errors.total()
-        await stack.restart(name)
+        begun_s, before, failed = time.monotonic(), load.total, load.errors.total()
+        exit_code = await (_restart_ray if name.endswith(RAY_SERVERS) else _restart)(stack, name)
         await stack.assembled()
         # What runs in the gateways looks for routers once a second.
         await asyncio.sleep(2.0)
         seconds = round(time.monotonic() - begun_s, 1)
-        found.append(Restart(name, old.returncode, seconds, load.total - before, load.errors.total() - failed))
-        note(f"{name} was restarted in {seconds} s; {found[-1].failed} of {found[-1].requests} requests failed")
+        found.append(Restart(name, exit_code, seconds, load.total - before, load.errors.total() - failed))
+        failures = dict(load.errors) if found[-1].failed else ""
+        note(f"{name} was restarted in {seconds} s; {found[-1].failed} of {found[-1].requests} failed {failures}")
     return found
+
+
+async def _restart(stack: Stack, name: str) -> int | None:
+    old = stack.processes[name]
+    await stack.restart(name)
+    return old.returncode
+
+
+async def _restart_ray(stack: Stack, name: str) -> int | None:
+    """CONTROLLER SERVER: that server of its Ray is killed, and the controller started again."""
+    controller, server = name.split()
+    old = stack.processes[controller]
+    old.stopping = True
+    for child in psutil.Process(old.pid).children(recursive=True):
+        if child.name() == server:
+            child.kill()
+    await old.exited()
+    await stack.restart(controller)
+    return old.returncode
+
+
+def _names(stack: Stack) -> list[str]:
+    """Of all that is restarted: Redis last, and after each controller the servers of its Ray."""
+    controllers = [name for name in stack.processes if "outrider_controller" in stack.processes[name].spec.argv]
+    names = [name for name in stack.processes if name != "redis"]
+    return [*names, *(f"{one} {server}" for one in controllers for server in RAY_SERVERS), "redis"]
 
 
 @click.command("rolling")
 @click.option("--requests", type=click.IntRange(1), default=3000, show_default=True, help="As many at least.")
 @click.option("--rounds", type=click.IntRange(1), default=1, show_default=True, help="Times that all are restarted.")
 @click.option("--clients", type=click.IntRange(1, 64), default=2, show_default=True, help="Of HTTP, and of gRPC.")
+@click.option("--ray/--no-ray", default=False, help="Routers in two Rays, each with a controller of its own.")
 @json_file_option
-def rolling(requests: int, rounds: int, clients: int, json_file: Path | None) -> int:
+def rolling(requests: int, rounds: int, clients: int, ray: bool, json_file: Path | None) -> int:
     """Restart every process in turn under stock clients: does a request fail, is a text another?
 
-    Two of each of targets, drafts, routers and gateways, one control plane; tiny models, float32. Clients keep one
-    connection each to a balancer that asks gateways whether they are ready, and retry nothing. Redis is not restarted.
+    Redis; two of each of targets, drafts, routers and gateways, one control plane; tiny models, float32. With --ray a
+    controller and a control plane for each router; each Ray's servers are killed, too. Clients keep one connection each
+    to a balancer that asks gateways whether they are ready, and retry nothing.
     """
-    return run_async(_rolling(requests, rounds, clients, json_file))
+    return run_async(_rolling(requests, rounds, clients, ray, json_file))
 
 
-async def _rolling(requests: int, rounds: int, clients: int, json_file: Path | None) -> int:
+async def _rolling(requests: int, rounds: int, clients: int, ray: bool, json_file: Path | None) -> int:
     with tempfile.TemporaryDirectory(prefix="rolling-") as scratch:
         model = str(tiny_checkpoint(Path(scratch) / "tiny"))
         config = StackConfig(
@@ -252,12 +316,12 @@ async def _rolling(requests: int, rounds: int, clients: int, json_file: Path | N
             kv_cache_bytes=64 << 20,
             run_dir=Path(scratch) / "run",
         )
-        async with Stack(config, note, without_ray) as stack:
+        async with Stack(config, note, partial(in_twos, ray)) as stack:
             load, restarts = await _under_load(stack, requests, rounds, clients)
     rows = [[r.process, r.exit_code, r.seconds, r.requests, r.failed] for r in restarts]
     click.echo(columns(["PROCESS", "EXIT CODE", "SECONDS", "REQUESTS", "FAILED"], rows))
     click.echo(f"{load.total} requests ({dict(load.ended)}), {load.errors.total()} failed {dict(load.errors)}")
-    holds = not load.errors and load.total >= requests and all(restart.exit_code == 0 for restart in restarts)
+    holds = not load.errors and load.total >= requests and all(restart.in_order for restart in restarts)
     fields = ("process", "exit_code", "seconds", "requests", "failed")
     listed = [{name: getattr(one, name) for name in fields} for one in restarts]
     sums = {"requests": load.total, "errors": dict(load.errors), "restarts": listed}
@@ -269,14 +333,13 @@ async def _under_load(stack: Stack, requests: int, rounds: int, clients: int) ->
     gateways = [stack.processes[name].spec for name in ("gateway", "gateway-1")]
     by_http = Balancer({one.endpoints["http"]: Backend(one.name, one.endpoints["ops"]) for one in gateways})
     by_grpc = Balancer({one.address: Backend(one.name, one.endpoints["ops"]) for one in gateways})
-    names = [name for name in stack.processes if name != "redis"]
     async with by_http.listening() as http, by_grpc.listening() as grpc_address:
         load, restarts = Load(stack.config.model, http, grpc_address), []
         await _until(lambda: by_http.all_ready and by_grpc.all_ready)
         await load.learn()
         async with load.running(clients):
             for _ in range(rounds):
-                restarts += await roll(stack, load, names)
+                restarts += await roll(stack, load, _names(stack))
             await _until(lambda: load.total >= requests)
     return load, restarts
 
