@@ -29,7 +29,8 @@ class CachingTarget(PacedTarget):
     """Its prefix cache forgets nothing."""
 
     def __init__(self, pace: Pace, publish: Publish, **info: Any) -> None:
-        super().__init__(Marks(), step_s=pace.base_s, **info)
+        # No KV cache of blocks: what is cached takes no room.
+        super().__init__(Marks(), step_s=pace.base_s, **{"num_blocks": 0, **info})
         self.num_opened = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0

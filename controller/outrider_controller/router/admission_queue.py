@@ -7,17 +7,19 @@ when, and what is free.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.errors import Overloaded
+from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fair_queue import FairQueue, Room, Ticket
-from outrider_controller.router.fleet import TargetLink
+from outrider_controller.router.fleet import BELIEVED_S, TargetLink
 from outrider_controller.router.telemetry import RouterTelemetry
 
 # A refusal has to be with the client before the client gives up by its own clock.
@@ -41,6 +43,8 @@ class Places(Protocol):
     def num_elsewhere(self, one: TargetLink) -> int: ...
 
     def num_leaving(self, model: str) -> int: ...
+
+    def load(self, one: TargetLink) -> worker.WorkerLoad: ...
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class AdmissionQueue:
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + self._patience_s(deadline_s)
         pool = self._pools.setdefault(request.model, _Pool())
-        ticket = Ticket(request.tenant, request.weight, request.cost, now_s)
+        ticket = Ticket(request.tenant, request.weight, request.cost, now_s, request.expected_tokens)
         try:
             if request.resume:
                 pool.queue.admit(ticket, now_s)
@@ -157,4 +161,24 @@ class AdmissionQueue:
         elsewhere = sum(min(limit, self._fleet.num_elsewhere(one)) for one, limit in limits)
         held = queue.num_running - self._fleet.num_leaving(model)
         free = min(places - elsewhere - held, most - self.num_running)
-        return Room(places, free, min(most, places / self._fleet.num_routers))
+        tokens = sum(one.info.num_blocks * one.info.block_size or math.inf for one in targets) if targets else math.inf
+        return Room(
+            places=places,
+            free=free,
+            part=min(most, places / self._fleet.num_routers),
+            tokens=tokens,
+            free_tokens=self._free_tokens(targets, tokens, queue, elsewhere, held),
+        )
+
+    def _free_tokens(
+        self, targets: Sequence[TargetLink], tokens: float, queue: FairQueue, elsewhere: float, held: float
+    ) -> float:
+        """Of the targets' KV caches, the more hopeful of two estimates.
+
+        What requests are expected to need is known at once, but some need less: they share a prefix. What targets
+        report contains that, but is up to `BELIEVED_S` old, and answers grow: by half of their length, on average.
+        """
+        needed = elsewhere * queue.mean_cost + queue.held_tokens * held / max(1, queue.num_running)
+        reported = sum(self._fleet.load(one).num_free_blocks * one.info.block_size for one in targets)
+        since_s = asyncio.get_running_loop().time() - BELIEVED_S
+        return max(tokens - needed, reported - queue.held_output / 2 - queue.admitted_since(since_s))

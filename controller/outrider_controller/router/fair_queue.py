@@ -4,12 +4,14 @@ A request costs the tokens that are expected of it. While less than `BUSY` of th
 one. Above that only tenants below their weighted share do, so that the last fifth is there for those that ask for
 little; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair queueing
 using deficit round robin", 1995.)
+
+A place is a sequence, and room for its tokens in a KV cache: whichever of the two is scarcer decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
 BUSY = 0.8
@@ -29,10 +31,23 @@ class Room:
     free: float
     part: float
     """Of `places`, this router's: what tenants have shares of."""
+    tokens: float = math.inf
+    """That the targets' KV caches hold together."""
+    free_tokens: float = math.inf
 
-    @property
-    def busy(self) -> bool:
-        return self.places - self.free >= BUSY * self.places
+    def allows(self, running: int, held_tokens: float, share: float) -> bool:
+        """One more request of a tenant that has so much already: anybody's, unless it is nearly full."""
+        if self.places - self.free >= BUSY * self.places and running >= self.part * share:
+            return False
+        nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
+        return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
+
+    def fits(self, ticket: Ticket) -> bool:
+        """What is longer than all caches together is let in where nothing else is: its target says what is wrong."""
+        return self.free >= 1 and self.free_tokens >= min(ticket.cost, self.tokens)
+
+    def without(self, ticket: Ticket) -> Room:
+        return replace(self, free=self.free - 1, free_tokens=self.free_tokens - ticket.cost)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +59,8 @@ class Ticket:
     cost: float
     """Expected tokens, of prompt and answer."""
     arrived_s: float
+    output: float = 0.0
+    """Of `cost`, the answer's."""
     admitted_s: float | None = None
     """When it got its place; None as long as it waits."""
 
@@ -56,6 +73,7 @@ class _Account:
     waiting: dict[Ticket, None] = field(default_factory=dict)
     waiting_cost: float = 0.0
     running: int = 0
+    held_tokens: float = 0.0
     deficit: float = 0.0
 
     def drop(self, ticket: Ticket) -> None:
@@ -76,6 +94,13 @@ class FairQueue:
     def __init__(self) -> None:
         self.num_waiting = 0
         self.num_running = 0
+        self.held_tokens = 0.0
+        """Expected, of those that have a place."""
+        self.held_output = 0.0
+        """Of these, the answers'."""
+        self.mean_cost = 0.0
+        self._admitted: deque[tuple[float, float]] = deque()
+        """When, and at what cost, of late."""
         self._accounts: dict[str, _Account] = {}
         self._ring: dict[str, _Account] = {}
         """Those that wait for something, in the order of their turns."""
@@ -83,7 +108,6 @@ class FairQueue:
         """Those that neither wait nor run, and since when."""
         self._weights = 0.0
         """Of all accounts."""
-        self._mean_cost = 0.0
         self._mean_held_s = 0.0
 
     def put(self, ticket: Ticket, now_s: float) -> None:
@@ -98,11 +122,22 @@ class FairQueue:
         """Those that get a place now. Each of them has to `leave` once it is over."""
         taken = []
         while self._ring and room.free >= 1 and (ready := self._ready(room)):
-            ticket = self._next(ready)
+            account = self._next(ready)
+            ticket = account.first
+            if not room.fits(ticket):
+                # Nobody overtakes it: it would wait for as long as shorter ones come.
+                break
+            account.deficit -= ticket.cost
             self._admit(self._drop(ticket), ticket, now_s)
-            room = replace(room, free=room.free - 1)
+            room = room.without(ticket)
             taken.append(ticket)
         return taken
+
+    def admitted_since(self, since_s: float) -> float:
+        """Tokens expected of requests that got their place since then. Never asked for a time before one asked for."""
+        while self._admitted and self._admitted[0][0] < since_s:
+            self._admitted.popleft()
+        return sum(cost for _, cost in self._admitted)
 
     def admit(self, ticket: Ticket, now_s: float) -> None:
         """It has a place already, whoever waits for one."""
@@ -121,8 +156,7 @@ class FairQueue:
         if account is None:
             return
         if ticket.admitted_s is not None:
-            account.running -= 1
-            self.num_running -= 1
+            self._count(account, ticket, -1)
             self._learn(ticket.cost, now_s - ticket.admitted_s)
         elif ticket in account.waiting:
             self._drop(ticket)
@@ -143,28 +177,31 @@ class FairQueue:
         account = self._ring.get(tenant)
         if account is None:
             return 0.0
-        rate = max(1, self.num_running) * self._mean_cost / self._mean_held_s
+        rate = max(1, self.num_running) * self.mean_cost / self._mean_held_s
         share = account.weight / sum(other.weight for other in self._ring.values())
         return account.waiting_cost / (rate * share)
 
     def _ready(self, room: Room) -> list[_Account]:
-        if not room.busy:
-            return list(self._ring.values())
-        return [a for a in self._ring.values() if a.running < room.part * a.weight / self._weights]
+        return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]
 
-    def _next(self, ready: list[_Account]) -> Ticket:
-        """As many rounds at once as bring the first of them to its turn."""
+    def _next(self, ready: list[_Account]) -> _Account:
+        """Whose turn it is, after as many rounds at once as bring the first of them to it."""
         rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (_QUANTUM * a.weight)) for a in ready))
         for account in ready:
             account.deficit += rounds * _QUANTUM * account.weight
-        chosen = max(ready, key=lambda a: a.deficit >= a.first.cost)
-        chosen.deficit -= chosen.first.cost
-        return chosen.first
+        return max(ready, key=lambda a: a.deficit >= a.first.cost)
 
     def _admit(self, account: _Account, ticket: Ticket, now_s: float) -> None:
         ticket.admitted_s = now_s
-        account.running += 1
-        self.num_running += 1
+        self._admitted.append((now_s, ticket.cost))
+        self._count(account, ticket, 1)
+
+    def _count(self, account: _Account, ticket: Ticket, sign: int) -> None:
+        account.running += sign
+        account.held_tokens += sign * ticket.cost
+        self.num_running += sign
+        self.held_tokens += sign * ticket.cost
+        self.held_output += sign * ticket.output
 
     def _drop(self, ticket: Ticket) -> _Account:
         """From those that wait; the tenant's next turn comes after all others'."""
@@ -198,7 +235,7 @@ class FairQueue:
 
     def _learn(self, cost: float, held_s: float) -> None:
         if not self._mean_held_s:
-            self._mean_cost, self._mean_held_s = cost, held_s
+            self.mean_cost, self._mean_held_s = cost, held_s
             return
-        self._mean_cost += _MEMORY * (cost - self._mean_cost)
+        self.mean_cost += _MEMORY * (cost - self.mean_cost)
         self._mean_held_s += _MEMORY * (held_s - self._mean_held_s)

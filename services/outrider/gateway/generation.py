@@ -358,7 +358,7 @@ class Generator:
         if remaining_s <= 0:
             raise DeadlineExceeded(_TOO_LATE)
         try:
-            router = await self.routers.pick()
+            router = await self.routers.pick(job.tenant.name)
         except Unavailable as none_known:
             raise _RouterLost(str(none_known)) from none_known
         try:

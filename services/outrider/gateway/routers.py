@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _RETIRE_GRACE_S = 600.0
+# Whose turns a gateway remembers.
+_MAX_TENANTS = 10_000
 
 
 class RouterSource(Protocol):
@@ -80,10 +84,15 @@ class LeasedRouters:
 
 @dataclass(slots=True)
 class Rotation:
-    """Round robin that leaves out, for a while, routers that have just failed; pure but for its memory."""
+    """Round robin that leaves out, for a while, routers that have just failed; pure but for its memory.
+
+    Each tenant has turns of its own: each router gives out its part of the targets by fair shares, so a tenant has its
+    share of all of them only if its requests are spread evenly.
+    """
 
     cooldown_s: float = 2.0
-    _turn: int = 0
+    _turns: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """By tenant; whoever asked last is last."""
     _failed_s: dict[str, float] = field(default_factory=dict)
 
     def failed(self, address: str, now_s: float) -> None:
@@ -92,7 +101,7 @@ class Rotation:
     def recovered(self, address: str) -> None:
         self._failed_s.pop(address, None)
 
-    def choose(self, addresses: Iterable[str], now_s: float) -> str | None:
+    def choose(self, addresses: Iterable[str], now_s: float, tenant: str = "") -> str | None:
         """None when there is no address at all. One that failed is better than none: it may be back."""
         ordered = sorted(set(addresses))
         if not ordered:
@@ -101,8 +110,15 @@ class Rotation:
         healthy = [a for a in ordered if a not in self._failed_s]
         if not healthy:
             return min(ordered, key=lambda a: self._failed_s[a])
-        self._turn += 1
-        return healthy[self._turn % len(healthy)]
+        return healthy[self._turn(tenant) % len(healthy)]
+
+    def _turn(self, tenant: str) -> int:
+        # Tenants do not all begin with the same router.
+        turn = self._turns.pop(tenant, zlib.crc32(tenant.encode())) + 1
+        self._turns[tenant] = turn
+        if len(self._turns) > _MAX_TENANTS:
+            self._turns.popitem(last=False)
+        return turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +181,11 @@ class RouterPool:
         routers, self._routers = self._routers, {}
         await asyncio.gather(*(router.close() for router in routers.values()))
 
-    async def pick(self) -> Router:
-        """The router for the next call. Raises Unavailable when none is known."""
+    async def pick(self, tenant: str = "") -> Router:
+        """The router for the tenant's next call. Raises Unavailable when none is known."""
         addresses = await self._source.addresses()
         self._retire(set(self._routers) - set(addresses) | self._outdated())
-        address = self._rotation.choose(addresses, self._clock())
+        address = self._rotation.choose(addresses, self._clock(), tenant)
         if address is None:
             raise Unavailable("no router is known", reason="NO_ROUTER", retry_after_s=1.0)
         return self._router(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,13 @@ from outrider.rpc.v1 import worker_pb2
 def test_requests_go_round() -> None:
     rotation = Rotation()
     assert sorted(rotation.choose(["a", "b", "c"], 0.0) or "" for _ in range(6)) == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_each_tenant_goes_round_by_itself() -> None:
+    """Two that ask in turns would else have a router each."""
+    rotation = Rotation()
+    asked = [(tenant, rotation.choose(["a", "b"], 0.0, tenant)) for tenant in ("one", "other") * 10]
+    assert Counter(asked) == dict.fromkeys([(tenant, router) for tenant in ("one", "other") for router in "ab"], 5)
 
 
 def test_a_router_that_failed_is_left_out_until_its_time_is_over() -> None:

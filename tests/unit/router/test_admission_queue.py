@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from outrider.errors import Code, Overloaded
+from outrider.gateway.routers import Rotation
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.config import AdmissionConfig
@@ -38,9 +40,18 @@ class Fleet:
     elsewhere: int = 0
     leaving: int = 0
     num_routers: int = 1
+    num_blocks: int = 0
+    free_blocks: int = 0
+    """As each target reports."""
 
     def live_targets(self, model: str) -> list[TargetLink]:
-        return [cast(TargetLink, Target(worker.WorkerInfo(max_sequences=count))) for count in self.places]
+        infos = (
+            worker.WorkerInfo(max_sequences=count, num_blocks=self.num_blocks, block_size=10) for count in self.places
+        )
+        return [cast(TargetLink, Target(info)) for info in infos]
+
+    def load(self, one: TargetLink) -> worker.WorkerLoad:
+        return worker.WorkerLoad(num_free_blocks=self.free_blocks)
 
     def num_elsewhere(self, one: TargetLink) -> int:
         return self.elsewhere
@@ -234,5 +245,73 @@ def test_a_router_carries_no_more_than_it_may_however_large_the_fleet_is() -> No
             await asyncio.sleep(0)
             assert one.held == (3, 2)
             await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_who_would_find_no_room_in_a_kv_cache_waits_here_where_turns_are_fair() -> None:
+    """Each request takes 100 tokens, 97 of them its answer's."""
+
+    async def work() -> None:
+        async with router(Fleet([50], num_blocks=40)) as one:
+            tasks = one.asks(6)
+            await asyncio.sleep(0)
+            assert one.held == (4, 2)
+            await asyncio.gather(*tasks)
+            assert one.held == (0, 0)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_requests_that_share_a_prefix_take_what_the_target_says_they_take() -> None:
+    async def work() -> None:
+        fleet = Fleet([50], num_blocks=40)
+        async with router(fleet, queue_timeout_s=1000.0) as one:
+            tasks = one.asks(12, seconds=60)
+            await asyncio.sleep(5)
+            assert one.held == (4, 8)
+            # They hold a tenth of what was thought; their answers may yet grow.
+            fleet.free_blocks = 38
+            one.queue.fleet_changed()
+            assert one.held == (5, 7)
+            await asyncio.sleep(5)
+            one.queue.fleet_changed()
+            assert one.held == (6, 6)
+            await asyncio.gather(*tasks)
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_shares_hold_over_several_routers() -> None:
+    """Two routers before one target of 20 places. Each knows of the other what the target reports, a second later."""
+    rotation = Rotation()
+
+    async def work() -> None:
+        fleets = {name: Fleet([20], num_routers=2) for name in ("one", "other")}
+        async with router(fleets["one"]) as one, router(fleets["other"]) as other:
+            routers = {"one": one, "other": other}
+
+            async def client(tenant: str, weight: float) -> None:
+                while True:
+                    await routers[rotation.choose(routers, 0.0, tenant) or ""].ask(tenant, 0.5, weight=weight)
+                    # Who is refused asks again.
+                    await asyncio.sleep(0.05)
+
+            async def report() -> None:
+                while True:
+                    await asyncio.sleep(1)
+                    fleets["one"].elsewhere, fleets["other"].elsewhere = other.held[0], one.held[0]
+                    one.queue.fleet_changed()
+                    other.queue.fleet_changed()
+
+            clients = [client(*who) for who in (("double", 2.0), ("single", 1.0)) for _ in range(40)]
+            tasks = [asyncio.create_task(work) for work in (*clients, report())]
+            await asyncio.sleep(60)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            done = Counter(one.done + other.done)
+            assert done["double"] / done["single"] == pytest.approx(2, rel=0.15)
+            assert done.total() > 0.9 * 60 * 20 / 0.5
 
     run_virtually(work(), VirtualLoop())

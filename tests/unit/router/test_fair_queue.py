@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ class Pool:
 
     places: int
     routers: int = 1
+    tokens: float = math.inf
+    """Of KV caches."""
     queue: FairQueue = field(default_factory=FairQueue)
     now_s: float = 0.0
     running: list[Ticket] = field(default_factory=list)
@@ -26,7 +29,8 @@ class Pool:
         return ticket
 
     def hand_out(self) -> None:
-        room = Room(self.places, self.places - len(self.running), self.places / self.routers)
+        free, free_tokens = self.places - len(self.running), self.tokens - self.queue.held_tokens
+        room = Room(self.places, free, self.places / self.routers, self.tokens, free_tokens)
         self.running += self.queue.take(room, self.now_s)
 
     def end(self, ticket: Ticket) -> None:
@@ -166,3 +170,36 @@ def test_what_tenants_left_behind_is_forgotten() -> None:
         pool.end(pool.ask(f"t{number}"))
     assert len(pool.queue._accounts) <= ACTIVE_S / 0.01 + 1
     assert pool.queue._weights == pytest.approx(len(pool.queue._accounts))
+
+
+def test_kv_caches_that_are_full_are_as_full_as_places_that_are_taken() -> None:
+    pool = Pool(places=100, tokens=1000)
+    quiet = pool.ask("quiet")
+    for _ in range(30):
+        pool.ask("greedy")
+    pool.end(quiet)
+    assert pool.held() == {"greedy": 8}
+    assert pool.ask("quiet").admitted_s is not None
+    pool.end_oldest(1)
+    # That is above its share, which is half.
+    assert pool.held() == {"greedy": 7, "quiet": 1}
+
+
+def test_a_long_prompt_waits_for_room_and_is_not_overtaken_by_short_ones() -> None:
+    pool = Pool(places=100, tokens=1000)
+    for _ in range(4):
+        pool.ask("short", cost=100)
+    long = pool.ask("long", cost=700)
+    short = [pool.ask("short", cost=100) for _ in range(4)]
+    assert (long.admitted_s, short[0].admitted_s) == (None, None)
+    pool.end_oldest(1)
+    assert long.admitted_s is not None and short[0].admitted_s is None
+
+
+def test_a_request_that_is_longer_than_all_caches_is_let_in_alone() -> None:
+    pool = Pool(places=100, tokens=1000)
+    first, giant = pool.ask("t", cost=10), pool.ask("t", cost=5000)
+    assert giant.admitted_s is None
+    pool.end(first)
+    assert giant.admitted_s is not None
+    assert pool.ask("t", cost=10).admitted_s is None
