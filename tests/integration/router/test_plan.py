@@ -104,8 +104,8 @@ async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itsel
             while not drafted_of(router):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF, ttl_ms=1500))
-        await until(lambda: not drafted_of(router))
-        assert decision(router).reason is Reason.OPERATOR_OFF
+        # A draft may rest for other reasons too.
+        await until(lambda: decision(router).reason is Reason.OPERATOR_OFF and not drafted_of(router))
         await until(lambda: drafted_of(router))
         assert decision(router).reason is not Reason.OPERATOR_OFF
         await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=ON, max_draft_tokens=2))

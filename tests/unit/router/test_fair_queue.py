@@ -63,12 +63,14 @@ def test_one_tenant_alone_may_have_every_place() -> None:
     assert len(pool.running) == 10
 
 
-def test_the_last_fifth_is_kept_for_tenants_below_their_share() -> None:
+def test_of_the_last_fifth_what_others_had_of_late_is_kept_for_them() -> None:
     pool = Pool(places=10)
-    quiet = pool.ask("quiet")
+    quiet = [pool.ask("quiet") for _ in range(3)]
     for _ in range(30):
         pool.ask("greedy")
-    pool.end(quiet)
+    for ticket in quiet:
+        pool.end(ticket)
+    # Of the three a fifth of all.
     assert pool.held() == {"greedy": 8}
     assert pool.ask("quiet").admitted_s is not None
     # A tenant that asks for nothing more is forgotten, and its part is others'.
@@ -76,6 +78,20 @@ def test_the_last_fifth_is_kept_for_tenants_below_their_share() -> None:
     pool.now_s += ACTIVE_S
     pool.ask("greedy")
     assert pool.held() == {"greedy": 10}
+
+
+def test_what_nobody_claims_is_anybodys() -> None:
+    """A tenant above its share would else wait beside free places for which nobody asks."""
+    pool = Pool(places=10)
+    pool.ask("seldom")
+    for _ in range(30):
+        pool.ask("busy")
+    assert pool.held() == {"seldom": 1, "busy": 9}
+    pool.end(pool.running[0])
+    assert pool.held() == {"busy": 9}
+    pool.now_s += ACTIVE_S
+    pool.ask("busy")
+    assert pool.held() == {"busy": 10}
 
 
 def test_places_follow_weights_where_all_want_more_than_there_are() -> None:
@@ -130,11 +146,13 @@ def test_who_leaves_the_queue_is_not_admitted_and_holds_nothing() -> None:
 
 def test_two_routers_share_what_tenants_have_shares_of() -> None:
     pool = Pool(places=20, routers=2)
-    pool.ask("quiet")
+    quiet = [pool.ask("quiet") for _ in range(9)]
     for _ in range(40):
         pool.ask("greedy")
-    # Half of this router's half, and whatever is below four fifths of all.
-    assert pool.held()["greedy"] == 15
+    for ticket in quiet[3:]:
+        pool.end(ticket)
+    # Kept for the quiet one: half of this router's half, of which it has three.
+    assert pool.held() == {"quiet": 3, "greedy": 15}
 
 
 def test_the_newest_of_whom_most_wait_is_pushed_out() -> None:
@@ -174,15 +192,17 @@ def test_what_tenants_left_behind_is_forgotten() -> None:
 
 def test_kv_caches_that_are_full_are_as_full_as_places_that_are_taken() -> None:
     pool = Pool(places=100, tokens=1000)
-    quiet = pool.ask("quiet")
+    quiet = [pool.ask("quiet") for _ in range(2)]
     for _ in range(30):
         pool.ask("greedy")
-    pool.end(quiet)
+    for ticket in quiet:
+        pool.end(ticket)
     assert pool.held() == {"greedy": 8}
     assert pool.ask("quiet").admitted_s is not None
     pool.end_oldest(1)
-    # That is above its share, which is half.
-    assert pool.held() == {"greedy": 7, "quiet": 1}
+    # Room for one more is kept for the quiet one, which had two.
+    assert pool.held() == {"greedy": 8, "quiet": 1}
+    assert pool.ask("quiet").admitted_s is not None
 
 
 def test_a_long_prompt_waits_for_room_and_is_not_overtaken_by_short_ones() -> None:
