@@ -24,6 +24,7 @@ from benchmarks import report
 from benchmarks.arms import turns
 from benchmarks.support.open_loop import client, percentile_ms
 from benchmarks.support.paced_stack import paced_stack
+from benchmarks.support.virtual_stack import first_tokens_s
 
 _TARGETS, _PLACES = 2, 8
 _QUEUE_TIMEOUT_S = 4.0
@@ -46,14 +47,18 @@ class Noise:
 @click.option("--times", type=click.FloatRange(1, 200), default=50.0, show_default=True, help="Its quota.")
 @click.option("--blocks", type=click.IntRange(1, 100), default=6, show_default=True, help="Turns of each way.")
 @click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Of each turn.")
+@click.option("--virtual", type=click.FloatRange(10), metavar="SECONDS", help="Instead: so long, in virtual time.")
 @json_file_option
-def neighbour(times: float, blocks: int, seconds: float, json_file: Path | None) -> int:
+def neighbour(times: float, blocks: int, seconds: float, virtual: float | None, json_file: Path | None) -> int:
     """What does a tenant notice of another that asks for many times its quota?
 
     A quiet tenant asks 8 times a second, at random times; a noisy one, with a quota of 4 requests a second, asks for 50
     times that without regard to refusals, from a process of its own. Alone and beside it take turns. The stack is that
-    of `overload`.
+    of `overload`. In virtual time there are router and targets only: what admission and batching do, without the CPU
+    that all share here; the noisy one asks as often as its quota allows.
     """
+    if virtual is not None:
+        return _virtual(virtual, json_file)
     return run_async(_neighbour(times, blocks, seconds, json_file))
 
 
@@ -80,15 +85,7 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
     after = psutil.cpu_times()
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
     low, ratio, high = _ratio(first_tokens["alone"], first_tokens["beside"])
-    rows = [
-        {
-            "quiet": arm,
-            "answers": len(found),
-            "first token p50 ms": percentile_ms(found, 0.5),
-            "p99": percentile_ms(found, 0.99),
-        }
-        for arm, found in first_tokens.items()
-    ]
+    rows = [_cells(arm, found) for arm, found in first_tokens.items()]
     holds = ratio <= _MAX_RATIO and set(codes["quiet"]) == {"OK"}
     p99 = percentile_ms(noisy.refused_s, 0.99)
     report.show(
@@ -99,6 +96,25 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
     )
     body = {"holds": holds, "ratio": ratio, "interval": [low, high], "refused_p99_ms": p99, "stolen_s": stolen_s}
     return report.finish("neighbour", {**body, "first_token": rows, "ends": codes}, json_file)
+
+
+def _virtual(seconds: float, json_file: Path | None) -> int:
+    rates = {"alone": {"quiet": _QUIET_RATE}, "beside": {"quiet": _QUIET_RATE, "noisy": _QUOTA}}
+    found = {arm: first_tokens_s(rates[arm], seconds, targets=_TARGETS, places=_PLACES)["quiet"] for arm in _ARMS}
+    low, ratio, high = _ratio(found["alone"], found["beside"])
+    rows = [_cells(arm, times_s) for arm, times_s in found.items()]
+    report.show(report.table(rows), f"p99 beside / alone: {ratio:.2f} (90 %: {low:.2f} to {high:.2f})")
+    body = {"holds": ratio <= _MAX_RATIO, "ratio": ratio, "interval": [low, high], "first_token": rows}
+    return report.finish("neighbour-virtual", body, json_file)
+
+
+def _cells(arm: str, found: Sequence[float]) -> report.Row:
+    return {
+        "quiet": arm,
+        "answers": len(found),
+        "first token p50 ms": percentile_ms(found, 0.5),
+        "p99": percentile_ms(found, 0.99),
+    }
 
 
 @asynccontextmanager

@@ -40,12 +40,12 @@ async def _first_tokens_s(
     network, store = Network(random.Random(0), _DELAY_S), SimulatedStore()
     for number in range(num_targets):
         target, host = CachingTarget(PACE, _unpublished, model=MODEL, max_sequences=places), Host(f"target-{number}")
-        target_pb2_grpc.add_TargetServiceServicer_to_server(target, network.listen(host, host.name))
-        store.register(host, target.info, f"{host.name}:1", lambda it=target: it.load)  # type: ignore[misc]
-        network.listen(host, f"{host.name}:1").methods.update(network.server_at(host.name).methods)  # type: ignore[union-attr]
+        address = f"{host.name}:1"
+        target_pb2_grpc.add_TargetServiceServicer_to_server(target, network.listen(host, address))
+        store.register(host, target.info, address, lambda it=target: it.load)  # type: ignore[misc]
     router = RouterProcess("router", "router:1", network, store, RouterConfig(admission=AdmissionConfig()), 1)
     await router.start()
-    stub = router_pb2_grpc.RouterServiceStub(network.channel(Host("gateway"), router.address))  # type: ignore[arg-type]
+    stub = router_pb2_grpc.RouterServiceStub(network.channel(Host("gateway"), router.address))  # type: ignore[call-overload]
     stream = RouterStream(stub)
     await router.dispatcher.fleet.ready(10.0)
     found: dict[str, list[float]] = {tenant: [] for tenant in rates}

@@ -199,7 +199,9 @@ class FairQueue:
     def _ready(self, room: Room, now_s: float) -> list[_Account]:
         if not room.busy:
             return list(self._ring.values())
-        claimed = sum(self._claim(account, room, now_s) for account in self._accounts.values())
+        # What is asked for at other routers is heard of late: there all of the last fifth is claimed.
+        alone = room.part >= room.places
+        claimed = sum(self._claim(a, room, now_s) for a in self._accounts.values()) if alone else math.inf
         return [a for a in self._ring.values() if self._may_go(a, room, claimed - self._claim(a, room, now_s))]
 
     def _claim(self, account: _Account, room: Room, now_s: float) -> float:
@@ -210,7 +212,7 @@ class FairQueue:
     def _may_go(self, account: _Account, room: Room, claimed: float) -> bool:
         """`claimed`: by others. A tenant below its share may have what is kept."""
         share = room.part * account.weight / self._weights
-        no_place, no_token = room.keeps(claimed, claimed * self.mean_cost)
+        no_place, no_token = room.keeps(claimed, claimed * max(self.mean_cost, 1.0))
         if no_place and account.running >= share:
             return False
         return not (no_token and account.held_tokens >= share * room.tokens / room.places)
