@@ -14,6 +14,7 @@ _COMMANDS = {
     "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
     "namespaces": ("tests.soak.namespaces", "namespaces", "Are the documented connections all that it needs?"),
     "prefix-probe": ("tests.soak.prefix_probe", "prefix_probe", "Can a tenant see another's cached prefixes?"),
+    "ray-head": ("tests.soak.ray_head", "ray_head", "Kill the head of a Ray cluster under load: does a request fail?"),
     "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
