@@ -18,7 +18,6 @@ import click
 import grpc
 import psutil
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2, worker_pb2
 from outrider_controller.cli.output import json_file_option, note
@@ -29,6 +28,7 @@ from outrider_controller.router.service import running_router
 from benchmarks import report
 from benchmarks.arms import turns
 from benchmarks.support.caching_target import CachingTarget, Pace
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import serving_target
 
 _MODEL = "paced"

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import click
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.roles import Role
 from outrider.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
@@ -29,6 +28,7 @@ from outrider_controller.cli.process import ManagedProcess, ProcessSpec
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks import report
+from benchmarks.support.redis_server import EmbeddedServer
 
 _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.roles import INFER
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ManagedProcess, ProcessSpec
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 _START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 5.0

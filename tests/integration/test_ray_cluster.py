@@ -21,11 +21,11 @@ import psutil
 import pytest
 from outrider.errors import OutriderError
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeTarget, continuation, serving_target
 from tests.route_call import RouteCall
 

@@ -22,7 +22,6 @@ from outrider.engine import EngineConfig
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.server import RunningGateway, running
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import connect_to, create_channel
 from outrider.rpc.roles import Role
 from outrider.rpc.status import from_rpc_error
@@ -37,6 +36,7 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.service import running_router
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.certificates import Cluster
 
 _ENGINE = EngineConfig(dtype="float32", num_blocks=256)

@@ -166,8 +166,9 @@ async def _fleet(seed: int) -> AsyncIterator[_Fleet]:
     import torch
     from outrider.engine import EngineConfig
     from outrider.metadata import MetadataStore
-    from outrider.metadata.embedded import EmbeddedServer
     from outrider.testing.tiny import tiny_checkpoint
+
+    from benchmarks.support.redis_server import EmbeddedServer
 
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:

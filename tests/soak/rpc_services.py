@@ -20,7 +20,6 @@ from outrider.drafters import DrafterKind
 from outrider.drafters.loading import load_drafter
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import control_pb2, draft_pb2, router_pb2, sequence_pb2, target_pb2, trace_pb2, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
@@ -31,6 +30,8 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.service import running_router
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 MODEL = "tiny"
 BARRIER_ID = 2**63 + 12345

@@ -211,12 +211,13 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
     import torch
     from outrider.engine import EngineConfig
     from outrider.metadata import MetadataStore
-    from outrider.metadata.embedded import EmbeddedServer
     from outrider.rpc.channel import create_channel
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.testing.tiny import tiny_checkpoint
     from outrider_controller.router.config import RouterConfig
     from outrider_controller.router.service import running_router
+
+    from benchmarks.support.redis_server import EmbeddedServer
 
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:

@@ -20,11 +20,12 @@ from outrider.errors import OutriderError, Overloaded
 from outrider.gateway.auth import KeyGuard
 from outrider.gateway.quota_keeper import QuotaKeeper
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.roles import INFER, Access
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.exits import ExitCode
 from scipy import stats
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 _GATEWAYS, _CLIENTS = 3, 16
 _REQUESTS_PER_SECOND, _TOKENS_PER_REQUEST, _TOKENS_PER_MINUTE = 40.0, 90, 120_000

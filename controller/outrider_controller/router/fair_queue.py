@@ -178,10 +178,6 @@ class FairQueue:
         if not account.running and not account.waiting:
             self._idle[ticket.tenant] = now_s
 
-    def waiting_of(self, tenant: str) -> int:
-        account = self._ring.get(tenant)
-        return len(account.waiting) if account is not None else 0
-
     def wait_s(self, tenant: str) -> float | None:
         """Until what this tenant has waiting has got its places, at the rate at which they become free.
 

@@ -48,7 +48,6 @@ class Report(WorkerReport):
 class DraftStats:
     """Counts since the start. Written by the step thread alone; each is read at once."""
 
-    num_rounds: int = 0
     busy_s: float = 0.0
     """In rounds, those ahead included."""
     num_proposals: int = 0

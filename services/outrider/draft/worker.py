@@ -121,7 +121,6 @@ class DraftWorker:
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
         if not sequences:
             return
-        self.stats.num_rounds += 1
         outcomes = self._draft(sequences)
         spent_s = self._clock() - started_s
         # Not while some of them catch up with their prompts: how much of those was run is the drafter's.

@@ -140,7 +140,6 @@ class Engine:
             sequence.blocks = self._pool.find(hashes)
             sequence.hashes = hashes[: len(sequence.blocks)]
             sequence.tokens = list(prompt[: len(sequence.blocks) * size])
-            sequence.num_prefix_tokens = len(sequence.tokens)
         return sequence
 
     def forward(self, rows: Sequence[Row]) -> Tensor:

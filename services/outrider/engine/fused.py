@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +45,9 @@ def _linear(x: Tensor, packed: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
+    """The weights of one, some of them joined."""
+
     attention_norm: Tensor
     qkv: Tensor
     output: Tensor
@@ -53,22 +56,23 @@ class _Layer:
     down: Tensor
 
 
-def can_fuse(model: nn.Module) -> bool:
-    """Whether the model is a Llama without biases, on a CPU that oneDNN serves, with a fixed rotary table."""
-    if not isinstance(model, LlamaForCausalLM) or model.device.type != "cpu":
-        return False
-    if model.dtype == torch.float16 or not torch._C._has_mkldnn:
-        return False
-    if model.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+def is_plain_llama(model: nn.Module) -> TypeGuard[LlamaForCausalLM]:
+    """Whether the model is a Llama without biases, with a fixed rotary table."""
+    if not isinstance(model, LlamaForCausalLM):
         return False
     config = model.config
     rope = (config.rope_parameters or {}).get("rope_type", "default")
-    return (
-        rope in ("default", "linear", "llama3")
-        and config.hidden_act == "silu"
-        and not config.attention_bias
-        and not config.mlp_bias
-    )
+    biased = config.attention_bias or config.mlp_bias
+    return rope in ("default", "linear", "llama3") and config.hidden_act == "silu" and not biased
+
+
+def can_fuse(model: nn.Module) -> bool:
+    """Whether the model is a plain Llama on a CPU that oneDNN serves."""
+    if not is_plain_llama(model) or model.device.type != "cpu":
+        return False
+    if model.dtype == torch.float16 or not torch._C._has_mkldnn:
+        return False
+    return model.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class FusedLlama:
@@ -92,7 +96,7 @@ class FusedLlama:
         for layer in model.model.layers:
             attention, mlp = layer.self_attn, layer.mlp
             self._layers.append(
-                _Layer(
+                Layer(
                     layer.input_layernorm.weight.detach(),
                     _pack(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
                     _pack(attention.o_proj.weight),
@@ -125,7 +129,7 @@ class FusedLlama:
         x = F.rms_norm(x[rows], (self._width,), self._norm, self._eps)
         return _linear(x, self._head).float(), x
 
-    def _attention(self, number: int, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
+    def _attention(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
         tokens, rotated = x.shape[0], self._heads + self._kv_heads
         hidden = F.rms_norm(x, (self._width,), layer.attention_norm, self._eps)
         qkv = _linear(hidden, layer.qkv).view(tokens, -1, 2, self._head_dim // 2)

@@ -6,7 +6,6 @@ code (`decoder.py`), recorded in graphs all the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,34 +16,18 @@ from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
+from outrider.engine.fused import Layer, is_plain_llama
 
 _GATE_BLOCK = 1024
 
 
 def can_fuse_on_gpu(model: nn.Module) -> bool:
     """Whether the model is a Llama without biases, of plain weights, with a fixed rotary table."""
-    if not isinstance(model, LlamaForCausalLM):
-        return False
-    config = model.config
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
     return (
-        rope in ("default", "linear", "llama3")
-        and config.hidden_act == "silu"
-        and not config.attention_bias
-        and not config.mlp_bias
+        is_plain_llama(model)
         and all(type(module) is nn.Linear for name, module in model.named_modules() if name.endswith("_proj"))
         and all(parameter.dtype == model.dtype for parameter in model.parameters())
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 class GpuLlama:
@@ -67,9 +50,9 @@ class GpuLlama:
         self._layers = [self._take(layer) for layer in model.model.layers]
 
     @staticmethod
-    def _take(layer: Any) -> _Layer:
+    def _take(layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        taken = _Layer(
+        taken = Layer(
             layer.input_layernorm.weight.detach(),
             _join(attention.q_proj, attention.k_proj, attention.v_proj),
             attention.o_proj.weight.detach(),

@@ -43,8 +43,6 @@ class EngineSequence:
     """Block ids, in order of position."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
-    num_prefix_tokens: int = 0
-    """Of `tokens`, how many came from the prefix cache when the sequence was opened."""
     siblings: list[SiblingKV] = field(default_factory=list)
     """Of the last forward, until one is followed or the sequence is rewound."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from outrider.rpc.v1 import worker_pb2
 
 ROLES: tuple[worker_pb2.WorkerRole.ValueType, ...] = (
@@ -22,67 +20,39 @@ def role_name(role: worker_pb2.WorkerRole.ValueType) -> str:
     return worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
-    namespace: str = "outrider"
-
-    @property
-    def events(self) -> str:
+    def __init__(self, namespace: str = "outrider") -> None:
+        self.namespace = namespace
+        self.events = f"{namespace}:events"
         """Stream."""
-        return f"{self.namespace}:events"
-
-    @property
-    def audit(self) -> str:
+        self.audit = f"{namespace}:audit"
         """Stream of what operators changed."""
-        return f"{self.namespace}:audit"
-
-    @property
-    def tenants(self) -> str:
+        self.tenants = f"{namespace}:tenants"
         """Sorted set of all names, each with score 0: in the order of their bytes."""
-        return f"{self.namespace}:tenants"
+        self.api_keys = f"{namespace}:apikeys"
+        """Sorted set of TENANT/ID of every API key, each with score 0."""
+        self.api_key_digests = f"{namespace}:apikeyids"
+        """Hash: id of an API key → its SHA-256 in hex."""
+        self.keys_required = f"{namespace}:keysrequired"
+        """Exists from the first API key on, for good: revoking the last one opens nothing."""
+        self.leader = f"{namespace}:leader"
+        """Id of the control plane that leads. Expires unless it is renewed."""
+        self.leader_epoch = f"{namespace}:leaderepoch"
+        """Counts leaders."""
+        self.plan = f"{namespace}:plan"
+        """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of whoever wrote last."""
+        self.overrides = f"{namespace}:overrides"
+        """Hash: tenant → a serialized SpeculationOverride."""
+        self.ledgers = f"{namespace}:ledgers"
+        """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 
     def tenant(self, name: str) -> str:
         """Hash: `record`, a serialized Tenant, and `version`, which counts its changes."""
         return f"{self.namespace}:tenant:{name}"
 
-    @property
-    def api_keys(self) -> str:
-        """Sorted set of TENANT/ID of every API key, each with score 0."""
-        return f"{self.namespace}:apikeys"
-
-    @property
-    def api_key_digests(self) -> str:
-        """Hash: id of an API key → its SHA-256 in hex."""
-        return f"{self.namespace}:apikeyids"
-
     def api_key(self, digest_hex: str) -> str:
         """Hash: `tenant`, and `record`, a serialized ApiKey. Expires a day after the key."""
         return f"{self.namespace}:apikey:{digest_hex}"
-
-    @property
-    def keys_required(self) -> str:
-        """Exists from the first API key on, for good: revoking the last one opens nothing."""
-        return f"{self.namespace}:keysrequired"
-
-    @property
-    def leader(self) -> str:
-        """Id of the control plane that leads. Expires unless it is renewed."""
-        return f"{self.namespace}:leader"
-
-    @property
-    def leader_epoch(self) -> str:
-        """Counts leaders."""
-        return f"{self.namespace}:leaderepoch"
-
-    @property
-    def plan(self) -> str:
-        """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of whoever wrote last."""
-        return f"{self.namespace}:plan"
-
-    @property
-    def overrides(self) -> str:
-        """Hash: tenant → a serialized SpeculationOverride."""
-        return f"{self.namespace}:overrides"
 
     def quota(self, tenant: str) -> str:
         """Hash: what is left of the tenant's quota of `requests` and `tokens`, and `at` which second that was."""
@@ -91,11 +61,6 @@ class Keys:
     def running(self, tenant: str) -> str:
         """Hash: gateway → number of the tenant's requests that run there, and until which second that holds."""
         return f"{self.namespace}:running:{tenant}"
-
-    @property
-    def ledgers(self) -> str:
-        """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
-        return f"{self.namespace}:ledgers"
 
     def ledger(self, hour: int, router_id: str) -> str:
         """Hash: TENANT/FIELD → all that this router counted in that hour. Expires 90 days after it was written."""

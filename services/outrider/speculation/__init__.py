@@ -15,7 +15,6 @@ from outrider.options.sampling import (
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.logits import Grammar, LogitsProcessor
 from outrider.speculation.proposals import Proposal, likeliest, propose
-from outrider.speculation.sampling import target_probs
 from outrider.speculation.verification import verify
 
 __all__ = [
@@ -33,6 +32,5 @@ __all__ = [
     "VerificationMode",
     "likeliest",
     "propose",
-    "target_probs",
     "verify",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,15 +71,3 @@ def _top_p_floor(scaled: Tensor, top_p: float, top_k_floor: float) -> float:
         likely = weights.sort(descending=True).values
     index = int(torch.searchsorted(likely.cumsum(0), wanted))
     return float(torch.log(likely[min(index, len(likely) - 1)])) - 1e-12
-
-
-def target_probs(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """[rows, vocab] logits and each row's params → float64 [rows, vocab]; greedy rows are point masses."""
-    probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
-    for row, settings in enumerate(params):
-        if settings.greedy:
-            probs[row, logits[row].argmax()] = 1.0
-        else:
-            found = support(logits[row], settings)
-            probs[row, found.token_ids] = found.probs
-    return probs

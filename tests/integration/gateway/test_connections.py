@@ -183,10 +183,11 @@ async def test_a_grpc_client_that_reads_nothing_loses_its_answer_and_its_place(
 
 async def test_a_grpc_connection_that_says_nothing_is_closed(gateway: OpenGateway, router: ScriptedRouter) -> None:
     async with routing(router) as address, gateway(address, limits=SOON) as running:
-        reader, _ = await connect(running.grpc_address)
-        await rest_of(reader)
-        reader, _ = await raw_http2.connect(running.grpc_address)
-        await rest_of(reader)
+        silent, _ = await connect(running.grpc_address)
+        idle, _ = await raw_http2.connect(running.grpc_address)
+        for reader in (silent, idle):
+            await rest_of(reader)
+            assert reader.at_eof()
 
 
 async def test_a_grpc_port_takes_only_so_many_connections(gateway: OpenGateway, router: ScriptedRouter) -> None:

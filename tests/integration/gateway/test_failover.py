@@ -19,13 +19,13 @@ from outrider.gateway.config import Failover, GatewayConfig
 from outrider.gateway.routers import LeasedRouters
 from outrider.gateway.server import running
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import SPOKEN
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, round_of, routing, saying

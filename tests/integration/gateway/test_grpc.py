@@ -337,7 +337,8 @@ async def test_a_gateway_follows_targets_that_come_back_with_another_tokenizer(
         router.tokenizer = other.SerializeToString(deterministic=True)
         async with asyncio.timeout(30):
             while list(router.requests[-1].stopping.stop_token_ids) != [5]:
-                await stub.Generate(Request(model=MODEL, text="a"))
+                answer = await stub.Generate(Request(model=MODEL, text="a"))
+        assert answer.text == TEXT
 
 
 async def test_health_follows_whether_a_model_is_served(serve: Any, router: ScriptedRouter) -> None:

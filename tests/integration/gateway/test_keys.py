@@ -17,12 +17,12 @@ import pytest
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, tenants_pb2
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from outrider.gateway.routers import LeasedRouters
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.ports import Ports
 
 from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
+from benchmarks.support.redis_server import EmbeddedServer
 
 TARGET, ROUTER = worker_pb2.WORKER_ROLE_TARGET, worker_pb2.WORKER_ROLE_ROUTER
 HASHES = [bytes([i]) * 16 for i in range(4)]
@@ -103,3 +103,4 @@ async def test_requests_ask_again_once_the_way_is_short_enough(
 
         # The first look has to connect, which may take it longer than a request waits.
         await eventually(found)
+        assert reader.available

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import redis
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import control_pb2, worker_pb2
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
 
@@ -84,6 +85,7 @@ async def test_a_changed_load_is_seen(
         if wake:
             lease.wake()
         await eventually(seen)
+        assert [lease.load.draining for lease in await reader.workers()] == [True]
 
 
 async def test_a_load_that_cannot_be_told_does_not_cost_the_lease(

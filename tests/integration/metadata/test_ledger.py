@@ -6,8 +6,9 @@ import pytest
 import redis
 from outrider.errors import Unavailable
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.ledger import KEPT_HOURS, LedgerEntry, TenantUsage
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 
 async def test_a_write_that_is_done_again_changes_nothing(store: MetadataStore) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import redis
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 TARGET = worker_pb2.WORKER_ROLE_TARGET
 HASHES = [bytes([i]) * 16 for i in range(4)]

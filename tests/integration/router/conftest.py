@@ -19,7 +19,6 @@ from outrider.draft.service import DraftServicer
 from outrider.drafters import DrafterKind
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
@@ -38,6 +37,7 @@ from outrider_controller.router.config import (
 )
 from outrider_controller.router.service import RunningRouter, running_router
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from tests.route_call import RouteCall
 

@@ -115,6 +115,7 @@ async def test_all_calls_end_with_the_stream(fleet, eventually):
         await stream.ask(*((i, fleet.request(max_new_tokens=500)) for i in range(5)))
         await eventually(lambda: len(target.live) == 5)
     await eventually(lambda: not target.live and not fleet.router.dispatcher.num_active)
+    assert [close.reason for close in target.closes] == 5 * [sequence.CLOSE_REASON_CANCELLED]
 
 
 async def test_a_calls_time_is_its_own(fleet, eventually):

@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from outrider.errors import Code, OutriderError
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, continuation, next_token
 from tests.integration.router.conftest import Fleet
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import grpc
 import pytest
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.target.service import TargetServicer
 
+from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.target.test_server import Router, open_sequence, running_target, target
 
 METHOD = "/outrider.rpc.v1.TargetService/Verify"

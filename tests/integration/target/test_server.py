@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.engine import EngineConfig
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
-from outrider.metadata.embedded import EmbeddedServer
 from outrider.metadata.store import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.channel import create_channel
@@ -38,6 +37,8 @@ from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.worker.process import RunningWorker
+
+from benchmarks.support.redis_server import EmbeddedServer
 
 NUM_BLOCKS = 160
 GREEDY = sp.Sampling(temperature=0, top_p=1)

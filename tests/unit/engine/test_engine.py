@@ -84,7 +84,7 @@ def test_a_published_prefix_is_shared_without_a_copy(engine: Engine, reference: 
     engine.publish(first, 30)
     free = engine.num_free_blocks
     second = engine.open(prompt)
-    assert second.num_prefix_tokens == 24
+    assert second.cached_len == 24
     assert engine.num_free_blocks == free
     assert_close(engine.forward([Row(second, prompt[24:], 1)]), expected(reference, prompt)[-1:])
 

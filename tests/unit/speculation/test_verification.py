@@ -15,7 +15,6 @@ from outrider.speculation import (
     SamplingParams,
     VerificationMode,
     propose,
-    target_probs,
     verify,
 )
 from outrider.speculation.noise import Purpose, gumbel, uniform
@@ -216,8 +215,9 @@ def test_the_support_is_the_textbook_s(seed: int, temperature: float, top_k: int
             if mass < top_p * total + 1e-9:
                 allowed.add(i)
         mass += probs[i]
-    got = target_probs(logits[None], [params])[0]
-    kept = set(torch.nonzero(got)[:, 0].tolist())
+    found = support(logits, params)
+    got = dict(zip(found.token_ids.tolist(), found.probs.tolist(), strict=True))
+    kept = set(got)
     assert needed <= kept <= allowed
     want = sum(probs[i] for i in kept)
     for i in kept:

@@ -43,10 +43,6 @@ class CompletionLogprobs:
     def begin(cls, tokenizer: ModelTokenizer) -> CompletionLogprobs:
         return cls(tokenizer, Detokeniser(tokenizer.token_bytes))
 
-    def skip(self, num_chars: int) -> None:
-        """Text that comes before and has none."""
-        self._offset += num_chars
-
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> Json:
         """None: the first token of a text, which follows nothing."""
         offsets = []
