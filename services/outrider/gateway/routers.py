@@ -55,7 +55,7 @@ class LeasedRouters:
     _known: list[str] = field(default_factory=list)
     _read_s: float = float("-inf")
     _reading: asyncio.Task[None] | None = None
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
     """Routers of which the log says why they are not used."""
 
     async def addresses(self) -> list[str]:
@@ -76,8 +76,8 @@ class LeasedRouters:
 
     def _understands(self, info: worker_pb2.WorkerInfo) -> bool:
         problem = protocol_problem(info)
-        if problem is not None and info.worker_id not in self._told:
-            self._told.add(info.worker_id)
+        if problem is not None and info.worker_id not in self._reported:
+            self._reported.add(info.worker_id)
             log.warning("a router is not used: %s", problem)
         return problem is None
 
