@@ -88,6 +88,46 @@ class _Seen:
 
 
 @dataclass(slots=True)
+class _Times:
+    """How long a target's step takes, and a draft's answer. 0 while unknown: until then another request's holds."""
+
+    step_us: float = 0.0
+    turnaround_us: int = 0
+    """From a commit to the draft that answers it.
+
+    The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
+    up to twice its time. By that measure it would never be waited for again.
+    """
+    answers_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    """The last few of this draft to this request."""
+
+    def stepped(self, step_us: float, rounds: int) -> None:
+        kept = 0.8**rounds
+        self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
+
+    def forget_draft(self, turnaround_us: int) -> None:
+        self.answers_us.clear()
+        self.turnaround_us = turnaround_us
+
+
+@dataclass(slots=True)
+class _Acceptance:
+    """Drafted tokens that a step accepts, from a prior and the steps since; earlier ones fade."""
+
+    steps: float = _PRIOR_STEPS
+    accepted: float = _PRIOR_STEPS * _PRIOR_ACCEPTED
+
+    @property
+    def per_step(self) -> float:
+        return self.accepted / self.steps
+
+    def add(self, seen: _Seen) -> None:
+        kept = _KEEP**seen.rounds
+        self.steps = kept * self.steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
+        self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
+
+
+@dataclass(slots=True)
 class SpeculationController:
     """What one request's draft has shown so far, and the setting that follows."""
 
@@ -97,23 +137,15 @@ class SpeculationController:
     """Most drafted tokens per step that both workers can do; 0 without a draft."""
     unanswered: int = 0
     """Rounds in which the draft was waited for, and has said nothing since."""
-    step_us: float = 0.0
     sent: Setting = PLAIN
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
     run_ahead: RunAhead = field(init=False)
     window: Window = field(default_factory=Window)
-    turnaround_us: int = 0
-    """From a commit to the draft that answers it; 0 while unknown. Until this request has seen one, another's.
-
-    The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
-    up to twice its time. Judged by that it would never be waited for again.
-    """
-    _turnarounds_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    times: _Times = field(default_factory=_Times)
+    _acceptance: _Acceptance = field(default_factory=_Acceptance)
     _committed_us: int | None = None
     """When the last round was, since the draft was opened or woken."""
-    _steps: float = field(default=_PRIOR_STEPS)
-    _accepted: float = field(default=_PRIOR_STEPS * _PRIOR_ACCEPTED)
     _seen: _Seen = field(default_factory=_Seen)
 
     def __post_init__(self) -> None:
@@ -121,7 +153,7 @@ class SpeculationController:
 
     @property
     def accepted_per_step(self) -> float:
-        return self._accepted / self._steps
+        return self._acceptance.per_step
 
     @property
     def silent(self) -> bool:
@@ -140,7 +172,7 @@ class SpeculationController:
         self.workers_limit = workers_limit
         known = self.gain.record if record is None else record
         self.run_ahead.opened(known.lookahead)
-        self.step_us = self.step_us or known.step_us
+        self.times.step_us = self.times.step_us or known.step_us
         self._begin(known)
         self.sent = self._wanted()
         return self.sent
@@ -201,24 +233,21 @@ class SpeculationController:
     def _learn(self, seen: _Seen) -> None:
         rounds, step_us = seen.rounds, seen.step_us / seen.rounds
         self._time_answers()
-        if self._turnarounds_us and not self.gain.resting:
+        if self.times.answers_us and not self.gain.resting:
             self.run_ahead.round(
                 tokens=seen.tokens,
                 us=seen.us,
-                step_us=self.step_us,
-                turnaround_us=self.turnaround_us,
+                step_us=self.times.step_us,
+                turnaround_us=self.times.turnaround_us,
                 rounds=rounds,
             )
         self._weigh(seen, step_us)
         if self.window.add(seen.verified, seen.accepted):
             # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
             self.gain.known = min(self.gain.known, 0.0)
-        kept = 0.8**rounds
-        self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
-        self.gain.record.step_us = self.step_us
-        kept = _KEEP**rounds
-        self._steps = kept * self._steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
-        self._accepted = kept * self._accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
+        self.times.stepped(step_us, rounds)
+        self.gain.record.step_us = self.times.step_us
+        self._acceptance.add(seen)
 
     def _weigh(self, seen: _Seen, step_us: float) -> None:
         gain = self.gain
@@ -228,7 +257,7 @@ class SpeculationController:
             num_in_time=seen.in_time,
             round_us=seen.us,
             step_us=step_us,
-            draft_active=bool(self._turnarounds_us),
+            draft_active=bool(self.times.answers_us),
             rounds=seen.rounds,
             verified=seen.verified,
             accepted=seen.accepted,
@@ -243,8 +272,7 @@ class SpeculationController:
         self.unanswered = 0
         self._committed_us = None
         self._seen = _Seen()
-        self._turnarounds_us.clear()
-        self.turnaround_us = self.gain.record.turnaround_us
+        self.times.forget_draft(self.gain.record.turnaround_us)
 
     def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
         """The draft spoke; its last answer to a commit came `answer_us` after it, and took the draft `compute_us`.
@@ -256,12 +284,12 @@ class SpeculationController:
             return
         if answer_us > 0:
             self.run_ahead.answered(num_tokens, compute_us)
-            self._turnarounds_us.append(answer_us)
+            self.times.answers_us.append(answer_us)
         self.unanswered = 0
 
     def _time_answers(self) -> None:
-        if self._turnarounds_us:
-            self.turnaround_us = self.gain.record.turnaround_us = min(self._turnarounds_us)
+        if self.times.answers_us:
+            self.times.turnaround_us = self.gain.record.turnaround_us = min(self.times.answers_us)
 
     @property
     def _off(self) -> bool:
@@ -289,9 +317,9 @@ class SpeculationController:
             return cap_us
         return worthwhile_wait_us(
             cap_us=cap_us,
-            accepted_per_step=self._accepted / self._steps,
-            step_us=self.step_us,
-            turnaround_us=self.turnaround_us,
+            accepted_per_step=self.accepted_per_step,
+            step_us=self.times.step_us,
+            turnaround_us=self.times.turnaround_us,
         )
 
     def _change(self) -> Setting | None:

@@ -78,9 +78,9 @@ def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
 def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
     controller = opened()
     committed(controller, 10, 0, step_us=400_000)
-    assert controller.step_us == 0
+    assert controller.times.step_us == 0
     committed(controller, 11, 20_000)
-    assert controller.step_us == 20_000
+    assert controller.times.step_us == 20_000
 
 
 def test_a_guess_said_unasked_answers_nothing():
@@ -88,10 +88,10 @@ def test_a_guess_said_unasked_answers_nothing():
     committed(controller, 10, 0)
     controller.draft_active(0)
     committed(controller, 11, 20_000)
-    assert (controller.turnaround_us, controller.unanswered) == (0, 1)
+    assert (controller.times.turnaround_us, controller.unanswered) == (0, 1)
     controller.draft_active(50_000)
     committed(controller, 12, 40_000)
-    assert controller.turnaround_us == 50_000
+    assert controller.times.turnaround_us == 50_000
 
 
 def test_what_one_request_saw_of_a_draft_the_next_one_knows():
@@ -105,7 +105,7 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     second.opened(5, record)
     second.draft_active(0)
     assert committed(second, 10, 0) is None, "answers take 35 ms, a step 20"
-    assert (second.turnaround_us, second.step_us) == (35_000, 20_000)
+    assert (second.times.turnaround_us, second.times.step_us) == (35_000, 20_000)
 
 
 def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
@@ -149,7 +149,7 @@ def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it
     assert settings[3:] == [None, None]
     controller.draft_active(500)
     assert silent(controller, 1)[0].max_wait_us > 0
-    assert controller.turnaround_us == 500
+    assert controller.times.turnaround_us == 500
 
 
 def test_a_lost_draft_means_plain_decoding():
@@ -188,7 +188,7 @@ def test_a_busy_draft_is_judged_by_its_best_answers():
     controller.draft_active(90_000)
     controller.draft_active(15_000)
     assert silent(controller, 1)[0].max_wait_us == 30_000
-    assert controller.turnaround_us == 15_000
+    assert controller.times.turnaround_us == 15_000
 
 
 def test_a_request_that_stopped_waiting_tries_again_later():
@@ -265,7 +265,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
 def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
     every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
     assert some.accepted_per_step == pytest.approx(every.accepted_per_step, rel=0.02)
-    assert some.step_us == pytest.approx(every.step_us, rel=0.03)
+    assert some.times.step_us == pytest.approx(every.times.step_us, rel=0.03)
     assert some.gain.saving == pytest.approx(every.gain.saving, rel=0.05)
     assert some.sent.max_draft_tokens == every.sent.max_draft_tokens == 5
     assert min(some.sent.max_wait_us, every.sent.max_wait_us) > 30_000
