@@ -62,6 +62,8 @@ class Plans(Protocol):
 
     async def load(self, tenant: str | None = None) -> list[policy.TenantDecision] | None: ...
 
+    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
+
     async def overrides(self) -> dict[str, tenants.SpeculationOverride] | None: ...
 
 
@@ -229,6 +231,9 @@ class PlanLeader:
         else:
             # The store lost its memory.
             self._unsaved.update(self._planner.plan.cells)
+            kept_overrides = await self._plans.overrides() or {}
+            for tenant in self._overrides.keys() - kept_overrides.keys():
+                await self._plans.set_override(tenant, self._overrides[tenant])
         self.epoch = epoch
 
     def _step_down(self) -> None:

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 # Short, for a leader that was killed blocks the next one for so long; one that loses it by a slow moment does no harm.
 LEADER_TTL_S = 3.0
 
-# An epoch that somebody has seen is never given again, though Redis may have lost its memory.
+# An epoch that somebody has seen is never given again, though Redis may have lost its memory. Then who led is let go
+# first: another one knows of the plan only what was in there. Negative: the epoch of another.
 _LEAD = """
 local holder = redis.call('GET', KEYS[1])
 local epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
 local seen = tonumber(ARGV[3])
-if holder and holder ~= ARGV[1] then return 0 end
+if holder and holder ~= ARGV[1] then return -epoch end
+if epoch < seen and ARGV[4] == '0' then
+  redis.call('SET', KEYS[2], seen)
+  return -seen
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if not holder or epoch < seen then
   epoch = math.max(epoch, seen) + 1
@@ -42,19 +47,21 @@ class LeaderLease:
         self._keys = keys
         self._holder = holder
         self._seen_epoch = 0
+        self._leads = False
 
     async def hold(self) -> int | None:
         """The epoch in which this process leads; 0 where another one does; None while Redis is away."""
 
         async def work(redis: Redis) -> Any:
-            arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch)
+            arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
             return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
 
         epoch = await self._link.call_in_background(work)
         if epoch is None:
             return None
-        self._seen_epoch = max(self._seen_epoch, int(epoch))
-        return int(epoch)
+        self._leads = int(epoch) > 0
+        self._seen_epoch = max(self._seen_epoch, abs(int(epoch)))
+        return int(epoch) if self._leads else 0
 
     async def resign(self) -> None:
         """Another may lead at once."""

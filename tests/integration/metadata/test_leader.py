@@ -1,0 +1,33 @@
+"""Who leads, and what it knows, when Redis has lost its memory."""
+
+from __future__ import annotations
+
+import redis
+from outrider.metadata import MetadataStore
+from outrider.metadata.event_writer import EventWriter
+from outrider.rpc.v1 import tenants_pb2
+from outrider_controller.control.demand import Demand
+from outrider_controller.control.leading import PlanLeader
+from prometheus_client import CollectorRegistry
+
+
+async def test_after_a_lost_memory_who_led_leads_again_and_else_another_one_with_a_higher_epoch(
+    store: MetadataStore, reader: MetadataStore, raw: redis.Redis
+) -> None:
+    leads, stands_by = store.plans.lease("a"), reader.plans.lease("b")
+    assert (await leads.hold(), await stands_by.hold()) == (1, 0)
+    raw.flushall()
+    assert (await stands_by.hold(), await leads.hold(), await stands_by.hold()) == (0, 2, 0)
+    raw.flushall()
+    assert (await stands_by.hold(), await stands_by.hold(), await leads.hold()) == (0, 3, 0)
+
+
+async def test_a_leader_tells_redis_again_what_operators_have_said(store: MetadataStore, raw: redis.Redis) -> None:
+    async with EventWriter(store).running() as events:
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
+        await store.plans.set_override("acme", off)
+        await leader.tick()
+        raw.flushall()
+        await leader.tick()
+    assert await store.plans.overrides() == {"acme": off}
