@@ -8,6 +8,11 @@ from outrider_controller.cli.app import LazyGroup, main
 # Name → (module, attribute, one line of help). The line stands here so that help imports no command.
 _COMMANDS = {
     "bill": ("tests.soak.bill", "bill", "Do tenants' bills add up to what the workers spent, and after a kill -9?"),
+    "decisions": (
+        "tests.soak.decisions",
+        "decisions_command",
+        "An operator's word, and the loss of what decides: how soon does the right thing hold?",
+    ),
     "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
     "fuzz": ("tests.soak.rpc_fuzz", "fuzz", "Mutated messages to every RPC: is each answered, and forgotten?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),

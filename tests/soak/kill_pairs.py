@@ -21,7 +21,7 @@ import click
 import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.client import Gateway, OnChunk
 from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.hardware import hardware
@@ -121,6 +121,7 @@ class Load:
     model: str
     max_tokens: int
     ended: list[Request] = field(default_factory=list)
+    on_chunk: OnChunk = lambda chunk: None
 
     @asynccontextmanager
     async def running(self, streams: int) -> AsyncIterator[None]:
@@ -139,7 +140,7 @@ class Load:
             # A connection for each: one that was broken waits before it is made again.
             async with Gateway(self.address) as gateway:
                 try:
-                    answer = await gateway.answer(request, _REQUEST_TIMEOUT_S)
+                    answer = await gateway.answer(request, _REQUEST_TIMEOUT_S, self.on_chunk)
                     if len(answer.token_ids) != self.max_tokens:
                         error = f"{len(answer.token_ids)} tokens"
                 except CommandError as failure:
