@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import psutil
@@ -193,7 +194,7 @@ async def _run(trials: int, losses: bool, streams: int, max_tokens: int, json_fi
         async with running_stack(model, Path(scratch) / "stack", Path(scratch) / "cache") as up:
             took, outcomes = await measure(up, streams, max_tokens, trials, LOSSES if losses else ())
     holds = all(one.holds for one in outcomes)
-    body = {"outcomes": [{**asdict(one), "holds": one.holds} for one in outcomes]}
+    body: dict[str, Any] = {"outcomes": [{**asdict(one), "holds": one.holds} for one in outcomes]}
     if took:
         p99_s = sorted(took)[max(0, round(0.99 * len(took)) - 1)]
         holds &= p99_s <= _MAX_P99_S
