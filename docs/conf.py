@@ -5,9 +5,11 @@ from pathlib import Path
 
 _DOCS = Path(__file__).parent
 sys.path.insert(0, str(_DOCS))
-from proto_reference import write_reference  # noqa: E402
+import http_reference  # noqa: E402
+import proto_reference  # noqa: E402
 
-write_reference(_DOCS.parent / "proto", _DOCS / "grpc")
+proto_reference.write_reference(_DOCS.parent / "proto", _DOCS / "grpc")
+http_reference.write_reference(_DOCS / "http.md", _DOCS / "openapi" / "openapi.json")
 
 project = "Outrider"
 author = "The Outrider authors"
@@ -15,6 +17,7 @@ extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "Outrider"
 html_show_copyright = False
+html_extra_path = ["openapi"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 # The text of code blocks is a diagram, output or a mixture of shells: Pygments need not read it.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jsonschema
 import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
 from outrider.gateway.http.responses_request import ResponsesRequest
-from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody
+from outrider.gateway.http.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
+from outrider.rpc.roles import ROUTES
 from outrider.rpc.v1 import generation_pb2
+
+from docs import http_reference
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 BODIES = {"completions": CompletionRequest, "chat": ChatRequest, "responses": ResponsesRequest}
@@ -40,6 +44,19 @@ def test_every_field_is_on_the_page(endpoint: str) -> None:
 def test_every_parameter_of_the_stock_client_is_served_or_refused_by_name(endpoint: str) -> None:
     body = BODIES[endpoint]
     assert set(CLIENTS[endpoint].__annotations__) <= set(body.model_fields) | set(body.unserved)
+
+
+def test_openapi_has_every_route_and_takes_what_the_gateway_takes() -> None:
+    document = http_reference.openapi()
+    assert document["paths"].keys() == {route.replace(":path", "") for route in ROUTES}
+    posted = {path for path, item in document["paths"].items() if "post" in item}
+    app_routes = {route for route, body in http_reference.BODIES.items() if issubclass(body, Body)}
+    assert posted == app_routes
+    schema = {**document["components"]["schemas"]["ChatRequest"], "components": document["components"]}
+    judge = jsonschema.Draft202012Validator(schema)
+    assert judge.is_valid({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True})
+    assert not judge.is_valid({"messages": []})
+    assert not judge.is_valid({"model": "m", "messages": [], "temperatur": 1})
 
 
 def test_every_option_over_grpc_is_on_the_page() -> None:

@@ -12,7 +12,7 @@ from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderErr
 _MAX_PARAM_CHARS = 200
 
 # gRPC code → HTTP status, error type. The reason becomes the code, but where OpenAI has a name for it.
-_TABLE = {
+STATUSES = {
     Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
     Code.OUT_OF_RANGE: (400, "invalid_request_error"),
     Code.FAILED_PRECONDITION: (400, "invalid_request_error"),
@@ -61,7 +61,7 @@ def unsupported(param: str, message: str) -> HttpError:
 
 
 def from_outrider(error: OutriderError) -> HttpError:
-    status, kind = _TABLE.get(error.code, (500, "server_error"))
+    status, kind = STATUSES.get(error.code, (500, "server_error"))
     headers = {}
     if error.retry_after_s is not None:
         # Whole seconds (RFC 9110, 10.2.3), and never 0, which would mean at once.
