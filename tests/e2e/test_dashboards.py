@@ -41,16 +41,14 @@ _SCRAPES_S = 12
 
 
 @asynccontextmanager
-async def _prometheus(directory: Path, targets: Path) -> AsyncIterator[str]:
+async def prometheus(directory: Path, targets: Path, rule_file: Path = MONITORING / "rules.yaml") -> AsyncIterator[str]:
     """Its base URL, once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     scrape = {"job_name": "outrider", "file_sd_configs": [{"files": [str(targets)]}]}
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [scrape]}
-    (directory / "prometheus.yml").write_text(
-        yaml.safe_dump({**config, "rule_files": [str(MONITORING / "rules.yaml")]})
-    )
+    (directory / "prometheus.yml").write_text(yaml.safe_dump({**config, "rule_files": [str(rule_file)]}))
     process = await asyncio.create_subprocess_exec(
         "prometheus",
         f"--config.file={directory}/prometheus.yml",
@@ -77,7 +75,7 @@ async def _answers(url: str) -> bool:
             return False
 
 
-async def _ask(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
+async def ask(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
     response = await client.get("/api/v1/query", params={"query": query})
     assert response.status_code == 200, response.text
     found: list[dict[str, Any]] = response.json()["data"]["result"]
@@ -87,20 +85,20 @@ async def _ask(client: httpx.AsyncClient, query: str) -> list[dict[str, Any]]:
 async def test_every_panel_has_data_and_no_alert_fires_on_a_healthy_stack(
     stack: Stack, gateway: Gateway, tmp_path: Path
 ) -> None:
-    async with _prometheus(tmp_path, stack.scrape_file) as url:
+    async with prometheus(tmp_path, stack.scrape_file) as url:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + _SCRAPES_S
         while loop.time() < end_s:
             request = make_request(stack.config.model, "Count from one to ten.", "auto", max_tokens=24)
             await gateway.answer(request, timeout_s=60.0)
         async with httpx.AsyncClient(base_url=url, timeout=30.0) as client:
-            up = await _ask(client, "up")
+            up = await ask(client, "up")
             assert {one["value"][1] for one in up} == {"1"} and len(up) >= 5
             asked = [(path.stem, *panel) for path in DASHBOARDS for panel in panels(path)]
-            empty = {title for _, title, query in asked if not await _ask(client, query)}
+            empty = {title for _, title, query in asked if not await ask(client, query)}
             assert empty <= _OF_FAULTS
-            assert await _ask(client, "outrider:acceptance:ratio_rate10m")
-            assert not await _ask(client, 'ALERTS{alertstate="firing"}')
+            assert await ask(client, "outrider:acceptance:ratio_rate10m")
+            assert not await ask(client, 'ALERTS{alertstate="firing"}')
             listed = (await client.get("/api/v1/rules")).json()["data"]["groups"]
             states = [rule for group in listed for rule in group["rules"]]
             assert len(states) == len(rules()) and {rule["health"] for rule in states} == {"ok"}

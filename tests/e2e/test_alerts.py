@@ -1,0 +1,210 @@
+"""Alerts are caused by real faults, on real processes before a real Prometheus. Their times are a sixtieth."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from outrider.testing.tiny import tiny_checkpoint
+from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.process import ProcessSpec
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import Plan, StackConfig
+
+from benchmarks.support.asking import make_request
+from tests.e2e.test_dashboards import ask, prometheus
+from tests.unit.deploy.test_monitoring import MONITORING, rules
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs the binary of Prometheus"),
+]
+
+_FACTOR = 60
+_UNITS_S = {"m": 60, "h": 3600}
+_FIRES_S = 240.0
+# A target that looks at this character computes no numbers. No answer has it: it is a bad word.
+_POISON = "~"
+_POISON_TOKEN = 96
+_PROMPT = "Say something long. "
+
+Fault = Callable[[Stack, Gateway], AbstractAsyncContextManager[None]]
+
+
+def shortened(text: str) -> str:
+    """Rules whose windows and waits take so much less."""
+
+    def shorter(found: re.Match[str]) -> str:
+        return f"{found[1]}{int(found[2]) * _UNITS_S[found[3]] // _FACTOR}s"
+
+    return re.sub(r"(for: |offset |\[)(\d+)([mh])", shorter, text)
+
+
+def narrow(plan: Plan, ports: Ports) -> Plan:
+    """Few answers at once, memory for fewer, and a short queue."""
+    return replace(
+        plan,
+        targets=tuple(_told(spec, "--num-blocks", "40", "--max-sequences", "8") for spec in plan.targets),
+        controller=_told(plan.controller, "--max-queued", "24", "--failover-wait-for-target", "2"),
+    )
+
+
+def _told(spec: ProcessSpec, *flags: str) -> ProcessSpec:
+    return replace(spec, argv=(*spec.argv, *flags))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def narrow_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """The draft is the target itself."""
+    directory = tmp_path_factory.mktemp("models") / "poisonable"
+    model = str(tiny_checkpoint(directory, max_context_len=4096, infinite_token=_POISON_TOKEN))
+    config = StackConfig(
+        target_model=model,
+        draft_model=model,
+        draft_kind="model",
+        dtype="float32",
+        draft_dtype="float32",
+        prefix_cache=False,
+        run_dir=tmp_path_factory.mktemp("run"),
+    )
+    async with Stack(config, amend=narrow) as running:
+        yield running
+
+
+@contextmanager
+def frozen(stack: Stack, name: str) -> Iterator[None]:
+    """A process that neither answers nor ends."""
+    pid = stack.processes[name].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def freezing(name: str) -> Fault:
+    @asynccontextmanager
+    async def fault(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
+        with frozen(stack, name):
+            yield
+
+    return fault
+
+
+def asking(clients: int, tokens: int, prompt: str = _PROMPT) -> Fault:
+    """So many clients at once, each of which asks again, whatever it is told."""
+
+    @asynccontextmanager
+    async def fault(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
+        async def client() -> None:
+            while True:
+                options = {"max_tokens": tokens, "ignore_eos": True, "bad_words": [_POISON]}
+                request = make_request(stack.config.model, prompt, "on", **options)
+                with suppress(CommandError):
+                    await gateway.answer(request, timeout_s=120.0)
+                await asyncio.sleep(0.05)
+
+        tasks = [asyncio.create_task(client()) for _ in range(clients)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return fault
+
+
+def both(first: Fault, second: Fault) -> Fault:
+    @asynccontextmanager
+    async def fault(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
+        async with first(stack, gateway), second(stack, gateway):
+            yield
+
+    return fault
+
+
+def hardly_running(name: str, run_s: float, stop_s: float) -> Fault:
+    """A process that gets a small part of its time."""
+
+    @asynccontextmanager
+    async def fault(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
+        async def pulse() -> None:
+            while True:
+                with frozen(stack, name):
+                    await asyncio.sleep(stop_s)
+                await asyncio.sleep(run_s)
+
+        task = asyncio.create_task(pulse())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return fault
+
+
+@asynccontextmanager
+async def dying_target(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
+    async with asking(6, 600)(stack, gateway):
+        await asyncio.sleep(3)
+        os.kill(stack.processes["target-0"].pid, signal.SIGKILL)
+        await stack.restart("target-0")
+        yield
+
+
+FAULTS: dict[str, Fault] = {
+    "OutriderNoDraft": freezing("draft-0"),
+    "OutriderMetadataAway": freezing("redis"),
+    "OutriderTenantAlert": both(asking(2, 200), hardly_running("draft-0", 0.01, 0.5)),
+    "OutriderStepFailures": asking(1, 4, _POISON),
+    "OutriderRequestsRefused": asking(60, 300),
+    "OutriderTargetsFail": dying_target,
+    "OutriderNoTarget": freezing("target-0"),
+    "OutriderRequestsFail": both(freezing("target-0"), asking(16, 20)),
+}
+"""In this order, for one after another is caused on the same stack."""
+NOT_CAUSED = {"OutriderAcceptanceFell", "OutriderDraftsLate", "OutriderFirstTokenSlow"}
+NOT_CAUSED |= {"OutriderPreemptions", "OutriderTargetsFull"}
+"""promtool's series alone make these fire."""
+
+
+async def _firing(client: httpx.AsyncClient) -> set[str]:
+    return {one["metric"]["alertname"] for one in await ask(client, 'ALERTS{alertstate="firing"}')}
+
+
+async def _becomes(client: httpx.AsyncClient, alert: str, firing: bool) -> None:
+    async with asyncio.timeout(_FIRES_S):
+        while (alert in await _firing(client)) is not firing:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+
+
+async def test_each_of_these_alerts_fires_on_its_fault(narrow_stack: Stack, tmp_path: Path) -> None:
+    stack, short = narrow_stack, tmp_path / "rules.yaml"
+    short.write_text(shortened((MONITORING / "rules.yaml").read_text()))
+    async with (
+        prometheus(tmp_path, stack.scrape_file, short) as url,
+        httpx.AsyncClient(base_url=url, timeout=30.0) as client,
+        Gateway(stack.gateway_grpc) as gateway,
+    ):
+        for alert, fault in FAULTS.items():
+            await _becomes(client, alert, firing=False)
+            async with fault(stack, gateway):
+                await _becomes(client, alert, firing=True)
+            await stack.assembled()
+    assert {rule["alert"] for rule in rules() if "alert" in rule} == {*FAULTS, *NOT_CAUSED}
