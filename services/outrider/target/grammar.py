@@ -55,10 +55,10 @@ class GrammarMatcher(Grammar):
         if len(ids) < len(prefix) or matcher.validate_tokens(ids) < len(ids):
             return None
         if ids:
+            # On a copy: after the library's rollback, masks were those of another place in the grammar (1.9.1).
+            matcher = matcher.deep_copy()
             matcher.consume_tokens(ids)
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        if ids:
-            matcher.rollback(len(ids))
         if matcher.is_error():
             raise InvalidRequest(_FIELD, "is too complex: a limit of the library was reached")
         mask = np.zeros(self._vocab_size, dtype=bool)
