@@ -69,9 +69,12 @@ def _excused(world: World, answer: Answer) -> bool:
 
 
 def _may_be_full(world: World) -> bool:
-    places = min(plan.max_sequences for plan in world.schedule.targets)
+    schedule = world.schedule
+    places = min(plan.max_sequences for plan in schedule.targets)
+    tokens = min(plan.num_blocks for plan in schedule.targets) * schedule.block_size
     # The last request, which is asked when all is well again, is alone.
-    return len(world.schedule.requests) > places
+    needed = sum(len(plan.prompt) + plan.max_tokens for plan in schedule.requests)
+    return len(schedule.requests) > places or needed > tokens
 
 
 def _well(world: World, role: Role, answer: Answer, for_s: float) -> bool:
