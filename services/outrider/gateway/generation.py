@@ -175,8 +175,9 @@ class _Job:
         self.prediction.follow(piece.token_ids)
         self.stats.add_tokens(len(piece.token_ids), now_s)
         if self.generation.options.logprobs is not None and len(response.logprobs) != len(response.token_ids):
-            given = f"{len(response.logprobs)} log probabilities for {len(response.token_ids)} tokens"
-            raise InternalError(f"the router gave {given}")
+            given = len(response.logprobs), len(response.token_ids)
+            log.error("request %s: the router gave %d log probabilities for %d tokens", self.id, *given)
+            raise InternalError("the router gave too few log probabilities")
         found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
         return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
 

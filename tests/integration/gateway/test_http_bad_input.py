@@ -185,7 +185,6 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
         400,
         "tool_choice.function.name",
     ),
-    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, 400, "ignore_eos"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"parallel_tool_calls": 1}, 400, "parallel_tool_calls"),

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from outrider.errors import InternalError, InvalidRequest, OutriderError
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.auth import check_model, may_ask
 from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.config import Limits
@@ -137,8 +137,6 @@ def _generations(body: GenerationBody) -> list[list[Generation]]:
 def _as_http(error: Exception, body: GenerationBody) -> HttpError:
     if isinstance(error, InvalidRequest):
         return rename_field(error, body.field_names)
-    if isinstance(error, InternalError):
-        log.error("request failed: %s", error)
     if isinstance(error, OutriderError):
         return from_outrider(error)
     # The message stays here: it may quote the prompt.
