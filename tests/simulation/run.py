@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from unittest import mock
 
 from outrider.gateway.requests import SpeculationChoice
 from outrider_controller.router.fleet import BELIEVED_S
@@ -126,11 +128,13 @@ def _count(outcome: Outcome, world: World, answers: list[Answer]) -> None:
 
 @contextmanager
 def _repeatable(seed: int) -> Iterator[None]:
-    """What production draws from the common generator (jitter, ties between workers) is drawn from the seed."""
-    state = random.getstate()
+    """What production draws from the common generator (jitter, ties between workers) is drawn from the seed, and so are
+    the requests' ids, by which a tenant's requests are divided between drafts."""
+    state, ids = random.getstate(), random.Random(f"ids {seed}")
     random.seed(f"production {seed}")
     try:
-        yield
+        with mock.patch("uuid.uuid4", lambda: uuid.UUID(int=ids.getrandbits(128), version=4)):
+            yield
     finally:
         random.setstate(state)
 
