@@ -234,6 +234,9 @@ class RouterMetrics:
         self._failovers = Counter(
             "outrider_failover", "Sequences opened again on another worker.", ["role"], registry=registry
         )
+        for role in ("target", "draft"):
+            # 0 from the start: the first event of a counter that begins with it is no increase.
+            self._failovers.labels(role)
         self._rejected = Counter(
             "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
         )
