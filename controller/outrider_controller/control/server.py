@@ -180,7 +180,7 @@ async def running_control(
         webhook_metrics = WebhookMetrics(ops.registry)
         webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
         if webhook is not None:
-            await stack.enter_async_context(webhook)
+            await stack.enter_async_context(beside(webhook.run(), "webhook"))
         report = AlertReport(events, webhook)
         demand = Demand(ops.registry)
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, report)

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 from urllib.parse import urlsplit
 
 from outrider.configuration import Option
-from outrider.supervision import stop
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +94,7 @@ def headers_of(message: Message, secret: bytes, unix_s: int) -> dict[str, str]:
 
 
 class Webhook:
-    """Owned by one event loop. `async with` it."""
+    """Owned by one event loop. Messages leave while `run` does."""
 
     def __init__(
         self, config: WebhookConfig, count: Count, pause_s: float = _FIRST_PAUSE_S, timeout_s: float = _TIMEOUT_S
@@ -105,14 +104,6 @@ class Webhook:
         self._pause_s = pause_s
         self._timeout_s = timeout_s
         self._waiting: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING)
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Webhook:
-        self._task = asyncio.create_task(self._run(), name="webhook")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await stop(self._task)
 
     def send(self, kind: str, data: Mapping[str, str]) -> None:
         """Never waits. Where too many wait already, the message is dropped and counted."""
@@ -121,7 +112,7 @@ class Webhook:
         except asyncio.QueueFull:
             self._count("dropped")
 
-    async def _run(self) -> None:
+    async def run(self) -> NoReturn:
         while True:
             message = await self._waiting.get()
             self._count("delivered" if await self._deliver(message) else "failed")

@@ -320,7 +320,7 @@ async def running_router(
         await stack.enter_async_context(telemetry.events.running())
         connect = connect_to(Role.TARGET, config.tls)
         dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect))
-        await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id))
+        await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id).running())
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from outrider.metadata.ledger import HOUR_S, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.supervision import stop
+from outrider.supervision import beside
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class UsageSums:
 
 
 class LedgerWriter:
-    """Writes one router's sums every 10 s, in an `async with`. While Redis is away, they wait here, by hours."""
+    """Writes one router's sums every 10 s while it is `running`. While Redis is away, they wait here, by hours."""
 
     def __init__(
         self, usage: UsageSums, ledger: Ledger, router_id: str, wall_clock: Callable[[], float] = time.time
@@ -106,15 +107,15 @@ class LedgerWriter:
         """Of the hour under way, what Redis has."""
         self._waiting: dict[int, dict[str, TenantUsage]] = {}
         """Of hours that are over, what Redis has not taken."""
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> LedgerWriter:
-        self._task = asyncio.create_task(self._run(), name="ledger writer")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await stop(self._task)
-        await self.flush()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Writes during the block, and at its end what is left."""
+        try:
+            async with beside(self._run(), "ledger writer"):
+                yield
+        finally:
+            await self.flush()
 
     async def flush(self) -> None:
         """Writes what has changed since the last time."""
@@ -130,7 +131,7 @@ class LedgerWriter:
         if changed and await self._ledger.write(self._hour, self._router_id, changed):
             self._written |= changed
 
-    async def _run(self) -> None:
+    async def _run(self) -> NoReturn:
         while True:
             await asyncio.sleep(min(_WRITE_EVERY_S, HOUR_S - self._wall_clock() % HOUR_S))
             try:

@@ -131,6 +131,6 @@ def test_tenants_beyond_the_most_are_counted_together(monkeypatch: pytest.Monkey
 
 async def test_the_last_sums_are_written_as_the_router_ends() -> None:
     world = World()
-    async with world.writer:
+    async with world.writer.running():
         world.use()
     assert world.total() == 3

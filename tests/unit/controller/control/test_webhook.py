@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from outrider.metadata.event_writer import EventWriter
+from outrider.supervision import beside
 from outrider_controller.control.alert_report import AlertReport
 from outrider_controller.control.alerts import Alert, AlertKind, Change
 from outrider_controller.control.webhook import Webhook, WebhookConfig, read_secret
@@ -75,7 +76,8 @@ def change(*, raised: bool = True) -> Change:
 async def test_an_alert_arrives_signed_so_that_the_receiver_knows_whose_it_is(receiver: Receiver) -> None:
     counted, stream = Counter[str](), Stream()
     stream.open.set()
-    async with Webhook(WebhookConfig(receiver.url, SECRET), lambda result: counted.update([result])) as webhook:
+    webhook = Webhook(WebhookConfig(receiver.url, SECRET), lambda result: counted.update([result]))
+    async with beside(webhook.run(), "webhook"):
         async with EventWriter(stream).running() as events:
             AlertReport(events, webhook)([change(), change(raised=False)])
         await until(counted, delivered=2)
@@ -96,7 +98,8 @@ async def test_a_receiver_that_fails_is_asked_again_and_a_redirect_is_not_follow
     receiver.statuses = [503, 200, 302, 302, 302]
     config = WebhookConfig(receiver.url)
     with caplog.at_level(logging.WARNING):
-        async with Webhook(config, lambda result: counted.update([result]), pause_s=0.01) as webhook:
+        webhook = Webhook(config, lambda result: counted.update([result]), pause_s=0.01)
+        async with beside(webhook.run(), "webhook"):
             webhook.send("alert.raised", {})
             await until(counted, delivered=1)
             webhook.send("alert.raised", {})
@@ -109,7 +112,8 @@ async def test_a_receiver_that_fails_is_asked_again_and_a_redirect_is_not_follow
 
 async def test_a_receiver_that_hangs_costs_messages_and_no_caller() -> None:
     counted = Counter[str]()
-    async with Webhook(WebhookConfig("http://127.0.0.1:9"), lambda result: counted.update([result])) as webhook:
+    webhook = Webhook(WebhookConfig("http://127.0.0.1:9"), lambda result: counted.update([result]))
+    async with beside(webhook.run(), "webhook"):
         for _ in range(300):
             webhook.send("alert.raised", {})
         assert counted == {"dropped": 300 - 256}
