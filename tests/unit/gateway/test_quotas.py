@@ -200,6 +200,7 @@ async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store, clo
     for _ in range(50):
         async with one.held(who, 1000, 1000):
             pass
+    assert await asks(one, who)
 
 
 async def test_without_a_quota_nobody_asks_the_store(store: Store) -> None:
