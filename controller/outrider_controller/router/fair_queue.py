@@ -1,9 +1,9 @@
 """Whose request goes next where a model's targets are nearly full: weighted deficit round robin over tenants.
 
 A request costs the tokens that are expected of it. While less than `BUSY` of the places is taken, whoever comes gets
-one. Of the last fifth as much is kept for each tenant as it had of late, within its weighted share; who is above its
-own gets what nobody claims, or waits. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair
-queueing using deficit round robin", 1995.)
+one. Above that only tenants below their weighted share do, so that the last fifth is there for those that ask for
+little; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair queueing
+using deficit round robin", 1995.)
 
 A place is a sequence, and room for its tokens in a KV cache: whichever of the two is scarcer decides.
 """
@@ -35,17 +35,12 @@ class Room:
     """That the targets' KV caches hold together."""
     free_tokens: float = math.inf
 
-    @property
-    def busy(self) -> bool:
-        """Whichever of the two is scarcer."""
-        places_taken = self.places - self.free >= BUSY * self.places
-        return places_taken or self.tokens - self.free_tokens >= BUSY * self.tokens
-
-    def keeps(self, claimed: float, claimed_tokens: float) -> tuple[bool, bool]:
-        """Whether no place, and no token, is free but those kept for others: what they claim, a fifth at most."""
-        places = min(claimed, self.places - BUSY * self.places)
-        tokens = min(claimed_tokens, self.tokens - BUSY * self.tokens) if self.tokens < math.inf else -math.inf
-        return self.free <= places, self.free_tokens <= tokens
+    def allows(self, running: int, held_tokens: float, share: float) -> bool:
+        """One more request of a tenant that has so much already: anybody's, unless it is nearly full."""
+        if self.places - self.free >= BUSY * self.places and running >= self.part * share:
+            return False
+        nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
+        return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
 
     def fits(self, ticket: Ticket) -> bool:
         """What is longer than all caches together is let in where nothing else is: its target says what is wrong."""
@@ -80,16 +75,6 @@ class _Account:
     running: int = 0
     held_tokens: float = 0.0
     deficit: float = 0.0
-    _most: int = 0
-    """Running at once, since `_most_s`, or then."""
-    _most_s: float = 0.0
-
-    def most(self, now_s: float) -> int:
-        """That it has had running of late, or would have."""
-        wanted = self.running + len(self.waiting)
-        if wanted >= self._most or now_s - self._most_s >= ACTIVE_S:
-            self._most, self._most_s = wanted, now_s
-        return self._most
 
     def drop(self, ticket: Ticket) -> None:
         """From those that wait. Raises KeyError."""
@@ -136,7 +121,7 @@ class FairQueue:
     def take(self, room: Room, now_s: float) -> list[Ticket]:
         """Those that get a place now. Each of them has to `leave` once it is over."""
         taken = []
-        while self._ring and room.free >= 1 and (ready := self._ready(room, now_s)):
+        while self._ring and room.free >= 1 and (ready := self._ready(room)):
             account = self._next(ready)
             ticket = account.first
             if not room.fits(ticket):
@@ -192,26 +177,8 @@ class FairQueue:
         share = account.weight / sum(other.weight for other in self._ring.values())
         return account.waiting_cost / (rate * share)
 
-    def _ready(self, room: Room, now_s: float) -> list[_Account]:
-        if not room.busy:
-            return list(self._ring.values())
-        # What is asked for at other routers is heard of late: there all of the last fifth is claimed.
-        alone = room.part >= room.places
-        claimed = sum(self._claim(a, room, now_s) for a in self._accounts.values()) if alone else math.inf
-        return [a for a in self._ring.values() if self._may_go(a, room, claimed - self._claim(a, room, now_s))]
-
-    def _claim(self, account: _Account, room: Room, now_s: float) -> float:
-        """Places that a tenant may be about to ask for: as many as it had of late, within its share."""
-        share = math.ceil(room.part * account.weight / self._weights)
-        return max(0.0, min(account.most(now_s), share) - account.running)
-
-    def _may_go(self, account: _Account, room: Room, claimed: float) -> bool:
-        """`claimed`: by others. A tenant below its share may have what is kept."""
-        share = room.part * account.weight / self._weights
-        no_place, no_token = room.keeps(claimed, claimed * max(self.mean_cost, 1.0))
-        if no_place and account.running >= share:
-            return False
-        return not (no_token and account.held_tokens >= share * room.tokens / room.places)
+    def _ready(self, room: Room) -> list[_Account]:
+        return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]
 
     def _next(self, ready: list[_Account]) -> _Account:
         """Whose turn it is, after as many rounds at once as bring the first of them to it."""

@@ -2,9 +2,8 @@
 
 Every step mixes plain decoding, verification and chunks of prefill. Decoding goes first, one token each; a quarter of
 the step is kept for prefill while there is any; drafted tokens fill what decoding leaves, as far as each is worth its
-row; prefill gets the rest, half of it for the oldest prompt and half for the shortest. Drafts never cost another
-sequence its KV; decoding does, and then the newest sequence pays and is recomputed later. What is left after all that
-goes to other tokens in the place of guessed ones.
+row; prefill gets the rest. Drafts never cost another sequence its KV; decoding does, and then the newest sequence pays
+and is recomputed later. What is left after all that goes to other tokens in the place of guessed ones.
 """
 
 from __future__ import annotations
@@ -259,23 +258,14 @@ def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, price: float) 
 
 
 def _prefill(prefilling: list[TargetSequence], room: _Room, pricing: Pricing) -> list[PlannedRow]:
-    """Half of the room for the oldest, so that it gets on whoever comes; the rest for those with least to read: a short
-    prompt does not wait until long ones are read.
-    """
-    if not prefilling:
-        return []
-    shortest = sorted(prefilling, key=lambda s: s.pending)
-    counts: dict[int, int] = {}
-    for sequence, most in [(prefilling[0], -(-room.tokens // 2)), *((s, s.pending) for s in shortest)]:
-        done = counts.get(sequence.serial, 0)
-        if count := room.fit(sequence.cached_len + done, min(most, sequence.pending - done)):
-            room.take(sequence.cached_len + done, count)
-            counts[sequence.serial] = done + count
     rows = []
     for sequence in prefilling:
-        if count := counts.get(sequence.serial, 0):
-            row = PlannedRow(sequence, count)
-            if row.decides:
-                _add_drafts([row], room, 0, pricing)
-            rows.append(row)
+        count = room.fit(sequence.cached_len, sequence.pending)
+        if not count:
+            break
+        room.take(sequence.cached_len, count)
+        row = PlannedRow(sequence, count)
+        if row.decides:
+            _add_drafts([row], room, 0, pricing)
+        rows.append(row)
     return rows

@@ -55,16 +55,6 @@ def test_a_long_prompt_is_run_in_chunks_beside_decoding() -> None:
     assert rows(planned) == [(0, 1, 0, True), (1, 31, 0, False)]
 
 
-def test_a_short_prompt_does_not_wait_until_long_ones_before_it_are_read() -> None:
-    prompts = [sequence(0, length=100, cached=0), sequence(1, length=100, cached=0), sequence(2, length=10, cached=0)]
-    assert rows(plan(prompts, BATCHING, free_blocks=40, now_s=0)) == [(0, 22, 0, False), (2, 10, 0, True)]
-
-
-def test_a_long_prompt_is_read_however_many_short_ones_come() -> None:
-    prompts = [sequence(0, length=100, cached=0), *(sequence(n, length=32, cached=0) for n in range(1, 4))]
-    assert rows(plan(prompts, BATCHING, free_blocks=40, now_s=0)) == [(0, 16, 0, False), (1, 16, 0, False)]
-
-
 def test_the_last_chunk_decides_and_takes_drafts_along() -> None:
     planned = plan([sequence(0, length=100, cached=90, drafts=2)], BATCHING, free_blocks=20, now_s=0)
     assert rows(planned) == [(0, 10, 2, True)]
