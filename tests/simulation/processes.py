@@ -244,7 +244,7 @@ class RouterProcess(Process):
 
     async def start(self) -> None:
         await self._stack.enter_async_context(self.telemetry.events.running())
-        await self._stack.enter_async_context(self.dispatcher)
+        await self._stack.enter_async_context(self.dispatcher.running())
 
     async def stop(self) -> None:
         await self._stack.aclose()

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.errors import Overloaded
-from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fair_queue import FairQueue, Room, Ticket
-from outrider_controller.router.fleet import BELIEVED_S, TargetLink
+from outrider_controller.router.fleet import TargetLink
+from outrider_controller.router.loads import BELIEVED_S, WorkerLoads
 from outrider_controller.router.telemetry import RouterTelemetry
 
 # A refusal has to be with the client before the client gives up by its own clock.
@@ -36,15 +36,11 @@ class Places(Protocol):
     """The part of the fleet that says how many sequences fit where."""
 
     @property
-    def num_routers(self) -> int: ...
+    def loads(self) -> WorkerLoads: ...
 
     def live_targets(self, model: str) -> list[TargetLink]: ...
 
-    def num_elsewhere(self, one: TargetLink) -> int: ...
-
     def num_leaving(self, model: str) -> int: ...
-
-    def load(self, one: TargetLink) -> worker.WorkerLoad: ...
 
 
 @dataclass(slots=True)
@@ -158,14 +154,14 @@ class AdmissionQueue:
         most, targets = self._config.max_sessions, self._fleet.live_targets(model)
         limits = [(one, one.info.max_sequences or most) for one in targets]
         places = float(sum(limit for _, limit in limits)) if targets else float(most)
-        elsewhere = sum(min(limit, self._fleet.num_elsewhere(one)) for one, limit in limits)
+        elsewhere = sum(min(limit, self._fleet.loads.num_elsewhere(one)) for one, limit in limits)
         held = queue.num_running - self._fleet.num_leaving(model)
         free = min(places - elsewhere - held, most - self.num_running)
         tokens = sum(one.info.num_blocks * one.info.block_size or math.inf for one in targets) if targets else math.inf
         return Room(
             places=places,
             free=free,
-            part=min(most, places / self._fleet.num_routers),
+            part=min(most, places / self._fleet.loads.num_routers),
             tokens=tokens,
             free_tokens=self._free_tokens(targets, tokens, queue, elsewhere, held),
         )
@@ -179,6 +175,6 @@ class AdmissionQueue:
         report contains that, but is up to `BELIEVED_S` old, and answers grow: by half of their length, on average.
         """
         needed = elsewhere * queue.mean_cost + queue.held_tokens * held / max(1, queue.num_running)
-        reported = sum(self._fleet.load(one).num_free_blocks * one.info.block_size for one in targets)
+        reported = sum(self._fleet.loads.of(one).num_free_blocks * one.info.block_size for one in targets)
         since_s = asyncio.get_running_loop().time() - BELIEVED_S
         return max(tokens - needed, reported - queue.held_output / 2 - queue.admitted_since(since_s))

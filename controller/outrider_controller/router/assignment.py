@@ -119,7 +119,7 @@ class WorkerPicker:
         now_s = asyncio.get_running_loop().time()
         return (
             draft.leased
-            and self._fleet.takes_work(draft)
+            and self._fleet.loads.takes_work(draft)
             and self._fits(target.info, draft.info)
             and not self.unreachable.avoids(target.worker_id, draft.worker_id, now_s)
         )
@@ -129,7 +129,7 @@ class WorkerPicker:
 
     def draft_has_room(self) -> bool:
         drafts = self._fleet.drafts.values()
-        return any(d.leased and self._fleet.takes_work(d) and not self._candidate(d).full for d in drafts)
+        return any(d.leased and self._fleet.loads.takes_work(d) and not self._candidate(d).full for d in drafts)
 
     def models(self) -> list[router.ServedModel]:
         """The models that live targets serve, whether or not they take more work."""
@@ -182,10 +182,10 @@ class WorkerPicker:
     def _candidate(
         self, one: TargetLink | DraftWorker, prompt_len: int = 0, matched_blocks: int = 0, num_together: int = 0
     ) -> Candidate:
-        load = self._fleet.load(one)
+        load = self._fleet.loads.of(one)
         return Candidate(
             worker_id=one.worker_id,
-            num_sequences=self._fleet.num_elsewhere(one) + len(one.open_sequences),
+            num_sequences=self._fleet.loads.num_elsewhere(one) + len(one.open_sequences),
             max_sequences=one.info.max_sequences,
             uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
             times=PublishedTimes(load.prefill_token_ns, load.row_ns),

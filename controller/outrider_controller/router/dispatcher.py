@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -18,7 +19,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.supervision import Backoff, keep_running, stop
+from outrider.supervision import Backoff, beside, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import TargetState
@@ -54,7 +55,7 @@ PLAN_EVERY_S = 1.0
 
 
 class Dispatcher:
-    """All requests of one router. `async with` it: links and their tasks live inside."""
+    """All requests of one router. Links and their tasks live while it is `running`."""
 
     def __init__(
         self,
@@ -81,16 +82,11 @@ class Dispatcher:
         self._num_runs = 0
         """Requests that have one of `_active`, wait for a place, or look for a target."""
         self._ended = asyncio.Event()
-        self._planning: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Dispatcher:
-        await self.fleet.__aenter__()
-        self._planning = asyncio.create_task(_keep_planning(self), name="plan")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await stop(self._planning)
-        await self.fleet.__aexit__()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Dispatcher]:
+        async with self.fleet.running(), beside(_keep_planning(self), "plan"):
+            yield self
 
     @property
     def num_active(self) -> int:
@@ -151,7 +147,7 @@ class Dispatcher:
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
         at_us, step_us, batch_sequences = now_us(), reply.step_us, reply.batch_sequences
-        link.row_price, link.best_chance, link.priced_s = reply.row_price, reply.best_chance, at_us / 1e6
+        link.price.update(reply, at_us / 1e6)
         counted = []
         for commit in reply.commits:
             if active := self.table.at_target(link, commit.sequence_id):
@@ -236,7 +232,7 @@ class Dispatcher:
     def _target_down(self, link: TargetLink, why: str) -> None:
         for sequence_id in tuple(link.open_sequences):
             self._lose_target(self.table.by_target[sequence_id], why, Fault.CONNECTION)
-        self.fleet.notify()
+        self.fleet.went_down(link)
 
     def _lose_target(self, active: ActiveRequest, why: str, fault: Fault) -> None:
         lost = self.table.drop_target(active, sequence.CLOSE_REASON_MOVED)
@@ -262,7 +258,7 @@ class Dispatcher:
         active.events.wake()
 
     def _fleet_changed(self) -> None:
-        if self.fleet.cordons:
+        if self.fleet.loads.cordons:
             hand_over(self.fleet, self.table, self._lose_target, time.time())
         self.admission.fleet_changed()
         if not self.picker.draft_has_room():
@@ -301,7 +297,7 @@ def _active_request(
     )
 
 
-async def _keep_planning(dispatcher: Dispatcher) -> None:
+async def _keep_planning(dispatcher: Dispatcher) -> NoReturn:
     async def replan_and_rest() -> None:
         dispatcher.replan()
         await asyncio.sleep(PLAN_EVERY_S)

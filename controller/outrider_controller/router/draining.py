@@ -18,7 +18,7 @@ LoseTarget = Callable[[ActiveRequest, str, Fault], None]
 
 def hand_over(fleet: Fleet, table: SequenceTable, lose_target: LoseTarget, now_unix_s: float) -> None:
     """What is due now. Each request that is moved looks for another worker by itself."""
-    for worker_id, cordon in fleet.cordons.items():
+    for worker_id, cordon in fleet.loads.cordons.items():
         if not cordon.hand_over_unix_ms:
             continue
         if (draft := fleet.drafts.get(worker_id)) is not None:

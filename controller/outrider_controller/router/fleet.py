@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
 
 import grpc
 from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
-from outrider.metadata.lease import HEARTBEAT_S
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
-from outrider.rpc.v1 import control_pb2, target_pb2_grpc
 from outrider.rpc.v1 import target_pb2 as target
+from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import Backoff, keep_running, stop, until_first_ends
+from outrider.supervision import Backoff, beside, keep_running, stop, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.failover import TargetKey
+from outrider_controller.router.loads import BELIEVED_S, WorkerLoads
 from outrider_controller.router.placement import info_problem
 
 log = logging.getLogger(__name__)
-
-# How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
-# would say so.
-BELIEVED_S = 2 * HEARTBEAT_S
 
 
 class Leases(Protocol):
@@ -51,21 +46,13 @@ class DraftWorker:
     address: str
     info: worker.WorkerInfo
     leased: bool = True
+    load: worker.WorkerLoad = field(default_factory=worker.WorkerLoad)
     open_sequences: set[int] = field(default_factory=set)
     """By this router, through whichever target."""
 
 
-def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
-    """What it reported; of an old report only whether it is leaving, which no worker takes back."""
-    return record.load if record.age_ms <= BELIEVED_S * 1000 else _only_leaving(record.load)
-
-
-def _only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:
-    return worker.WorkerLoad(draining=load.draining)
-
-
 class Fleet:
-    """`async with` it: links live inside."""
+    """Links live while it is `running`."""
 
     def __init__(
         self,
@@ -77,54 +64,42 @@ class Fleet:
     ) -> None:
         self.targets: dict[str, TargetLink] = {}
         self.drafts: dict[str, DraftWorker] = {}
+        self.seen: dict[str, worker.WorkerInfo] = {}
+        """By model: the target of it that was leased last, whether or not it is still there."""
+        self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
+        self.connect = connect
         self._leases = leases
         self._config = config
-        self._listener = replace(listener, down=self._went_down)
-        self._down = listener.down
+        self._listener = listener
         self._on_change = on_change
-        self._num_routers = 1
-        self.connect = connect
-        self._loads: dict[str, worker.WorkerLoad] = {}
-        self.cordons: dict[str, control_pb2.Cordon] = {}
-        """By worker: those that operators have taken out of use."""
-        self._elsewhere: dict[str, int] = {}
-        self._recent: dict[str, deque[int]] = {}
-        """By worker, how many sequences this router had open there at the last refreshes."""
-        self._seen: dict[str, worker.WorkerInfo] = {}
         self._gone_s: dict[str, float] = {}
         """By model: when the connection to a target of it last ended, by the loop's clock."""
         self._changed = asyncio.Event()
         self._refreshed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Fleet:
-        self._task = asyncio.create_task(_keep_refreshing(self, self._config.refresh_s), name="refresh fleet")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await stop(self._task)
-        await asyncio.gather(*(link.stop() for link in self.targets.values()))
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with beside(_keep_refreshing(self, self._config.refresh_s), "refresh fleet"):
+                yield
+        finally:
+            await asyncio.gather(*(link.stop() for link in self.targets.values()))
 
     def live_targets(self, model: str) -> list[TargetLink]:
-        return [t for t in self.targets.values() if t.up and t.info.model == model and self.takes_work(t)]
+        return [t for t in self.targets.values() if t.up and t.info.model == model and self.loads.takes_work(t)]
 
     def model_info(self, model: str) -> worker.WorkerInfo | None:
         """Of a live target of this name, else of the last one seen; None when there never was one."""
         live = self.live_targets(model)
-        return live[0].info if live else self._seen.get(model)
-
-    @property
-    def has_seen_targets(self) -> bool:
-        """Whether there ever was a target, of whatever model."""
-        return bool(self._seen)
+        return live[0].info if live else self.seen.get(model)
 
     def back_until_s(self, model: str) -> float:
         """Until when, by the loop's clock, a restart of this model's last target may take; long ago where there was
         none, or where operators have taken one out of use."""
         there = [t for t in self.targets.values() if t.up and t.info.model == model]
-        if any(t.worker_id in self.cordons for t in there):
+        if any(t.worker_id in self.loads.cordons for t in there):
             return -math.inf
-        leaving = any(self.load(t).draining for t in there)
+        leaving = any(self.loads.of(t).draining for t in there)
         gone_s = asyncio.get_running_loop().time() if leaving else self._gone_s.get(model, -math.inf)
         return gone_s + self._config.failover.wait_for_restart_s
 
@@ -143,6 +118,11 @@ class Fleet:
         """Set when a worker comes, goes or gets room. Take it before looking, or a change in between is missed."""
         return self._changed
 
+    def went_down(self, link: TargetLink) -> None:
+        """The connection to a target has ended."""
+        self._gone_s[link.info.model] = asyncio.get_running_loop().time()
+        self.notify()
+
     def notify(self) -> None:
         done, self._changed = self._changed, asyncio.Event()
         done.set()
@@ -155,78 +135,36 @@ class Fleet:
             return "the leases have not been read yet"
         return "" if any(link.up for link in list(self.targets.values())) else "no target is connected"
 
-    def takes_work(self, one: TargetLink | DraftWorker) -> bool:
-        return one.worker_id not in self.cordons and not self.load(one).draining
-
-    def load(self, one: TargetLink | DraftWorker) -> worker.WorkerLoad:
-        """Without a lease, which the store may have lost, only what can be told of a target that was reached once."""
-        known = self._loads.get(one.worker_id)
-        if known is not None:
-            return known
-        return _only_leaving(one.load) if isinstance(one, TargetLink) else worker.WorkerLoad()
-
-    @property
-    def num_routers(self) -> int:
-        """That share the fleet."""
-        return self._num_routers
-
     def num_leaving(self, model: str) -> int:
         """Sequences of this router at targets that take no more work."""
-        leaving = (t for t in self.targets.values() if t.up and t.info.model == model and not self.takes_work(t))
+        leaving = (t for t in self.targets.values() if t.up and t.info.model == model and not self.loads.takes_work(t))
         return sum(len(target.open_sequences) for target in leaving)
-
-    def num_elsewhere(self, one: TargetLink | DraftWorker) -> int:
-        """Sequences that others than this router have open there."""
-        return self._elsewhere.get(one.worker_id, 0)
 
     async def refresh(self) -> None:
         """Connects to newly leased targets, and lets go of those whose lease and stream are both gone."""
         records = await self._leases.workers()
-        self._loads = {r.info.worker_id: believed_load(r) for r in records}
-        # A target without a lease, to which there still is a stream, stays as it was.
-        kept = {i: cordon for i, cordon in self.cordons.items() if i not in self._loads and i in self.targets}
-        self.cordons = {**kept, **{r.info.worker_id: r.cordon for r in records if r.cordon is not None}}
+        self.loads.report(records, self.targets)
         await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
         self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
-        self._count_elsewhere(records)
+        self.loads.count_elsewhere([*self.targets.values(), *self.drafts.values()])
         # An empty list from a store that did not answer is no news.
         if self._leases.available and not self._refreshed.is_set():
             await _until_tried(self.targets.values(), self._config.link.connect_timeout_s)
             self._refreshed.set()
         self.notify()
 
-    def _count_elsewhere(self, records: Iterable[LeaseRecord]) -> None:
-        """What a worker reported, less the most that this router had there since.
-
-        A report is up to `BELIEVED_S` old: what this router has opened or closed meanwhile is not in it.
-        """
-        routers = [r for r in records if r.info.role == worker.WORKER_ROLE_ROUTER and not r.load.draining]
-        self._num_routers = max(1, len(routers))
-        workers: dict[str, TargetLink | DraftWorker] = {**self.targets, **self.drafts}
-        length = 1 + math.ceil(BELIEVED_S / self._config.refresh_s)
-        self._recent = {worker_id: self._recent.get(worker_id, deque(maxlen=length)) for worker_id in workers}
-        self._elsewhere = {}
-        for worker_id, one in workers.items():
-            recent, load = self._recent[worker_id], self._loads.get(worker_id, worker.WorkerLoad())
-            recent.append(len(one.open_sequences))
-            self._elsewhere[worker_id] = max(0, load.num_running + load.num_waiting - max(recent))
-
-    async def _follow_targets(self, records: Iterable[LeaseRecord]) -> None:
-        links, config = self.targets, self._config
+    async def _follow_targets(self, records: Collection[LeaseRecord]) -> None:
+        links, config, leased = self.targets, self._config, {record.info.worker_id for record in records}
         for record in records:
             worker_id = record.info.worker_id
-            self._seen[record.info.model] = record.info
+            self.seen[record.info.model] = record.info
             if worker_id not in links:
                 links[worker_id] = TargetLink(
                     worker_id, record.address, self._listener, config.link, config.failover, self.connect
                 )
         # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
-        gone = [worker_id for worker_id, link in links.items() if worker_id not in self._loads and not link.up]
+        gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
-
-    def _went_down(self, link: TargetLink, why: str) -> None:
-        self._gone_s[link.info.model] = asyncio.get_running_loop().time()
-        self._down(link, why)
 
     def _follow_drafts(self, records: Mapping[str, LeaseRecord]) -> None:
         for worker_id, draft in list(self.drafts.items()):
@@ -246,7 +184,7 @@ async def _until_tried(links: Iterable[TargetLink], timeout_s: float) -> None:
             await asyncio.gather(*(link.tried.wait() for link in links))
 
 
-async def _keep_refreshing(fleet: Fleet, pause_s: float) -> None:
+async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
     async def refresh_and_rest() -> None:
         await fleet.refresh()
         await asyncio.sleep(pause_s)
@@ -271,6 +209,19 @@ class Listener:
     replied: Callable[[TargetLink, target.VerifyResponse], None]
 
 
+@dataclass(slots=True)
+class RowPrice:
+    """What a target said last of a drafted row."""
+
+    row: float = 0.0
+    best_chance: float = 0.0
+    """Of the likeliest first token there."""
+    at_s: float = -math.inf
+
+    def update(self, reply: target.VerifyResponse, now_s: float) -> None:
+        self.row, self.best_chance, self.at_s = reply.row_price, reply.best_chance, now_s
+
+
 class TargetLink:
     """One target, from the lease that named it until `stop`: one channel, one stream, one outbox. Knows no requests."""
 
@@ -290,9 +241,7 @@ class TargetLink:
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()
         self.generation = 0
-        self.row_price = self.best_chance = 0.0
-        """Of a drafted row, and of the likeliest first token there, as of `priced_s`."""
-        self.priced_s = -math.inf
+        self.price = RowPrice()
         self.up = False
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has ended, well or not."""

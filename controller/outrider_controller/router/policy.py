@@ -33,17 +33,18 @@ _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
 
 def target_states(fleet: Fleet, now_s: float) -> dict[str, TargetState]:
     """What a plan has to know of the fleet, by model."""
-    drafts = [d for d in fleet.drafts.values() if d.leased and fleet.takes_work(d)]
+    drafts = [d for d in fleet.drafts.values() if d.leased and fleet.loads.takes_work(d)]
     states = {}
     for target in fleet.targets.values():
         model = target.info.model
         if not target.up or model in states:
             continue
-        heard = [t for t in fleet.live_targets(model) if now_s - t.priced_s < _PRICE_S and t.best_chance]
+        prices = [t.price for t in fleet.live_targets(model)]
+        known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
         states[model] = TargetState(
             frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),
-            price=min((t.row_price for t in heard), default=0.0),
-            best_chance=max((t.best_chance for t in heard), default=1.0),
+            price=min((price.row for price in known), default=0.0),
+            best_chance=max((price.best_chance for price in known), default=1.0),
         )
     return states
 

@@ -242,7 +242,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def _unknown(self, model: str) -> OutriderError:
         """A router that has yet to see its first target cannot say that there is none of this name."""
-        if not self._dispatcher.fleet.has_seen_targets:
+        if not self._dispatcher.fleet.seen:
             return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
         return UnknownModel(model)
 
@@ -319,7 +319,7 @@ async def running_router(
         telemetry = RouterTelemetry(ops.registry, store)
         await stack.enter_async_context(telemetry.events.running())
         connect = connect_to(Role.TARGET, config.tls)
-        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect))
+        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect).running())
         await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id).running())
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)

@@ -32,7 +32,7 @@ async def operator(fleet: Fleet) -> AsyncIterator[control_pb2_grpc.ControlServic
 async def known_to_the_router(fleet: Fleet, worker_id: str, eventually: Eventually) -> None:
     router = fleet.router
     assert router is not None
-    await eventually(lambda: worker_id in router.dispatcher.fleet.cordons)
+    await eventually(lambda: worker_id in router.dispatcher.fleet.loads.cordons)
 
 
 def check_text(tokens: list[int]) -> None:
@@ -64,7 +64,7 @@ async def test_a_cordoned_target_finishes_what_it_has_and_gets_nothing_new(
         assert undone.was_cordoned
         again = await control.UncordonWorker(control_pb2.UncordonWorkerRequest(worker_id=first.info.worker_id))
         assert not again.was_cordoned
-    await eventually(lambda: not fleet.router.dispatcher.fleet.cordons)  # type: ignore[union-attr]
+    await eventually(lambda: not fleet.router.dispatcher.fleet.loads.cordons)  # type: ignore[union-attr]
     audited = [entry.fields["action"] for entry in await fleet.store.tenants.audit()]
     assert audited == ["uncordon worker", "uncordon worker", "cordon worker"]
 

@@ -283,7 +283,7 @@ async def test_an_operators_cordon_is_no_restart(fleet, eventually):
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=300))
     cordon = control_pb2.Cordon(worker_id=target.info.worker_id, reason="a fan is loud")
     await fleet.store.cordons.put(cordon, "cordon worker")
-    await eventually(lambda: router.dispatcher.fleet.cordons)
+    await eventually(lambda: router.dispatcher.fleet.loads.cordons)
     with pytest.raises(OutriderError) as caught:
         await fleet.ask(fleet.request([8], 5))
     assert caught.value.reason == "NO_TARGET"

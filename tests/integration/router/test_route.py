@@ -316,11 +316,11 @@ async def test_a_place_that_became_free_is_free_before_the_target_reports_it(fle
         await call.read()
     target.load.num_running = 2
     link = router.dispatcher.fleet.targets[target.info.worker_id]
-    await eventually(lambda: router.dispatcher.fleet.load(link).num_running == 2)
+    await eventually(lambda: router.dispatcher.fleet.loads.of(link).num_running == 2)
     for call in calls:
         call.cancel()
     await eventually(lambda: not link.open_sequences)
-    assert router.dispatcher.fleet.load(link).num_running == 2
+    assert router.dispatcher.fleet.loads.of(link).num_running == 2
     assert len((await fleet.ask(fleet.request(max_new_tokens=3))).token_ids) == 3
 
 

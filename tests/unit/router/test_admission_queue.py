@@ -12,10 +12,12 @@ from typing import Any, cast
 import pytest
 from outrider.errors import Code, Overloaded
 from outrider.gateway.routers import Rotation
+from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fleet import TargetLink
+from outrider_controller.router.loads import WorkerLoads
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 
@@ -30,6 +32,12 @@ class NoEvents:
 @dataclass(frozen=True)
 class Target:
     info: worker.WorkerInfo
+    load: worker.WorkerLoad = field(default_factory=worker.WorkerLoad)
+    open_sequences: set[int] = field(default_factory=set)
+
+    @property
+    def worker_id(self) -> str:
+        return self.info.worker_id
 
 
 @dataclass
@@ -45,16 +53,21 @@ class Fleet:
     """As each target reports."""
 
     def live_targets(self, model: str) -> list[TargetLink]:
+        blocks = {"num_blocks": self.num_blocks, "block_size": 10}
         infos = (
-            worker.WorkerInfo(max_sequences=count, num_blocks=self.num_blocks, block_size=10) for count in self.places
+            worker.WorkerInfo(worker_id=str(number), max_sequences=count, **blocks)
+            for number, count in enumerate(self.places)
         )
         return [cast(TargetLink, Target(info)) for info in infos]
 
-    def load(self, one: TargetLink) -> worker.WorkerLoad:
-        return worker.WorkerLoad(num_free_blocks=self.free_blocks)
-
-    def num_elsewhere(self, one: TargetLink) -> int:
-        return self.elsewhere
+    @property
+    def loads(self) -> WorkerLoads:
+        loads, targets = WorkerLoads(1), self.live_targets("m")
+        load = worker.WorkerLoad(num_running=self.elsewhere, num_free_blocks=self.free_blocks)
+        loads.report([LeaseRecord(target.info, load, "host:1", pid=1, age_ms=0) for target in targets], ())
+        loads.count_elsewhere(targets)
+        loads.num_routers = self.num_routers
+        return loads
 
     def num_leaving(self, model: str) -> int:
         return self.leaving

@@ -9,7 +9,7 @@ from outrider.metadata import LeaseRecord
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.router.fleet import believed_load
+from outrider_controller.router.loads import believed_load
 from outrider_controller.router.placement import (
     MAX_ASKED,
     Candidate,
