@@ -259,7 +259,7 @@ class RouterProcess(Process):
 
     def leftovers(self) -> list[str]:
         dispatcher = self.dispatcher
-        found = [f"{dispatcher.num_active} requests are active"] if dispatcher.num_active else []
+        found = [f"{len(dispatcher.table.requests)} requests are active"] if dispatcher.table.requests else []
         found += [f"target sequence {i} is known" for i in dispatcher.table.by_target]
         found += [f"draft sequence {i} is known" for i in dispatcher.table.by_draft]
         workers: list[Any] = [*dispatcher.fleet.targets.values(), *dispatcher.fleet.drafts.values()]

@@ -73,7 +73,7 @@ class Stay:
     @property
     def num_open(self) -> int:
         """Sequences and requests that have not ended."""
-        return self.router.dispatcher.num_active + self.target.load.num_sequences + self.draft.load.num_running
+        return len(self.router.dispatcher.table.requests) + self.target.load.num_sequences + self.draft.load.num_running
 
 
 @dataclass(slots=True)

@@ -34,11 +34,14 @@ from outrider_controller.router.placement import (
     pairing_problem,
     rank,
     same_weights,
+    verification_mode,
 )
 from outrider_controller.router.policy import Policy
-from outrider_controller.router.sequences import ActiveRequest, SequenceTable
-from outrider_controller.router.speculation import PLAIN, Allowance, Setting
+from outrider_controller.router.request import RequestState
+from outrider_controller.router.sequences import ActiveRequest, Answer, NewResponse, RoundTimer, SequenceTable
+from outrider_controller.router.speculation import PLAIN, Allowance, Setting, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.tracing import Recorder, now_us
 
 log = logging.getLogger(__name__)
 
@@ -222,10 +225,26 @@ class Assigner:
         self._config = config
         self._telemetry = telemetry
 
-    async def choose(
+    async def begin(
+        self, request: Request, new_response: NewResponse, recorder: Recorder, room_until_s: float
+    ) -> ActiveRequest:
+        """A request under way, which may look for room until then. Both workers read the prompt at once.
+
+        Raises OutriderError when no target can be had.
+        """
+        allowed = self._policy.allowance(request)
+        target, draft = await self._choose(request, allowed, room_until_s)
+        active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
+        active.room_until_s = room_until_s
+        self._table.requests[active] = None
+        setting = PLAIN if draft is None else self._setting(active, target, draft)
+        self._keep_revision(active, target)
+        self._table.open(active, target, draft, setting)
+        return active
+
+    async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float
     ) -> tuple[TargetLink, DraftWorker | None]:
-        """For a new request, which may look for room until then. Raises OutriderError when no target can be had."""
         config, token_ids = self._config.failover, (*request.prompt, *request.resume)
         prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
         # What another router had begun goes on here.
@@ -237,12 +256,6 @@ class Assigner:
         if allowed.max_draft_tokens:
             draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target), allowed.draft)
         return target, draft
-
-    def open(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker | None) -> None:
-        """Where `choose` said: both read the prompt at once."""
-        setting = PLAIN if draft is None else self._setting(active, target, draft)
-        self._keep_revision(active, target)
-        self._table.open(active, target, draft, setting)
 
     async def reopen(self, active: ActiveRequest) -> None:
         """Wherever it is missing. Raises OutriderError when no target can be had."""
@@ -362,3 +375,32 @@ class Assigner:
 
 def _prefix(active: ActiveRequest) -> Prefix:
     return Prefix(active.state.token_ids, active.request.cache_salt, active.request.expected_tokens)
+
+
+def _active_request(
+    request: Request,
+    config: RouterConfig,
+    allowed: Allowance,
+    target: TargetLink,
+    draft: DraftWorker | None,
+    answer: Answer,
+    recorder: Recorder,
+) -> ActiveRequest:
+    mode = verification_mode(
+        temperature=request.sampling.temperature,
+        seeded=request.seeded,
+        draft_kind=draft.info.draft_kind if draft else None,
+    )
+    max_new_tokens, vocab_size, at_us = request.stopping.max_new_tokens, target.info.vocab_size, now_us()
+    state = RequestState(request.prompt, max_new_tokens, vocab_size, list(request.resume))
+    recorder.placed(state, mode, at_us)
+    return ActiveRequest(
+        request=request,
+        state=state,
+        mode=mode,
+        speculation=SpeculationController(config.policy, allowed),
+        failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
+        timer=RoundTimer(at_us),
+        recorder=recorder,
+        answer=answer,
+    )

@@ -7,11 +7,9 @@ in one message to each gateway. Only the search for another worker waits, in the
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import NoReturn
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -19,39 +17,22 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
-from outrider.supervision import Backoff, beside, keep_running
+from outrider.supervision import beside
 
-from outrider_controller.autoscaler.evidence import Cell
-from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.router.admission import Request
 from outrider_controller.router.admission_queue import AdmissionQueue
 from outrider_controller.router.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.draining import hand_over
-from outrider_controller.router.failover import FailoverState, Fault, Loss, fault_of, loss_of
-from outrider_controller.router.fleet import DraftWorker, Fleet, Listener, TargetLink
-from outrider_controller.router.placement import verification_mode
-from outrider_controller.router.policy import Policy, target_states
-from outrider_controller.router.request import BadReply, RequestState
-from outrider_controller.router.sequences import (
-    ActiveRequest,
-    Answer,
-    DraftSequence,
-    NewResponse,
-    RoundTimer,
-    SequenceTable,
-)
-from outrider_controller.router.speculation import Allowance, SpeculationController
+from outrider_controller.router.failover import Fault, Loss, fault_of, loss_of
+from outrider_controller.router.fleet import Fleet, Listener, TargetLink
+from outrider_controller.router.policy import Policy
+from outrider_controller.router.request import BadReply
+from outrider_controller.router.sequences import ActiveRequest, NewResponse, SequenceTable
+from outrider_controller.router.steering import Steering
 from outrider_controller.router.telemetry import RouterTelemetry
-from outrider_controller.router.tracing import Recorder, Traces, now_us
+from outrider_controller.router.tracing import Traces, now_us
 from outrider_controller.router.usage import UsageSums
-
-log = logging.getLogger(__name__)
-
-# Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
-# as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
-_DECISIONS_PER_STEP = 8
-PLAN_EVERY_S = 1.0
 
 
 class Dispatcher:
@@ -73,24 +54,18 @@ class Dispatcher:
         self.traces = Traces(config.traces)
         self.admission = AdmissionQueue(config.admission, self.fleet, telemetry)
         self.policy = Policy(config.policy)
+        self.steering = Steering(self.policy, self.fleet, self.table, telemetry)
         self.usage = UsageSums()
         self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
-        self._config = config
         self._telemetry = telemetry
-        # In order of arrival: whoever came first is looked at first.
-        self._active: dict[ActiveRequest, None] = {}
         self._num_runs = 0
-        """Requests that have one of `_active`, wait for a place, or look for a target."""
+        """Requests that are under way, wait for a place, or look for a target."""
         self._ended = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Dispatcher]:
-        async with self.fleet.running(), beside(_keep_planning(self), "plan"):
+        async with self.fleet.running(), beside(self.steering.keep_planning(), "plan"):
             yield self
-
-    @property
-    def num_active(self) -> int:
-        return len(self._active)
 
     async def idle(self) -> None:
         """Returns once no request is left."""
@@ -109,7 +84,7 @@ class Dispatcher:
         self._num_runs += 1
         try:
             async with _within(deadline_s), self.admission.place(request, deadline_s) as until_s:
-                active = await self._begin(request, new_response, recorder, until_s)
+                active = await self._assigner.begin(request, new_response, recorder, until_s)
                 while not active.state.finished:
                     await active.events.next()
                     await self._assigner.reopen(active)
@@ -127,19 +102,8 @@ class Dispatcher:
             self._ended.set()
             self.traces.end(recorder, fault, now_us())
 
-    async def _begin(
-        self, request: Request, new_response: NewResponse, recorder: Recorder, room_until_s: float
-    ) -> ActiveRequest:
-        allowed = self.policy.allowance(request)
-        target, draft = await self._assigner.choose(request, allowed, room_until_s)
-        active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
-        active.room_until_s = room_until_s
-        self._active[active] = None
-        self._assigner.open(active, target, draft)
-        return active
-
     def _end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
-        self._active.pop(active, None)
+        self.table.requests.pop(active, None)
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)
 
@@ -173,52 +137,13 @@ class Dispatcher:
                 self.usage.ended(tenant, used)
         if counted:
             # What the clients hear of this step is on its way first.
-            asyncio.get_running_loop().call_soon(self._steer, counted, at_us)
+            asyncio.get_running_loop().call_soon(self.steering.after_step, counted, at_us)
         for error in reply.errors:
             if active := self.table.at_target(link, error.sequence_id):
                 self._target_refused(active, error)
         for error in reply.draft_errors:
             if active := self.table.at_draft_of(link, error.sequence_id):
                 self._draft_failed(active, error)
-
-    def _steer(self, counted: Sequence[tuple[ActiveRequest, DraftSequence | None, Round]], at_us: int) -> None:
-        """What follows for speculation from one step's rounds, each with the draft that it had, if any."""
-        self._telemetry.rounds([done for _, _, done in counted])
-        turns = -(-len(counted) // _DECISIONS_PER_STEP)
-        for active, draft, done in counted:
-            if draft is None and active.lacks_draft:
-                self.policy.missed(active.request, active.speculation.allowed.draft)
-            if draft is None or active.draft is not draft:
-                continue
-            speculation = active.speculation
-            if done.draft_active:
-                speculation.draft_active(
-                    done.answer_us, num_tokens=done.answer_tokens, compute_us=done.answer_compute_us
-                )
-            decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
-            was_low = speculation.window.low
-            setting = speculation.committed(done, at_us, decides=decides)
-            if speculation.window.low and not was_low:
-                self._telemetry.low_acceptance(draft.worker.worker_id, active.request, speculation.window.acceptance)
-            if setting is not None:
-                self.table.set_speculation(active, setting)
-
-    def target_states(self) -> dict[str, TargetState]:
-        return target_states(self.fleet, now_us() / 1e6)
-
-    def replan(self) -> None:
-        self.plan_changed(self.policy.replan(self.target_states(), asyncio.get_running_loop().time()))
-
-    def plan_changed(self, cells: Collection[Cell]) -> None:
-        """What was decided anew holds for requests under way as for those to come."""
-        for active in list(self._active) if cells else ():
-            request = active.request
-            if Cell(request.tenant, request.model) in cells:
-                setting = active.speculation.allow(self.policy.allowance(request))
-                if setting is not None:
-                    self.table.set_speculation(active, setting)
-                if active.lacks_draft:
-                    active.events.wake()
 
     def _target_refused(self, active: ActiveRequest, message: sequence.SequenceError) -> None:
         error = from_sequence_error(message)
@@ -263,50 +188,9 @@ class Dispatcher:
         self.admission.fleet_changed()
         if not self.picker.draft_has_room():
             return
-        for active in self._active:
+        for active in self.table.requests:
             if active.lacks_draft:
                 active.events.wake()
-
-
-def _active_request(
-    request: Request,
-    config: RouterConfig,
-    allowed: Allowance,
-    target: TargetLink,
-    draft: DraftWorker | None,
-    answer: Answer,
-    recorder: Recorder,
-) -> ActiveRequest:
-    mode = verification_mode(
-        temperature=request.sampling.temperature,
-        seeded=request.seeded,
-        draft_kind=draft.info.draft_kind if draft else None,
-    )
-    max_new_tokens, vocab_size, at_us = request.stopping.max_new_tokens, target.info.vocab_size, now_us()
-    state = RequestState(request.prompt, max_new_tokens, vocab_size, list(request.resume))
-    recorder.placed(state, mode, at_us)
-    return ActiveRequest(
-        request=request,
-        state=state,
-        mode=mode,
-        speculation=SpeculationController(config.policy, allowed),
-        failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
-        timer=RoundTimer(at_us),
-        recorder=recorder,
-        answer=answer,
-    )
-
-
-async def _keep_planning(dispatcher: Dispatcher) -> NoReturn:
-    async def replan_and_rest() -> None:
-        dispatcher.replan()
-        await asyncio.sleep(PLAN_EVERY_S)
-
-    def failed(error: Exception) -> None:
-        log.error("planning failed", exc_info=error)
-
-    # The last plan holds.
-    await keep_running(replan_and_rest, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)
 
 
 @asynccontextmanager

@@ -26,8 +26,8 @@ from outrider_controller.plan_messages import (
     evidence_to_proto,
     report_to_proto,
 )
-from outrider_controller.router.dispatcher import PLAN_EVERY_S, Dispatcher
 from outrider_controller.router.fleet import Leases
+from outrider_controller.router.steering import PLAN_EVERY_S, Steering
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +40,13 @@ class Follower:
     def __init__(
         self,
         router_id: str,
-        dispatcher: Dispatcher,
+        steering: Steering,
         leases: Leases,
         connect: Connect = create_channel,
         secret: ClusterSecret | None = None,
     ) -> None:
         self._router_id = router_id
-        self._dispatcher = dispatcher
+        self._steering = steering
         self._leases = leases
         self._metadata = bearer(secret.token(Role.ROUTER)) if secret is not None else ()
         self._connect = connect
@@ -78,19 +78,19 @@ class Follower:
         except Exception:
             log.exception("following the control plane at %s failed", address)
         finally:
-            self._dispatcher.policy.lost(asyncio.get_running_loop().time())
+            self._steering.policy.lost(asyncio.get_running_loop().time())
 
     async def _tell(self, call: Any) -> None:
-        dispatcher, used_s, at_s = self._dispatcher, time.process_time(), time.monotonic()
+        steering, used_s, at_s = self._steering, time.process_time(), time.monotonic()
         while True:
-            leads = dispatcher.policy.led
-            evidence = dispatcher.policy.evidence() if leads else {}
+            leads = steering.policy.led
+            evidence = steering.policy.evidence() if leads else {}
             now_used_s, now_s = time.process_time(), time.monotonic()
             await call.write(
                 policy.FollowRequest(
                     router_id=self._router_id,
                     evidence=[evidence_to_proto(pairing, one) for pairing, one in evidence.items()],
-                    targets=[report_to_proto(model, state) for model, state in dispatcher.target_states().items()],
+                    targets=[report_to_proto(model, state) for model, state in steering.target_states().items()],
                     busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
                 )
             )
@@ -113,6 +113,6 @@ class Follower:
         clock_s = asyncio.get_running_loop().time() - time.time()
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions)
         beliefs = {Cell(one.tenant, one.target): belief_from_proto(one.belief) for one in decisions}
-        self._dispatcher.policy.told(decided, beliefs)
-        self._dispatcher.plan_changed(decided.keys())
+        self._steering.policy.told(decided, beliefs)
+        self._steering.plan_changed(decided.keys())
         self._tried.set()

@@ -17,8 +17,6 @@ from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.fleet import Fleet
-from outrider_controller.router.placement import pairing_problem
 from outrider_controller.router.speculation import Allowance
 from outrider_controller.router.speculation_gain import DraftRecord
 
@@ -26,27 +24,7 @@ ALONE_AFTER_S = 5.0
 """After so long without the control plane a router plans by itself."""
 # Pairings of which a router remembers what earlier requests saw.
 _MAX_RECORDS = 8192
-# How long a target's last word on its price is believed.
-_PRICE_S = 2.0
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
-
-
-def target_states(fleet: Fleet, now_s: float) -> dict[str, TargetState]:
-    """What a plan has to know of the fleet, by model."""
-    drafts = [d for d in fleet.drafts.values() if d.leased and fleet.loads.takes_work(d)]
-    states = {}
-    for target in fleet.targets.values():
-        model = target.info.model
-        if not target.up or model in states:
-            continue
-        prices = [t.price for t in fleet.live_targets(model)]
-        known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
-        states[model] = TargetState(
-            frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),
-            price=min((price.row for price in known), default=0.0),
-            best_chance=max((price.best_chance for price in known), default=1.0),
-        )
-    return states
 
 
 @dataclass(slots=True)

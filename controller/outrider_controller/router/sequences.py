@@ -180,6 +180,8 @@ class SequenceTable:
     def __init__(self, telemetry: RouterTelemetry, first_id: int | None = None) -> None:
         """`first_id`: of the sequences opened on workers; drawn if not given."""
         self._telemetry = telemetry
+        # In order of arrival: whoever came first is looked at first.
+        self.requests: dict[ActiveRequest, None] = {}
         self.by_target: dict[int, ActiveRequest] = {}
         self.by_draft: dict[int, ActiveRequest] = {}
         self._tenants: OrderedDict[int, str] = OrderedDict()

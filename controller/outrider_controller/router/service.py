@@ -345,7 +345,7 @@ async def running_router(
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         control = connect_to(Role.CONTROL, config.tls)
-        follower = Follower(info.worker_id, dispatcher, store, control, config.secret)
+        follower = Follower(info.worker_id, dispatcher.steering, store, control, config.secret)
         await stack.enter_async_context(beside(follower.run(), "follow the plan"))
         # The first request that comes is to run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)

@@ -114,7 +114,7 @@ async def test_all_calls_end_with_the_stream(fleet, eventually):
     async with gateway_stream(fleet) as stream:
         await stream.ask(*((i, fleet.request(max_new_tokens=500)) for i in range(5)))
         await eventually(lambda: len(target.live) == 5)
-    await eventually(lambda: not target.live and not fleet.router.dispatcher.num_active)
+    await eventually(lambda: not target.live and not fleet.router.dispatcher.table.requests)
     assert [close.reason for close in target.closes] == 5 * [sequence.CLOSE_REASON_CANCELLED]
 
 

@@ -123,7 +123,7 @@ async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itsel
 
 def drafted_of(router: RunningRouter) -> int:
     """Most drafted tokens a step that the running request is allowed now."""
-    return max((active.speculation.sent.max_draft_tokens for active in router.dispatcher._active), default=0)
+    return max((active.speculation.sent.max_draft_tokens for active in router.dispatcher.table.requests), default=0)
 
 
 async def _drafted(call: Any) -> None:

@@ -212,7 +212,7 @@ async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(f
     for (prompt, n), answer in zip(asked, answers, strict=True):
         assert answer.token_ids == continuation(prompt, n, 1000)
     await eventually(lambda: not target.live and not draft.live)
-    assert running.dispatcher.num_active == 0
+    assert not running.dispatcher.table.requests
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before)
     # One message carries what many sequences have to say.
     assert target.num_messages < sum(len(a.rounds) for a in answers) / 3
@@ -231,7 +231,7 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eve
         # Not after the 40 s that the answer would take.
         assert time.monotonic() - cancelled_s < 3
     assert {c.reason for c in target.closes} == {c.reason for c in draft.closes} == {sequence.CLOSE_REASON_CANCELLED}
-    await eventually(lambda: running.dispatcher.num_active == 0)
+    await eventually(lambda: not running.dispatcher.table.requests)
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])

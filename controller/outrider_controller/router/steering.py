@@ -1,0 +1,106 @@
+"""Sends requests under way other settings: when their rounds say so, and when the plan does.
+
+`speculation` decides within one request and `policy` says what it may have; here both meet the targets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import NoReturn
+
+from outrider.protocol.rounds import Round
+from outrider.supervision import Backoff, keep_running
+
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import TargetState
+from outrider_controller.plan_messages import draft_version
+from outrider_controller.router.fleet import Fleet
+from outrider_controller.router.placement import pairing_problem
+from outrider_controller.router.policy import Policy
+from outrider_controller.router.sequences import ActiveRequest, DraftSequence, SequenceTable
+from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.tracing import now_us
+
+log = logging.getLogger(__name__)
+
+PLAN_EVERY_S = 1.0
+# How long a target's last word on its price is believed.
+_PRICE_S = 2.0
+# Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
+# as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
+_DECISIONS_PER_STEP = 8
+
+
+class Steering:
+    """Of all requests of one router."""
+
+    def __init__(self, policy: Policy, fleet: Fleet, table: SequenceTable, telemetry: RouterTelemetry) -> None:
+        self.policy = policy
+        self._fleet = fleet
+        self._table = table
+        self._telemetry = telemetry
+
+    def after_step(self, counted: Sequence[tuple[ActiveRequest, DraftSequence | None, Round]], at_us: int) -> None:
+        """What follows from one step's rounds, each with the draft that it had, if any."""
+        self._telemetry.rounds([done for _, _, done in counted])
+        turns = -(-len(counted) // _DECISIONS_PER_STEP)
+        for active, draft, done in counted:
+            if draft is None and active.lacks_draft:
+                self.policy.missed(active.request, active.speculation.allowed.draft)
+            if draft is None or active.draft is not draft:
+                continue
+            speculation = active.speculation
+            if done.draft_active:
+                speculation.draft_active(
+                    done.answer_us, num_tokens=done.answer_tokens, compute_us=done.answer_compute_us
+                )
+            decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
+            was_low = speculation.window.low
+            setting = speculation.committed(done, at_us, decides=decides)
+            if speculation.window.low and not was_low:
+                self._telemetry.low_acceptance(draft.worker.worker_id, active.request, speculation.window.acceptance)
+            if setting is not None:
+                self._table.set_speculation(active, setting)
+
+    def plan_changed(self, cells: Collection[Cell]) -> None:
+        """What was decided anew holds for requests under way as for those to come."""
+        for active in list(self._table.requests) if cells else ():
+            request = active.request
+            if Cell(request.tenant, request.model) in cells:
+                setting = active.speculation.allow(self.policy.allowance(request))
+                if setting is not None:
+                    self._table.set_speculation(active, setting)
+                if active.lacks_draft:
+                    active.events.wake()
+
+    def target_states(self) -> dict[str, TargetState]:
+        """What a plan has to know of the fleet, by model."""
+        fleet, now_s, states = self._fleet, now_us() / 1e6, {}
+        drafts = [d for d in fleet.drafts.values() if d.leased and fleet.loads.takes_work(d)]
+        for target in fleet.targets.values():
+            model = target.info.model
+            if not target.up or model in states:
+                continue
+            prices = [t.price for t in fleet.live_targets(model)]
+            known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
+            states[model] = TargetState(
+                frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),
+                price=min((price.row for price in known), default=0.0),
+                best_chance=max((price.best_chance for price in known), default=1.0),
+            )
+        return states
+
+    async def keep_planning(self) -> NoReturn:
+        """While no control plane does."""
+
+        async def replan_and_rest() -> None:
+            self.plan_changed(self.policy.replan(self.target_states(), asyncio.get_running_loop().time()))
+            await asyncio.sleep(PLAN_EVERY_S)
+
+        def failed(error: Exception) -> None:
+            log.error("planning failed", exc_info=error)
+
+        # The last plan holds.
+        await keep_running(replan_and_rest, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)
