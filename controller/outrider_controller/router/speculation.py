@@ -13,7 +13,7 @@ from outrider.protocol.rounds import Round
 
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.run_ahead import RunAhead
-from outrider_controller.router.speculation_gain import DraftRecord, SpeculationGain
+from outrider_controller.router.speculation_gain import DraftRecord, RoundSums, SpeculationGain
 from outrider_controller.router.window import Window
 
 # Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
@@ -35,6 +35,14 @@ class Setting:
     run_ahead_tokens: int = 0
     num_alternatives: int = 0
     weight: float = 1.0
+
+    def like(self, other: Setting) -> bool:
+        """Whether the difference is not worth a message."""
+        return self.max_draft_tokens == other.max_draft_tokens and (
+            _alike(self.max_wait_us, other.max_wait_us)
+            and self.num_alternatives == other.num_alternatives
+            and _alike(self.run_ahead_tokens, other.run_ahead_tokens)
+        )
 
 
 PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
@@ -72,22 +80,6 @@ def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float,
 
 
 @dataclass(slots=True)
-class _Seen:
-    """Rounds since the last decision."""
-
-    rounds: int = 0
-    tokens: int = 0
-    in_time: int = 0
-    """Rounds in which drafts were judged."""
-    verified: int = 0
-    accepted: int = 0
-    draft_us: int = 0
-    us: int = 0
-    step_us: int = 0
-    """Of all their steps."""
-
-
-@dataclass(slots=True)
 class _Times:
     """How long a target's step takes, and a draft's answer. 0 while unknown: until then another request's holds."""
 
@@ -121,7 +113,7 @@ class _Acceptance:
     def per_step(self) -> float:
         return self.accepted / self.steps
 
-    def add(self, seen: _Seen) -> None:
+    def add(self, seen: RoundSums) -> None:
         kept = _KEEP**seen.rounds
         self.steps = kept * self.steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
         self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
@@ -143,21 +135,13 @@ class SpeculationController:
     run_ahead: RunAhead = field(init=False)
     window: Window = field(default_factory=Window)
     times: _Times = field(default_factory=_Times)
-    _acceptance: _Acceptance = field(default_factory=_Acceptance)
+    acceptance: _Acceptance = field(default_factory=_Acceptance)
     _committed_us: int | None = None
     """When the last round was, since the draft was opened or woken."""
-    _seen: _Seen = field(default_factory=_Seen)
+    _seen: RoundSums = field(default_factory=RoundSums)
 
     def __post_init__(self) -> None:
         self.run_ahead = RunAhead(self.config)
-
-    @property
-    def accepted_per_step(self) -> float:
-        return self._acceptance.per_step
-
-    @property
-    def silent(self) -> bool:
-        return self.unanswered >= self.config.silent_commits
 
     @property
     def limit(self) -> int:
@@ -209,19 +193,10 @@ class SpeculationController:
             self._committed_us = None
             return self._change()
         if self._committed_us is not None:
-            seen = self._seen
-            seen.rounds += 1
-            seen.tokens += len(done.token_ids)
-            seen.verified += done.num_verified
-            seen.accepted += done.num_accepted
-            seen.draft_us += done.draft_useful_us
-            seen.us += now_us - self._committed_us
-            seen.step_us += done.verify_us
-            if done.num_drafted:
-                seen.in_time += 1
+            self._seen.add(done, now_us - self._committed_us)
             if decides:
-                self._learn(seen)
-                self._seen = _Seen()
+                self._learn(self._seen)
+                self._seen = RoundSums()
         # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
         # One for which it did not wait was perhaps made before it was told to.
         self.unanswered += done.wait_us > 0
@@ -230,48 +205,34 @@ class SpeculationController:
             return None
         return self._change()
 
-    def _learn(self, seen: _Seen) -> None:
-        rounds, step_us = seen.rounds, seen.step_us / seen.rounds
-        self._time_answers()
-        if self.times.answers_us and not self.gain.resting:
-            self.run_ahead.round(
-                tokens=seen.tokens,
-                us=seen.us,
-                step_us=self.times.step_us,
-                turnaround_us=self.times.turnaround_us,
-                rounds=rounds,
-            )
-        self._weigh(seen, step_us)
-        if self.window.add(seen.verified, seen.accepted):
-            # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
-            self.gain.known = min(self.gain.known, 0.0)
-        self.times.stepped(step_us, rounds)
-        self.gain.record.step_us = self.times.step_us
-        self._acceptance.add(seen)
-
-    def _weigh(self, seen: _Seen, step_us: float) -> None:
-        gain = self.gain
-        was_resting = gain.resting
-        gain.round(
-            num_tokens=seen.tokens,
-            num_in_time=seen.in_time,
-            round_us=seen.us,
-            step_us=step_us,
-            draft_active=bool(self.times.answers_us),
-            rounds=seen.rounds,
-            verified=seen.verified,
-            accepted=seen.accepted,
-            draft_us=seen.draft_us,
-            may_rest=not self.allowed.insistent,
-        )
+    def _learn(self, seen: RoundSums) -> None:
+        gain, times = self.gain, self.times
+        was_resting, step_us = gain.resting, seen.step_us / seen.rounds
+        if draft_active := bool(times.answers_us):
+            times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
+            if not was_resting:
+                self.run_ahead.round(
+                    tokens=seen.tokens,
+                    us=seen.us,
+                    step_us=times.step_us,
+                    turnaround_us=times.turnaround_us,
+                    rounds=seen.rounds,
+                )
+        gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
         if was_resting and not gain.resting:
             # It has to read what was committed meanwhile.
             self._forget_draft()
+        if self.window.add(seen.verified, seen.accepted):
+            # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
+            gain.known = min(gain.known, 0.0)
+        times.stepped(step_us, seen.rounds)
+        gain.record.step_us = times.step_us
+        self.acceptance.add(seen)
 
     def _forget_draft(self) -> None:
         self.unanswered = 0
         self._committed_us = None
-        self._seen = _Seen()
+        self._seen = RoundSums()
         self.times.forget_draft(self.gain.record.turnaround_us)
 
     def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
@@ -287,10 +248,6 @@ class SpeculationController:
             self.times.answers_us.append(answer_us)
         self.unanswered = 0
 
-    def _time_answers(self) -> None:
-        if self.times.answers_us:
-            self.times.turnaround_us = self.gain.record.turnaround_us = min(self.times.answers_us)
-
     @property
     def _off(self) -> bool:
         """Drafts are not allowed here. Once below the tenant's floor that is so for good: the window stays as it is."""
@@ -299,43 +256,32 @@ class SpeculationController:
             return True
         return self.limit == 0
 
-    @property
-    def _plain(self) -> bool:
-        return self.gain.resting or self._off
-
     def _wanted(self) -> Setting:
-        if self._plain:
+        if self.gain.resting or self._off:
             return PLAIN
         ahead = self.run_ahead
         return Setting(self.limit, self._wait_us(), ahead.run_ahead_tokens, ahead.num_alternatives, self.allowed.weight)
 
     def _wait_us(self) -> int:
-        if self._plain or self.silent:
+        if self.unanswered >= self.config.silent_commits:
             return 0
         cap_us = self.allowed.max_wait_us
         if self.allowed.insistent:
             return cap_us
         return worthwhile_wait_us(
             cap_us=cap_us,
-            accepted_per_step=self.accepted_per_step,
+            accepted_per_step=self.acceptance.per_step,
             step_us=self.times.step_us,
             turnaround_us=self.times.turnaround_us,
         )
 
     def _change(self) -> Setting | None:
         """What to send, if it is noticeably other than what was sent."""
-        limit, sent = 0 if self._plain else self.limit, self.sent
-        if limit == sent.max_draft_tokens:
-            wait_us, sent_us = self._wait_us(), sent.max_wait_us
-            same = _alike(wait_us, sent_us) and (limit == 0 or self._rides_alike(sent))
-            if same:
-                return None
-        self.sent = self._wanted()
-        return self.sent
-
-    def _rides_alike(self, sent: Setting) -> bool:
-        ahead = self.run_ahead
-        return ahead.num_alternatives == sent.num_alternatives and _alike(ahead.run_ahead_tokens, sent.run_ahead_tokens)
+        wanted = self._wanted()
+        if wanted.like(self.sent):
+            return None
+        self.sent = wanted
+        return wanted
 
 
 def _alike(one: int, other: int) -> bool:

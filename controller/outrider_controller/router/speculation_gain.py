@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outrider.protocol.rounds import Round
+
 from outrider_controller.autoscaler.evidence import Evidence
 from outrider_controller.router.run_ahead import LookaheadGain
 
@@ -30,6 +32,33 @@ _CLEAR_SAVING = 0.35
 _MEASURE_AFTER_ROUNDS = 6
 # Rounds after which a draft that is never in time counts for what it costs the target.
 _MAX_LATE_ROUNDS = 8
+
+
+@dataclass(slots=True)
+class RoundSums:
+    """Of one request's rounds since the last decision."""
+
+    rounds: int = 0
+    tokens: int = 0
+    in_time: int = 0
+    """Rounds in which drafts were verified."""
+    verified: int = 0
+    accepted: int = 0
+    draft_us: int = 0
+    us: int = 0
+    step_us: int = 0
+    """Of all their steps."""
+
+    def add(self, done: Round, us: int) -> None:
+        self.rounds += 1
+        self.tokens += len(done.token_ids)
+        self.verified += done.num_verified
+        self.accepted += done.num_accepted
+        self.draft_us += done.draft_useful_us
+        self.us += us
+        self.step_us += done.verify_us
+        if done.num_drafted:
+            self.in_time += 1
 
 
 @dataclass(slots=True)
@@ -98,31 +127,16 @@ class SpeculationGain:
         self._rest_tokens = FIRST_REST_TOKENS
         self._enter(resting=False)
 
-    def round(
-        self,
-        *,
-        num_tokens: int,
-        num_in_time: int,
-        round_us: int,
-        step_us: float,
-        draft_active: bool,
-        rounds: int = 1,
-        verified: int = 0,
-        accepted: int = 0,
-        draft_us: int = 0,
-        may_rest: bool = True,
-    ) -> None:
-        """Some rounds: their tokens, in how many of them drafts were judged, their time, and that of one's step.
-
-        `draft_active`: the draft is at work, not still busy with the prompt.
-        """
+    def round(self, seen: RoundSums, *, draft_active: bool, may_rest: bool = True) -> None:
+        """`draft_active`: the draft is at work, not still busy with the prompt."""
+        rounds, step_us = seen.rounds, seen.step_us / seen.rounds
         if self.resting:
-            self._rested(num_tokens, round_us, rounds)
-        elif draft_active and self._in_time(num_in_time, rounds):
+            self._rested(seen)
+        elif draft_active and self._in_time(seen.in_time, rounds):
             record = self.record
             faded = 0.8**rounds
-            self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else float(step_us)
-            saved = num_tokens - round_us / (record.plain_share * (self._step_us or 1.0))
+            self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
+            saved = seen.tokens - seen.us / (record.plain_share * (self._step_us or 1.0))
             faded = _KEEP**rounds
             self._rounds = faded * self._rounds + rounds
             self._saved = faded * self._saved + saved
@@ -132,12 +146,12 @@ class SpeculationGain:
             record.saving = faded * before + (1 - faded) * saved / rounds
             record.evidence.add_rounds(
                 rounds=rounds,
-                tokens=num_tokens,
+                tokens=seen.tokens,
                 saved=saved,
-                late=rounds - num_in_time,
-                verified=verified,
-                accepted=accepted,
-                draft_us=draft_us,
+                late=rounds - seen.in_time,
+                verified=seen.verified,
+                accepted=seen.accepted,
+                draft_us=seen.draft_us,
             )
             if may_rest:
                 self._decide(record)
@@ -163,12 +177,12 @@ class SpeculationGain:
         else:
             self._rest_tokens = FIRST_REST_TOKENS
 
-    def _rested(self, num_tokens: int, round_us: int, rounds: int) -> None:
+    def _rested(self, seen: RoundSums) -> None:
         # The first such round began with the draft at work.
         if self._num_rested and self._step_us:
-            self.record.rested(round_us / rounds / self._step_us)
-        self._num_rested += rounds
-        self._tokens_rested += num_tokens
+            self.record.rested(seen.us / seen.rounds / self._step_us)
+        self._num_rested += seen.rounds
+        self._tokens_rested += seen.tokens
         if self._tokens_rested >= (MEASURING_TOKENS if self._measuring else self._rest_tokens):
             if not self._measuring:
                 self._rest_tokens = min(2 * self._rest_tokens, LONGEST_REST_TOKENS)

@@ -264,7 +264,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
 @pytest.mark.parametrize("turns", [2, 3, 5])
 def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
     every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
-    assert some.accepted_per_step == pytest.approx(every.accepted_per_step, rel=0.02)
+    assert some.acceptance.per_step == pytest.approx(every.acceptance.per_step, rel=0.02)
     assert some.times.step_us == pytest.approx(every.times.step_us, rel=0.03)
     assert some.gain.saving == pytest.approx(every.gain.saving, rel=0.05)
     assert some.sent.max_draft_tokens == every.sent.max_draft_tokens == 5

@@ -10,7 +10,7 @@ import pytest
 from outrider_controller.autoscaler.evidence import Cell, Pairing
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.router.speculation_gain import FIRST_REST_TOKENS, DraftRecord, SpeculationGain
+from outrider_controller.router.speculation_gain import FIRST_REST_TOKENS, DraftRecord, RoundSums, SpeculationGain
 
 PLAIN_US = 30_000
 PAIRING = Pairing("t", "m", "d")
@@ -74,19 +74,17 @@ def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant
             count, us = drafted(rng) if draft_active else (1, PLAIN_US)
             rounds_awake = 0 if gain is None or gain.resting else rounds_awake + 1
             if gain is not None:
-                gain.round(
-                    num_tokens=count,
-                    num_in_time=int(draft_active),
-                    round_us=us,
-                    step_us=PLAIN_US,
-                    draft_active=draft_active,
-                )
+                gain.round(one_round(count, int(draft_active), us, PLAIN_US), draft_active=draft_active)
             tokens += count
             played.us += us
             played.drafted_rounds += draft_active
             tenant.passed(us)
         played.tokens += tokens
     return played
+
+
+def one_round(tokens: int, in_time: int, us: int, step_us: int, verified: int = 0) -> RoundSums:
+    return RoundSums(1, tokens, in_time, verified, us=us, step_us=step_us)
 
 
 def accepting(chance: float, us: int, most: int = 5) -> Round:
@@ -171,13 +169,13 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
     gain = begun(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
     while not gain.resting:
-        gain.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, draft_active=True)
+        gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
     assert gain.record.evidence.rounds < 10
     while gain.resting:
-        gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
+        gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
     assert gain.record.plain_share == pytest.approx(0.75)
     for _ in range(30):
-        gain.round(num_tokens=1, num_in_time=1, round_us=40_000, step_us=40_000, draft_active=True)
+        gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
     assert gain.resting
 
 
@@ -187,7 +185,7 @@ def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
     gain = tenant.begin()
     assert gain is not None
     for _ in range(4):
-        gain.round(num_tokens=1, num_in_time=1, round_us=42_000, step_us=PLAIN_US, draft_active=True)
+        gain.round(one_round(1, 1, 42_000, PLAIN_US), draft_active=True)
     assert not gain.resting
 
 
@@ -196,7 +194,7 @@ def test_a_draft_that_is_never_in_time_rests_too():
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
     while not gain.resting:
-        gain.round(num_tokens=1, num_in_time=0, round_us=40_000, step_us=33_000, draft_active=True)
+        gain.round(one_round(1, 0, 40_000, 33_000), draft_active=True)
         rounds += 1
     assert rounds < 15
 
@@ -206,9 +204,7 @@ def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
     rounds = 0
     while not gain.resting:
         in_time = rounds % 20 == 3
-        gain.round(
-            num_tokens=2 if in_time else 1, num_in_time=int(in_time), round_us=40_000, step_us=35_000, draft_active=True
-        )
+        gain.round(one_round(2 if in_time else 1, int(in_time), 40_000, 35_000), draft_active=True)
         rounds += 1
     assert rounds < 40
 
@@ -222,12 +218,12 @@ def begun(record: DraftRecord, known: float = 0.5) -> SpeculationGain:
 def failed(gain: SpeculationGain) -> None:
     """Until it rests, a draft is wrong."""
     while not gain.resting:
-        gain.round(num_tokens=1, num_in_time=1, round_us=45_000, step_us=PLAIN_US, draft_active=True)
+        gain.round(one_round(1, 1, 45_000, PLAIN_US), draft_active=True)
 
 
 def plainly(gain: SpeculationGain, rounds: int) -> None:
     for _ in range(rounds):
-        gain.round(num_tokens=1, num_in_time=0, round_us=PLAIN_US, step_us=PLAIN_US, draft_active=False)
+        gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
 
 
 def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_that_it_fails() -> None:
@@ -243,8 +239,7 @@ def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_t
 def test_a_request_that_insists_gives_evidence_and_never_rests() -> None:
     gain = begun(DraftRecord(measured=True))
     for _ in range(100):
-        wrong = {"num_tokens": 1, "num_in_time": 1, "round_us": 45_000, "step_us": PLAIN_US, "verified": 4}
-        gain.round(**wrong, draft_active=True, may_rest=False)
+        gain.round(one_round(1, 1, 45_000, PLAIN_US, verified=4), draft_active=True, may_rest=False)
     assert not gain.resting
     taken = gain.record.take()
     assert (taken.rounds, taken.verified, taken.accepted) == (100, 400, 0)
