@@ -174,7 +174,7 @@ class AdmissionQueue:
         What requests are expected to need is known at once, but some need less: they share a prefix. What targets
         report contains that, but is up to `BELIEVED_S` old, and answers grow: by half of their length, on average.
         """
-        needed = elsewhere * queue.mean_cost + queue.held_tokens * held / max(1, queue.num_running)
+        needed = elsewhere * queue.means.cost + queue.held_tokens * held / max(1, queue.num_running)
         reported = sum(self._fleet.loads.of(one).num_free_blocks * one.info.block_size for one in targets)
         since_s = asyncio.get_running_loop().time() - BELIEVED_S
         return max(tokens - needed, reported - queue.held_output / 2 - queue.admitted_since(since_s))

@@ -88,6 +88,20 @@ class _Account:
         return next(iter(self.waiting))
 
 
+@dataclass(slots=True)
+class _Means:
+    """Of requests that have ended, the newest most; 0 before the first."""
+
+    cost: float = 0.0
+    held_s: float = 0.0
+    """How long they had their places."""
+
+    def add(self, cost: float, held_s: float) -> None:
+        share = _MEMORY if self.held_s else 1.0
+        self.cost += share * (cost - self.cost)
+        self.held_s += share * (held_s - self.held_s)
+
+
 class FairQueue:
     """Of one model at one router: who waits, and who has a place."""
 
@@ -98,7 +112,7 @@ class FairQueue:
         """Expected, of those that have a place."""
         self.held_output = 0.0
         """Of these, the answers'."""
-        self.mean_cost = 0.0
+        self.means = _Means()
         self._admitted: deque[tuple[float, float]] = deque()
         """When, and at what cost, of late."""
         self._accounts: dict[str, _Account] = {}
@@ -108,7 +122,6 @@ class FairQueue:
         """Those that neither wait nor run, and since when."""
         self._weights = 0.0
         """Of all accounts."""
-        self._mean_held_s = 0.0
 
     def put(self, ticket: Ticket, now_s: float) -> None:
         """It waits from now on; `take` says when it need not any more."""
@@ -157,7 +170,7 @@ class FairQueue:
             return
         if ticket.admitted_s is not None:
             self._count(account, ticket, -1)
-            self._learn(ticket.cost, now_s - ticket.admitted_s)
+            self.means.add(ticket.cost, now_s - ticket.admitted_s)
         elif ticket in account.waiting:
             self._drop(ticket)
         if not account.running and not account.waiting:
@@ -168,12 +181,12 @@ class FairQueue:
 
         None while that is not known: nothing has ended yet.
         """
-        if not self._mean_held_s:
+        if not self.means.held_s:
             return None
         account = self._ring.get(tenant)
         if account is None:
             return 0.0
-        rate = max(1, self.num_running) * self.mean_cost / self._mean_held_s
+        rate = max(1, self.num_running) * self.means.cost / self.means.held_s
         share = account.weight / sum(other.weight for other in self._ring.values())
         return account.waiting_cost / (rate * share)
 
@@ -228,10 +241,3 @@ class FairQueue:
         if not self._accounts:
             # Sums of what comes and goes drift.
             self._weights = 0.0
-
-    def _learn(self, cost: float, held_s: float) -> None:
-        if not self._mean_held_s:
-            self.mean_cost, self._mean_held_s = cost, held_s
-            return
-        self.mean_cost += _MEMORY * (cost - self.mean_cost)
-        self._mean_held_s += _MEMORY * (held_s - self._mean_held_s)
