@@ -98,7 +98,7 @@ class GatewayConfig(ProcessConfig):
     put before this one. Needs the extra `vllm-grpc`. Empty: none."""
     drain_delay_s: float = 0.0
     """Seconds after SIGTERM for which the gateway says that it is not ready, and still takes what comes: load balancers
-    go on sending for a while."""
+    go on sending for a while. Above 0, gRPC clients connect anew each three quarters of it: none is left then."""
     drain_timeout_s: float = 60.0
     """Seconds that running requests may take to end after SIGTERM, before they are broken off."""
 

@@ -8,6 +8,8 @@ has a server that would show it.
 
 from __future__ import annotations
 
+import math
+
 INTERNAL_MESSAGE_BYTES = 32 << 20
 """Between our own processes: an opening carries a whole prompt, and one message many openings."""
 
@@ -33,10 +35,18 @@ def server_options(max_message_bytes: int) -> Options:
     ]
 
 
-def public_options(*, max_connections: int, max_streams: int, first_bytes_s: float, idle_s: float) -> Options:
-    """What a server open to everybody has beside `server_options`: one client must not use up what all share."""
+def public_options(
+    *, max_connections: int, max_streams: int, first_bytes_s: float, idle_s: float, age_s: float = math.inf
+) -> Options:
+    """What a server open to everybody has beside `server_options`: one client must not use up what all share.
+
+    After `age_s`, give or take a tenth, a client is told to connect anew (GOAWAY): calls that run go on, and those that
+    cross the message are answered. A server that stops says the same, but cancels what crosses it: by then clients have
+    to be elsewhere.
+    """
     max_pending = min(_MAX_INT, max_connections * max_streams)
     return [
+        ("grpc.max_connection_age_ms", _ms(age_s)),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", _ms(first_bytes_s)),
         ("grpc.max_connection_idle_ms", _ms(idle_s)),
@@ -52,7 +62,7 @@ def public_options(*, max_connections: int, max_streams: int, first_bytes_s: flo
 
 
 def _ms(seconds: float) -> int:
-    return min(_MAX_INT, max(1, round(seconds * 1000)))
+    return max(1, round(min(seconds * 1000, _MAX_INT)))
 
 
 def channel_options(max_message_bytes: int) -> Options:

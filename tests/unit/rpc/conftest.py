@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from outrider.rpc.channel import create_channel
+from outrider.rpc.options import Options
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 
@@ -39,9 +40,13 @@ def serve() -> Serve:
 
     @asynccontextmanager
     async def run(
-        *, unary: Unary | None = None, stream: Stream | None = None, max_message_bytes: int = 1 << 20
+        *,
+        unary: Unary | None = None,
+        stream: Stream | None = None,
+        max_message_bytes: int = 1 << 20,
+        more: Options | None = None,
     ) -> AsyncIterator[Any]:
-        server = create_server(max_message_bytes=max_message_bytes)
+        server = create_server(max_message_bytes=max_message_bytes, more=more)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(make_servicer(unary, stream), server)
         async with serving(server, "127.0.0.1:0", services=[SERVICE], grace_s=0.1) as life:
             await life.ready()
