@@ -31,7 +31,7 @@ class Demand:
         self.num_routers = 0
         """As many as the load needs; 0 where another control plane leads, or nothing is known yet."""
 
-    def heard(self, evidence: Mapping[Pairing, Evidence]) -> None:
+    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
             self._used.setdefault(pairing.draft, Evidence()).merge(news)
 

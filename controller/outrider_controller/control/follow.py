@@ -10,7 +10,8 @@ from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.supervision import until_first_ends
 
-from outrider_controller.control.leading import Follower, PlanLeader
+from outrider_controller.control.followers import Follower
+from outrider_controller.control.leading import PlanLeader
 
 SERVICE = "outrider.rpc.v1.PolicyService"
 
@@ -33,7 +34,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
 
     async def _read(self, follower: Follower, context: Context) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
-            self._leader.heard(follower, message)
+            self._leader.received(follower, message)
 
     async def _write(self, follower: Follower, context: Context) -> None:
         while True:

@@ -10,25 +10,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
-from outrider.errors import Unavailable
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import policy_pb2 as policy
-from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell
-from outrider_controller.autoscaler.plan import Decision, TargetState, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts import Alerts, Change
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.fleet import Leases
+from outrider_controller.control.followers import Follower, Followers, not_leading
+from outrider_controller.control.policies import Overrides, TenantPolicies, Tenants
 from outrider_controller.plan_messages import (
     belief_from_proto,
     decision_from_proto,
@@ -36,8 +36,6 @@ from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,
     reported_state,
-    speculation_of,
-    tenant_policy,
 )
 
 log = logging.getLogger(__name__)
@@ -45,15 +43,15 @@ log = logging.getLogger(__name__)
 # How long a change by an operator at another control plane may go unseen.
 _TICK_S = 0.5
 _PLAN_EVERY_S = 1.0
-_READ_TENANTS_EVERY_S = 5.0
 _SAVE_EVERY_S = 2.0
-_MAX_TOLD = 8
+# Changes of mode with an event and a log line each, of one plan.
+_MAX_ANNOUNCED = 8
 
 
 Report = Callable[[Iterable[Change]], None]
 
 
-class Plans(Protocol):
+class Plans(Overrides, Protocol):
     """The part of the metadata store that keeps plans."""
 
     def lease(self, holder: str) -> LeaderLease: ...
@@ -61,41 +59,6 @@ class Plans(Protocol):
     async def save(self, epoch: int, decisions: Iterable[policy.TenantDecision]) -> bool: ...
 
     async def load(self, tenant: str | None = None) -> list[policy.TenantDecision] | None: ...
-
-    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
-
-    async def overrides(self) -> dict[str, tenants.SpeculationOverride] | None: ...
-
-
-class Tenants(Protocol):
-    """The part that keeps tenants."""
-
-    async def page(self, after: str, limit: int) -> tuple[list[tenants.Tenant], int]: ...
-
-
-@dataclass(slots=True, eq=False)
-class Follower:
-    """One router: what it last said, and what it has yet to hear."""
-
-    states: dict[str, TargetState] = field(default_factory=dict)
-    busy: float = 0.0
-    pending: dict[Cell, policy.TenantDecision] = field(default_factory=dict)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    over: bool = False
-    """This control plane leads no more."""
-
-    def tell(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
-        self.pending.update(decisions)
-        self.filled.set()
-
-    async def next(self) -> list[policy.TenantDecision]:
-        """What has changed; waits for it. Raises Unavailable where another leads by now."""
-        await self.filled.wait()
-        self.filled.clear()
-        if self.over:
-            raise not_leading()
-        told, self.pending = self.pending, {}
-        return list(told.values())
 
 
 class PlanLeader:
@@ -112,14 +75,13 @@ class PlanLeader:
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`report` hears of alerts that go up or come down."""
+        """`report` is called with alerts that go up or come down."""
         self.alerts = Alerts()
         self.epoch = 0
         """0 while another leads."""
-        self.followers: set[Follower] = set()
+        self.followers = Followers()
         self._worker_id = worker_id
         self._plans = plans
-        self._records = records
         self._events = events
         self._report = report
         self._demand = demand
@@ -127,26 +89,33 @@ class PlanLeader:
         self._clock = clock
         self._lease = plans.lease(worker_id)
         self._planner = Planner()
-        self._policies: dict[str, tenants.SpeculationPolicy] = {}
-        self._overrides: dict[str, tenants.SpeculationOverride] = {}
-        self._planned_s = self._read_s = self._saved_s = float("-inf")
+        self._policies = TenantPolicies(plans, records)
+        self._planned_s = self._saved_s = float("-inf")
         self._unsaved: set[Cell] = set()
         self._wake = asyncio.Event()
 
     async def run(self) -> NoReturn:
+        async def tick_and_rest() -> None:
+            await self.tick()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+
         def failed(error: Exception) -> None:
             log.error("planning failed", exc_info=error)
 
         try:
-            await keep_running(self._tick_and_rest, Backoff(_TICK_S, _TICK_S), failed)
+            await keep_running(tick_and_rest, Backoff(_TICK_S, _TICK_S), failed)
         finally:
             if self.epoch:
                 await self._save()
                 await self._lease.resign()
 
     def changed(self) -> None:
-        """An operator said something: it is read and decided on at once."""
-        self._read_s = self._planned_s = float("-inf")
+        """An operator has set something: it is read and decided on at once."""
+        self._policies.outdated()
+        self._planned_s = float("-inf")
         self._wake.set()
 
     # -- routers
@@ -156,15 +125,15 @@ class PlanLeader:
         if not self.epoch:
             raise not_leading()
         follower = Follower()
-        follower.tell(self._messages(self._planner.decisions()))
+        follower.send(self._messages(self._planner.decisions()))
         self.followers.add(follower)
         return follower
 
-    def heard(self, follower: Follower, message: policy.FollowRequest) -> None:
+    def received(self, follower: Follower, message: policy.FollowRequest) -> None:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
         self.alerts.learn(evidence)
-        self._demand.heard(evidence)
+        self._demand.learn(evidence)
         self._unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy = message.busy
@@ -190,15 +159,6 @@ class PlanLeader:
 
     # -- time
 
-    async def _tick_and_rest(self) -> None:
-        await self.tick()
-        try:
-            async with asyncio.timeout(_TICK_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
     async def tick(self) -> None:
         """Leads on, takes over, or stands by; plans where it is time."""
         epoch = await self._lease.hold()
@@ -207,9 +167,8 @@ class PlanLeader:
         elif epoch and epoch != self.epoch:
             await self._take_over(epoch)
         if self.epoch:
-            await self._read()
             now_s = self._clock()
-            if now_s - self._planned_s >= _PLAN_EVERY_S:
+            if await self._policies.read(now_s) or now_s - self._planned_s >= _PLAN_EVERY_S:
                 self._planned_s = now_s
                 self._plan(now_s)
             self._demand.look(await self._draft_workers(), [one.busy for one in self.followers], now_s)
@@ -225,15 +184,14 @@ class PlanLeader:
             decisions = dict(decision_from_proto(one) for one in kept)
             self._planner = Planner()
             self._planner.resume(decisions, [belief_from_proto(one.belief) for one in kept], self._clock())
-            self._read_s = self._planned_s = float("-inf")
+            self._policies.outdated()
+            self._planned_s = float("-inf")
             self._events.emit(EventKind.LEADER_CHANGED, {"worker_id": self._worker_id, "epoch": epoch})
             log.info("leads, epoch %d: %d decisions go on", epoch, len(decisions))
         else:
             # The store lost its memory.
             self._unsaved.update(self._planner.plan.cells)
-            kept_overrides = await self._plans.overrides() or {}
-            for tenant in self._overrides.keys() - kept_overrides.keys():
-                await self._plans.set_override(tenant, self._overrides[tenant])
+            await self._policies.restore()
         self.epoch = epoch
 
     def _step_down(self) -> None:
@@ -242,84 +200,37 @@ class PlanLeader:
         # Whoever leads now raises its own.
         self.alerts = Alerts()
         self._demand.stop()
-        for follower in self.followers:
-            follower.over = True
-            follower.filled.set()
-        self.followers.clear()
-
-    async def _read(self) -> None:
-        overrides = await self._plans.overrides()
-        if overrides is None:
-            return
-        if overrides != self._overrides:
-            self._overrides = overrides
-            self._planned_s = float("-inf")
-        if self._clock() - self._read_s >= _READ_TENANTS_EVERY_S:
-            self._read_s = self._clock()
-            said = {one.name: given async for one in self._tenants() if (given := speculation_of(one)) is not None}
-            if said != self._policies:
-                self._policies, self._planned_s = said, float("-inf")
-
-    async def _tenants(self) -> AsyncIterator[tenants.Tenant]:
-        after = ""
-        while True:
-            page, _ = await self._records.page(after, 1000)
-            for tenant in page:
-                yield tenant
-            if len(page) < 1000:
-                return
-            after = page[-1].name
+        self.followers.end()
 
     async def _draft_workers(self) -> Counter[str]:
         drafts = [one.info for one in await self._leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]
         return Counter(map(draft_version, drafts))
 
     def _plan(self, now_s: float) -> None:
-        states = self._states()
+        states = self.followers.states()
         self._report(self.alerts.step({model: state.price for model, state in states.items()}, now_s))
         if not states:
-            # No router has told yet what there is: who took over keeps what was decided.
+            # No router has reported yet what there is: who took over keeps what was decided.
             return
-        said: dict[str, TenantPolicy] = {
-            tenant: tenant_policy(self._policies.get(tenant), self._overrides.get(tenant))
-            for tenant in {*self._policies, *self._overrides}
-        }
         before = self._planner.plan
-        changed = self._planner.step(said, states, now_s)
+        changed = self._planner.step(self._policies.by_tenant(), states, now_s)
         self._unsaved.update(changed)
-        messages = self._messages(changed)
-        for follower in self.followers:
-            if messages:
-                follower.tell(messages)
-        told = 0
+        self.followers.send(self._messages(changed))
+        num_announced = 0
         for cell, decision in changed.items():
             known = before.index.get(cell)
             if known is None or before.mode[known] == decision.mode or not cell.tenant:
                 continue
             self.alerts.mode_changed(cell)
-            if told < _MAX_TOLD:
-                told += 1
-                self._tell(cell, decision)
+            if num_announced < _MAX_ANNOUNCED:
+                num_announced += 1
+                self._announce(cell, decision)
 
-    def _tell(self, cell: Cell, decision: Decision) -> None:
+    def _announce(self, cell: Cell, decision: Decision) -> None:
         mode, reason = decision.mode.name.lower(), str(decision.reason)
         fields = {"tenant": cell.tenant, "model": cell.target, "mode": mode, "reason": reason}
         self._events.emit(EventKind.SPECULATION_CHANGED, fields)
         log.info("speculation of %s at %s is %s: %s", cell.tenant, cell.target, mode, reason)
-
-    def _states(self) -> dict[str, TargetState]:
-        """Of all routers together: a draft that one of them can use can be had; the cheapest worker's price counts."""
-        merged: dict[str, TargetState] = {}
-        for follower in self.followers:
-            for model, state in follower.states.items():
-                known = merged.get(model)
-                if known is None:
-                    merged[model] = state
-                else:
-                    prices = [price for price in (known.price, state.price) if price]
-                    best = max(known.best_chance, state.best_chance)
-                    merged[model] = TargetState(known.drafts | state.drafts, min(prices, default=0.0), best)
-        return merged
 
     def _messages(self, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
         now_s, belief = self._clock(), self._planner.belief
@@ -333,7 +244,3 @@ class PlanLeader:
         decisions = {cell: one for cell in saving if (one := self._planner.plan.decision(cell)) is not None}
         if not await self._plans.save(self.epoch, self._messages(decisions).values()):
             self._unsaved |= saving
-
-
-def not_leading() -> Unavailable:
-    return Unavailable("another control plane leads, or none yet", reason="NOT_LEADER", retry_after_s=1.0)

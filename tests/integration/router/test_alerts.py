@@ -32,7 +32,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
         follower = leader.follow()
         target = policy_pb2.TargetReport(model="m", drafts=[DRAFT], row_price=0.1, best_chance=0.9)
         for _ in range(12):
-            leader.heard(follower, policy_pb2.FollowRequest(router_id="r", evidence=[seen], targets=[target]))
+            leader.received(follower, policy_pb2.FollowRequest(router_id="r", evidence=[seen], targets=[target]))
             now_s[0] += 1.0
             await leader.tick()
         assert registry.get_sample_value("outrider_alert_active", labels) == 1

@@ -18,7 +18,7 @@ def minutes(demand: Demand, *, count: int, busy: float, late: float, routers: li
     """Of one draft worker that is so busy, in so many minutes."""
     for minute in range(count + 1):
         demand.look({"d": 1}, routers, minute * EVERY_S)
-        demand.heard({PAIRING: Evidence(rounds=1000, late=1000 * late, draft_us=busy * EVERY_S * 1e6)})
+        demand.learn({PAIRING: Evidence(rounds=1000, late=1000 * late, draft_us=busy * EVERY_S * 1e6)})
 
 
 def test_busy_drafts_and_routers_want_more_of_their_kind() -> None:

@@ -1,0 +1,71 @@
+"""The routers that follow this control plane's plan: what each reported last, and what it is yet to be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider.errors import Unavailable
+from outrider.rpc.v1 import policy_pb2 as policy
+
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import TargetState
+
+
+def not_leading() -> Unavailable:
+    return Unavailable("another control plane leads, or none yet", reason="NOT_LEADER", retry_after_s=1.0)
+
+
+@dataclass(slots=True, eq=False)
+class Follower:
+    """One router."""
+
+    states: dict[str, TargetState] = field(default_factory=dict)
+    busy: float = 0.0
+    pending: dict[Cell, policy.TenantDecision] = field(default_factory=dict)
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    over: bool = False
+    """This control plane leads no more."""
+
+    def send(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
+        self.pending.update(decisions)
+        self.filled.set()
+
+    async def next(self) -> list[policy.TenantDecision]:
+        """What has changed; waits for it. Raises Unavailable where another leads by now."""
+        await self.filled.wait()
+        self.filled.clear()
+        if self.over:
+            raise not_leading()
+        sent, self.pending = self.pending, {}
+        return list(sent.values())
+
+
+class Followers(set[Follower]):
+    """All of them."""
+
+    def send(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
+        for follower in self if decisions else ():
+            follower.send(decisions)
+
+    def end(self) -> None:
+        """Another control plane leads: they look for it."""
+        for follower in self:
+            follower.over = True
+            follower.filled.set()
+        self.clear()
+
+    def states(self) -> dict[str, TargetState]:
+        """Of all together: a draft that one of them can use can be had; the cheapest worker's price counts."""
+        merged: dict[str, TargetState] = {}
+        for follower in self:
+            for model, state in follower.states.items():
+                known = merged.get(model)
+                if known is None:
+                    merged[model] = state
+                else:
+                    prices = [price for price in (known.price, state.price) if price]
+                    best = max(known.best_chance, state.best_chance)
+                    merged[model] = TargetState(known.drafts | state.drafts, min(prices, default=0.0), best)
+        return merged

@@ -1,0 +1,76 @@
+"""What operators have set for each tenant's speculation, as the metadata store has it: for good, or for a while."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from outrider.rpc.v1 import tenants_pb2 as tenants
+
+from outrider_controller.autoscaler.plan import TenantPolicy
+from outrider_controller.plan_messages import speculation_of, tenant_policy
+
+_READ_TENANTS_EVERY_S = 5.0
+_PAGE = 1000
+
+
+class Overrides(Protocol):
+    """The part of the metadata store that keeps what operators have set for a while; None while it is away."""
+
+    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
+
+    async def overrides(self) -> dict[str, tenants.SpeculationOverride] | None: ...
+
+
+class Tenants(Protocol):
+    """The part that keeps tenants."""
+
+    async def page(self, after: str, limit: int) -> tuple[list[tenants.Tenant], int]: ...
+
+
+class TenantPolicies:
+    """As last read."""
+
+    def __init__(self, overrides: Overrides, records: Tenants) -> None:
+        self._store = overrides
+        self._records = records
+        self._set: dict[str, tenants.SpeculationPolicy] = {}
+        self._overrides: dict[str, tenants.SpeculationOverride] = {}
+        self._read_s = float("-inf")
+
+    def outdated(self) -> None:
+        """All of it is read the next time."""
+        self._read_s = float("-inf")
+
+    async def read(self, now_s: float) -> bool:
+        """Whether something is other than before."""
+        overrides = await self._store.overrides()
+        if overrides is None:
+            return False
+        changed, self._overrides = overrides != self._overrides, overrides
+        if now_s - self._read_s >= _READ_TENANTS_EVERY_S:
+            self._read_s = now_s
+            found = {one.name: given async for one in self._tenants() if (given := speculation_of(one)) is not None}
+            changed, self._set = changed or found != self._set, found
+        return changed
+
+    def by_tenant(self) -> dict[str, TenantPolicy]:
+        """Of those for which something is set."""
+        names = {*self._set, *self._overrides}
+        return {name: tenant_policy(self._set.get(name), self._overrides.get(name)) for name in names}
+
+    async def restore(self) -> None:
+        """The store lost its memory: overrides that it has no more are written anew."""
+        kept = await self._store.overrides() or {}
+        for tenant in self._overrides.keys() - kept.keys():
+            await self._store.set_override(tenant, self._overrides[tenant])
+
+    async def _tenants(self) -> AsyncIterator[tenants.Tenant]:
+        after = ""
+        while True:
+            page, _ = await self._records.page(after, _PAGE)
+            for tenant in page:
+                yield tenant
+            if len(page) < _PAGE:
+                return
+            after = page[-1].name
