@@ -91,13 +91,6 @@ class Beliefs:
         """Number of each pairing's target and draft in `groups`."""
         return self._group_of[: len(self)]
 
-    def rows_of(self, cell: Cell) -> list[int]:
-        number = self._cell_numbers.get(cell, -1)
-        return [int(row) for row in np.flatnonzero(self.cell_of == number)]
-
-    def knows(self, cell: Cell) -> bool:
-        return cell in self._cell_numbers
-
     def expect(self, pairings: Iterable[Pairing]) -> None:
         """Makes room for what may come, so that it is planned for."""
         for pairing in pairings:
@@ -144,11 +137,6 @@ class Beliefs:
         """What is known of one pairing, in order of `STATE`."""
         row = self._rows.get(pairing)
         return [0.0] * len(STATE) if row is None else [float(self._columns[name][row]) for name in STATE]
-
-    def state(self) -> list[tuple[Pairing, Sequence[float]]]:
-        """All there is to know, for another process: the columns' values in order of `STATE`."""
-        table = np.stack([self.column(name) for name in STATE], axis=1) if self.pairings else np.zeros((0, len(STATE)))
-        return list(zip(self.pairings, table.tolist(), strict=True))
 
     def restore(self, state: Iterable[tuple[Pairing, Sequence[float]]]) -> None:
         """Takes what another process knew, in the place of what is known here of the same pairings."""

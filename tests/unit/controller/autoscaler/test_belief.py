@@ -44,7 +44,7 @@ def test_evidence_fades_with_rounds_and_not_with_time() -> None:
 def test_what_one_process_knows_another_can_take_over() -> None:
     beliefs, other = Beliefs(), Beliefs()
     beliefs.learn({ACME: evidence(200, -0.2), Pairing("b", "other", "draft@1"): evidence(50, 0.4)})
-    other.restore(beliefs.state())
+    other.restore([(pairing, beliefs.of(pairing)) for pairing in beliefs.pairings])
     assert other.pairings == beliefs.pairings
     assert other.estimate().saving.tolist() == beliefs.estimate().saving.tolist()
 
@@ -54,8 +54,8 @@ def test_more_pairings_than_there_was_room_for() -> None:
     beliefs.expect(Pairing(f"tenant {n}", "target", "draft@1") for n in range(1000))
     beliefs.learn({Pairing("tenant 900", "target", "draft@1"): evidence(300, 1.0)})
     assert beliefs.column("seen")[900] == 300
-    assert beliefs.rows_of(Cell("tenant 900", "target")) == [900]
-    assert beliefs.rows_of(Cell("nobody", "target")) == []
+    assert beliefs.pairings[900].tenant == "tenant 900"
+    assert beliefs.cells[beliefs.cell_of[900]] == Cell("tenant 900", "target")
 
 
 def test_evidence_adds_up() -> None:

@@ -91,7 +91,8 @@ def test_a_mode_holds_for_five_seconds_and_a_hundred_rounds() -> None:
     assert decided(plan(beliefs, {}, FLEET, early, 5.0)).mode is Mode.TRY
     # Time alone does not do: after the change nothing new is known.
     left = plan(beliefs, {}, FLEET, early, 5.0)
-    beliefs.restore(learned({"a@1": 0.5}, 2000).state())
+    was = learned({"a@1": 0.5}, 2000)
+    beliefs.restore([(pairing, was.of(pairing)) for pairing in was.pairings])
     beliefs.learn({Pairing(*CELL, "a@1"): noted(1, 0.5)})
     assert decided(plan(beliefs, {}, FLEET, left, 60.0)).mode is Mode.TRY
 
