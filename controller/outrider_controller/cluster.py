@@ -1,7 +1,7 @@
 """Routers and control plane on a Ray cluster that others run: spread over its nodes, and alive without this process.
 
 The actors are detached and have names, so a controller that starts again finds them. A name has a hash of what its
-actor was told: another configuration, or another version, gets actors of its own, and then the old ones are drained.
+actor was given: another configuration, or another version, gets actors of its own, and then the old ones are drained.
 Imports ray, as `actors` does.
 """
 
@@ -64,8 +64,8 @@ class ClusterController:
         self._drain_timeout_s = config.router.drain_timeout_s
         self._start_timeout_s = config.ray.start_timeout_s
         self._router, self._control = config.routers()[0], config.control()
-        told = pickle.dumps((package_version(), self._router, self._control))
-        self._digest = hashlib.sha256(told).hexdigest()[:12]
+        given = pickle.dumps((package_version(), self._router, self._control))
+        self._digest = hashlib.sha256(given).hexdigest()[:12]
         self._num_routers = 0
 
     def start(self, num_routers: int) -> None:

@@ -82,7 +82,7 @@ class ControllerConfig:
         return self.router.log_format
 
     def routers(self) -> tuple[RouterConfig, ...]:
-        """What each router is told. On one machine, where no salt key is given, all get one that is drawn now."""
+        """What each router is given. On one machine, where no salt key is given, all get one that is drawn now."""
         listens = self.router_listen or ("127.0.0.1:0",) * (self.num_routers or 1)
         if self.num_routers not in (None, len(listens)):
             raise ValueError(f"routers: {self.num_routers} asked for, but {len(listens)} addresses in router_listen")
@@ -97,7 +97,7 @@ class ControllerConfig:
         )
 
     def control(self) -> ControlConfig:
-        """What the control plane is told."""
+        """What the control plane is given."""
         return ControlConfig(
             listen=self.control_listen,
             advertise=self.control_advertise,

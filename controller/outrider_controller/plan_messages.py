@@ -72,13 +72,13 @@ def reported_state(message: policy.TargetReport) -> TargetState:
 
 
 def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:
-    """None: as everybody. A saved token is worth as much as the tenant's weight, where nothing else is said of it."""
+    """None: as everybody. A saved token is worth as much as the tenant's weight, where nothing else is set."""
     if not tenant.weight and not tenant.HasField("speculation"):
         return None
-    said = tenants.SpeculationPolicy()
-    said.CopyFrom(tenant.speculation)
-    said.weight = said.weight or min(max(tenant.weight or 1.0, _BATCH), _LATENCY)
-    return said
+    policy_set = tenants.SpeculationPolicy()
+    policy_set.CopyFrom(tenant.speculation)
+    policy_set.weight = policy_set.weight or min(max(tenant.weight or 1.0, _BATCH), _LATENCY)
+    return policy_set
 
 
 def tenant_policy(
@@ -132,20 +132,20 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
     )
 
 
-def _policy_to_proto(said: TenantPolicy) -> tenants.SpeculationPolicy:
+def _policy_to_proto(given: TenantPolicy) -> tenants.SpeculationPolicy:
     return tenants.SpeculationPolicy(
-        max_draft_tokens=said.max_draft_tokens,
-        max_wait_ms=None if said.max_wait_us is None else said.max_wait_us // 1000,
-        weight=said.weight,
-        min_acceptance=said.min_acceptance,
-        clients_may_not_insist=not said.clients_insist,
+        max_draft_tokens=given.max_draft_tokens,
+        max_wait_ms=None if given.max_wait_us is None else given.max_wait_us // 1000,
+        weight=given.weight,
+        min_acceptance=given.min_acceptance,
+        clients_may_not_insist=not given.clients_insist,
     )
 
 
-def _override_to_proto(said: TenantPolicy) -> tenants.SpeculationOverride:
+def _override_to_proto(given: TenantPolicy) -> tenants.SpeculationOverride:
     return tenants.SpeculationOverride(
-        setting=SETTINGS[said.speculation],
-        until_unix_ms=round(said.until_s * 1000) if math.isfinite(said.until_s) else 0,
+        setting=SETTINGS[given.speculation],
+        until_unix_ms=round(given.until_s * 1000) if math.isfinite(given.until_s) else 0,
     )
 
 

@@ -17,7 +17,7 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 Column = np.ndarray[Any, np.dtype[Any]]
 
 HALF_LIFE_ROUNDS = 300.0
-# Of a tenant with many requests that is a second. What is told at once makes at most so much forgotten.
+# Of a tenant with many requests that is a second. What comes at once makes at most so much forgotten.
 _MIN_KEPT = 0.93
 # What is usual at a target counts as much as so many rounds of a tenant's own.
 _USUAL_ROUNDS = 20.0

@@ -42,10 +42,10 @@ class Evidence:
     late: float = 0.0
     """Rounds for which no draft came in time."""
     verified: float = 0.0
-    """Drafted tokens that were judged."""
+    """Drafted tokens."""
     accepted: float = 0.0
     draft_us: float = 0.0
-    """What drafting took the draft, as far as it was judged."""
+    """What drafting took the draft, as far as it was verified."""
     missed: float = 0.0
     """Rounds that it was meant for and had no worker for. They are not among `rounds`."""
 

@@ -77,7 +77,7 @@ class Setting(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What operators have said about one tenant."""
+    """What operators have set for one tenant."""
 
     speculation: Setting = Setting.AUTO
     until_s: float = math.inf
@@ -122,7 +122,7 @@ class Decision:
     draft_shares: tuple[tuple[str, float], ...] = ()
     """Shares of requests that each draft version gets. What is left of 1 decodes plainly."""
     policy: TenantPolicy = field(default_factory=TenantPolicy)
-    """What operators have said."""
+    """What operators have set."""
     saving: float = 0.0
     """Believed saving of a round with the best draft, in plain rounds: what a new request starts from."""
     lower: float = 0.0
@@ -153,7 +153,7 @@ class Decision:
 
 @dataclass(slots=True)
 class Plan:
-    """Decisions of one moment, as columns: one entry per cell, and per pairing where that is said."""
+    """Decisions of one moment, as columns: one entry per cell, and per pairing where noted."""
 
     now_s: float = -math.inf
     cells: list[Cell] = field(default_factory=list)
@@ -170,8 +170,8 @@ class Plan:
     """The pairing of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
     """Per pairing: of its tenant's requests."""
-    told: Column = field(default_factory=lambda: np.zeros(0))
-    """The saving that who follows the plan was last told."""
+    sent: Column = field(default_factory=lambda: np.zeros(0))
+    """The saving that followers of the plan were last sent."""
     load: dict[str, float] = field(default_factory=dict)
     """Targets whose price is too high, and since when."""
     _policies: list[TenantPolicy] = field(default_factory=list)
@@ -197,7 +197,7 @@ class Plan:
             changes=np.zeros(count),
             best=np.full(count, _NEVER, dtype=np.int64),
             reason=np.array([_CODE[decision.reason] for decision in decisions.values()], dtype=np.int8),
-            told=np.full(count, np.inf),
+            sent=np.full(count, np.inf),
             _policies=[decision.policy for decision in decisions.values()],
         )
 
@@ -217,7 +217,7 @@ class Plan:
         changed = np.ones(len(self.cells), dtype=bool)
         if last.cells == self.cells[:known]:
             changed[:known] = (self.mode[:known] != last.mode) | (self.best[:known] != last.best)
-            changed[:known] |= self.told[:known] != last.told
+            changed[:known] |= self.sent[:known] != last.sent
             hard = np.isin(self.reason[:known], _HARD) | np.isin(last.reason, _HARD)
             changed[:known] |= hard & (self.reason[:known] != last.reason)
             pairs = zip(self._policies, last._policies, strict=False)
@@ -280,7 +280,7 @@ def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: fl
         seen_then=np.where(entered, seen, was.seen_then),
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
-        told=np.where(np.abs(estimate.saving[best] - was.told) > _MOVED, estimate.saving[best], was.told),
+        sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
         share=_shares(beliefs, estimate, live, best, mode),
         load=load,
         _policies=policies,
@@ -310,10 +310,10 @@ class _Before:
         self.seen_then = np.zeros(len(cells))
         self.changes = np.zeros(len(cells))
         self.best = np.full(len(cells), _NEVER, dtype=np.int64)
-        self.told = np.full(len(cells), np.inf)
+        self.sent = np.full(len(cells), np.inf)
         self.mode[here], self.since_s[here] = last.mode[there], last.since_s[there]
         self.seen_then[here], self.changes[here] = last.seen_then[there], last.changes[there]
-        self.told[here] = last.told[there]
+        self.sent[here] = last.sent[there]
         if self.aligned:
             self.best[here] = last.best
 

@@ -34,7 +34,7 @@ class Planner:
         self.beliefs.learn(evidence)
 
     def step(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet, now_s: float) -> dict[Cell, Decision]:
-        """The decisions that are new or other than before. `tenants`: those of whom operators have said something."""
+        """The decisions that are new or other than before. `tenants`: those for whom operators have set something."""
         self._expect(tenants, fleet)
         last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s)
         return dict(self.plan.changed(last))
@@ -51,7 +51,7 @@ class Planner:
         return pairing, self.beliefs.of(pairing)
 
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
-        """A known tenant may come to every draft of its targets; one of whom operators spoke, to every target."""
+        """A known tenant may come to every draft of its targets; one with a policy, to every target."""
         drafts = tuple((target, state.drafts) for target, state in fleet.items())
         if self._planned_for == (now := (drafts, frozenset(tenants), len(self.beliefs.cells))):
             return

@@ -11,7 +11,7 @@ from outrider_controller.cli.client import Answer
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Sums over one answer or many. Times are seconds of the client's clock unless said otherwise."""
+    """Sums over one answer or many. Times are seconds of the client's clock unless noted."""
 
     tokens: int = 0
     seconds: float = 0.0

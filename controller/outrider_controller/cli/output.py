@@ -68,7 +68,7 @@ def note(line: str) -> None:
 
 
 def colours() -> bool:
-    """Whether stdout may be coloured: a terminal, and nobody said NO_COLOR (no-color.org)."""
+    """Whether stdout may be coloured: a terminal, and nobody set NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 

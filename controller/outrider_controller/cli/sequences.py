@@ -65,5 +65,5 @@ def sequence_row(sequence: trace_pb2.RunningSequence) -> dict[str, Any]:
 
 
 def acceptance(num_verified: int, num_accepted: int) -> float | None:
-    """Accepted of the drafted tokens that were judged; None where none were."""
+    """Accepted of the drafted tokens that were verified; None where none were."""
     return round(num_accepted / num_verified, 3) if num_verified else None

@@ -48,7 +48,7 @@ def set_speculation(
 ) -> None:
     """Put TENANT's speculation on, off, or back to auto, over the plan.
 
-    Holds within a second, for running requests too. `auto` without a cap takes back what was said before.
+    Holds within a second, for running requests too. `auto` without a cap takes back what was set before.
     """
     request = control_pb2.SetSpeculationRequest(
         tenant=tenant,
@@ -134,7 +134,7 @@ def explain(tenant: str, control: str, output: str) -> None:
     if not answer.known:
         note(f"{tenant} has shown nothing yet: it begins as is usual")
     if not answer.decisions:
-        click.echo(f"{tenant}: no router has told of a target yet")
+        click.echo(f"{tenant}: no router has reported a target yet")
     for decision in answer.decisions:
         click.echo("\n".join(explained(tenant, decision)))
 
@@ -184,15 +184,15 @@ def mode_of(decision: policy_pb2.TenantDecision) -> str:
 def because(decision: policy_pb2.TenantDecision) -> str:
     """One sentence."""
     until = decision.override.until_unix_ms
-    said = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
+    until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
     return {
         Reason.UNKNOWN: f"only {decision.rounds:.0f} rounds are known: what is usual at the target decides",
         Reason.SAVES: "drafts save time, beyond doubt",
         Reason.COSTS: "drafts cost more time than they save, beyond doubt",
         Reason.BETWEEN: "drafts neither save nor cost time beyond doubt: the mode stays",
         Reason.DWELL: "the evidence speaks for another mode, but this one has to hold for 5 s and 100 rounds",
-        Reason.OPERATOR_ON: f"an operator put it on{said}",
-        Reason.OPERATOR_OFF: f"an operator put it off{said}",
+        Reason.OPERATOR_ON: f"an operator put it on{until_text}",
+        Reason.OPERATOR_OFF: f"an operator put it off{until_text}",
         Reason.LOAD: "the target is so full that no drafted token is worth its row",
         Reason.NO_DRAFT: "no live draft fits this target",
     }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)

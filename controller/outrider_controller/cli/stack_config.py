@@ -52,7 +52,7 @@ class StackConfig:
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
     prefix_cache: bool = True
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
-    """Tokens a draft may guess beyond what is being judged; with 0 it waits for every commit."""
+    """Tokens a draft may guess beyond what is being verified; with 0 it waits for every commit."""
     num_alternatives: int = PolicyConfig().num_alternatives
     """Other outcomes of a step for which a draft may prepare what follows."""
     trace_tokens: bool = False

@@ -72,7 +72,7 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             type=number(0),
             default=StackConfig().run_ahead_tokens,
             metavar="N",
-            help="The most a draft may guess beyond what is being judged.",
+            help="The most a draft may guess beyond what is being verified.",
             **shown,
         ),
         option(

@@ -41,7 +41,7 @@ class Supervisor:
     tell: Callable[[str], None]
     """The console."""
     ready_timeout_s: float
-    """After it, it is told that a process is not ready yet."""
+    """After it, a line says that a process is not ready yet."""
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -50,8 +50,8 @@ def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
     fields = _mapping(where, given, _FIELDS)
     quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
     if "speculation" in fields:
-        said = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
-        fields["speculation"] = tenants_pb2.SpeculationPolicy(**said)
+        speculation = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
+        fields["speculation"] = tenants_pb2.SpeculationPolicy(**speculation)
     for i, model in enumerate(fields.get("models", [])):
         _check_kind(f"{where}.models[{i}]", model, str)
     try:

@@ -26,13 +26,13 @@ _TENANTS = (
     "running",
     "requests_per_s",
     "tokens_per_s",
-    "judged_per_s",
+    "verified_per_s",
     "acceptance",
     "mode",
     "saving",
     "price",
 )
-_WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "judged_per_s", "acceptance")
+_WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "verified_per_s", "acceptance")
 # Tenants whose decisions are asked for: a page shows hardly more.
 _EXPLAINED = 50
 _SERVING = (worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET)
@@ -43,7 +43,7 @@ _FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the control plane said at one moment."""
+    """What the control plane reported at one moment."""
 
     at_s: float
     """Of this process's monotonic clock."""
@@ -184,7 +184,7 @@ def _rates(before: Sample, now: Sample, name: tuple[str, str]) -> dict[str, Any]
     return {
         "requests_per_s": round(max(0, one.num_ended - then.num_ended) / elapsed_s, 1),
         "tokens_per_s": round(max(0, one.output_tokens - then.output_tokens) / elapsed_s, 1),
-        "judged_per_s": round(verified / elapsed_s, 1),
+        "verified_per_s": round(verified / elapsed_s, 1),
         "acceptance": acceptance(verified, accepted),
     }
 

@@ -39,7 +39,7 @@ def _ago(ctx: click.Context, param: click.Parameter, value: str) -> int:
 def get_usage(tenant: str, since: int, by: str, control: str, output: str) -> None:
     """What tenants have used: tokens, and the time of targets and drafts that they took.
 
-    Whole hours are told: the one that --since falls into is the first. Times are in seconds. Useful is what accepted
+    Hours are whole: the one that --since falls into is the first. Times are in seconds. Useful is what accepted
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
     interval = usage_pb2.UsageInterval.ValueType(_INTERVALS[by])

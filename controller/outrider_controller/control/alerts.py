@@ -1,7 +1,7 @@
 """Which alerts are up: from the evidence of all routers, changes of mode and targets' prices. Pure: the clock is an
 argument. Who hears of an alert is for `alert_report` to say.
 
-An alert goes up at one bound and comes down at another, or when nothing was heard of its tenant for a while: one that
+An alert goes up at one bound and comes down at another, or when nothing came of its tenant for a while: one that
 flickers is read by nobody.
 """
 
@@ -17,7 +17,7 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 
 RECENT_S, HOUR_S = 60.0, 3600.0
 _QUIET_S = 300.0
-# Of drafted tokens that were judged: fewer say little.
+# Of drafted tokens that were verified: fewer say little.
 _MIN_RECENT, _MIN_HOUR = 200.0, 2000.0
 _FELL_BY, _BACK_WITHIN = 0.1, 0.05
 _LOOP_ACCEPTANCE, _LOOP_TOKENS = 0.98, 1000.0
@@ -110,7 +110,7 @@ class Alerts:
         self._swept_s = -math.inf
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        """What a router saw since it last told."""
+        """What a router saw since its last report."""
         for pairing, one in evidence.items():
             self._news.setdefault(pairing.cell, Evidence()).merge(one)
 
@@ -201,7 +201,7 @@ class Alerts:
         yield Change(alert, up, reason)
 
     def _forget(self, now_s: float) -> None:
-        """Tenants of whom nothing was heard for an hour."""
+        """Tenants of whom nothing was received for an hour."""
         if now_s - self._swept_s < RECENT_S:
             return
         self._swept_s = now_s

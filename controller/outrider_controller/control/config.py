@@ -1,4 +1,4 @@
-"""What the control plane can be told."""
+"""The options of the control plane."""
 
 from __future__ import annotations
 

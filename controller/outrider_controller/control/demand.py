@@ -1,4 +1,4 @@
-"""How many draft workers and routers are wanted, told as metrics: what an autoscaler of machines acts on."""
+"""How many draft workers and routers are wanted, as metrics: what an autoscaler of machines acts on."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class EventFeed:
                 found = await self._log.last_events(MAX_EVENTS)
                 since = found[-1].id if found else _BEGINNING
                 fitting = [event for event in found if wanted(event)][-request.last :] if request.last else []
-                # Even where there are none: who asks sees that he is heard.
+                # Even where there are none: who asks sees that the call was accepted.
                 for start in range(0, max(1, len(fitting)), _AT_ONCE):
                     yield _response(fitting[start : start + _AT_ONCE])
             async for events in self._after(since, follow=request.follow):

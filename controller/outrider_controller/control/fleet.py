@@ -79,7 +79,7 @@ def by_key(records: Sequence[LeaseRecord]) -> dict[Key, LeaseRecord]:
 
 
 def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
-    """Whether nothing runs any more on a worker that an operator drains, and that has not been said yet."""
+    """Whether nothing runs any more on a worker that an operator drains, and that has not been reported yet."""
     cordon = record.cordon
     if cordon is None or not cordon.hand_over_unix_ms or cordon.drained_unix_ms:
         return False

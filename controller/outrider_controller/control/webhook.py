@@ -54,7 +54,7 @@ def read_secret(path: str | Path) -> bytes:
 @dataclass(frozen=True, slots=True, repr=False)
 class WebhookConfig:
     url: Annotated[str, Option("webhook", secret=True)] = ""
-    """URL that is told of alerts, http or https; it may hold a credential. Empty: none."""
+    """URL that alerts are sent to, http or https; it may hold a credential. Empty: none."""
     secret: Annotated[bytes, Option("webhook_secret_file", read=read_secret, secret=True)] = b""
     """A file with the secret by which those messages are signed: any bytes, or `whsec_` and base64. Without one they
     are not signed."""

@@ -297,7 +297,7 @@ class Assigner:
             await asyncio.sleep(self._config.failover.stall_after_s)
 
     def _keep_revision(self, active: ActiveRequest, target: TargetLink) -> None:
-        """Where the answer goes on in another arithmetic, that is said: to the client, in the trace, to operators."""
+        """Where the answer goes on in another arithmetic, client, trace and operators can see it."""
         before, revision = active.failover.revision, target.info.model_revision
         if revision != before:
             active.state.stats.num_revision_changes += 1

@@ -1,4 +1,4 @@
-"""Everything a router can be told. Parsed once by the process that starts it, handed down in parts."""
+"""The options of a router. Parsed once by the process that starts it, handed down in parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PolicyConfig:
     max_wait_us: int = 50_000
     """Longest, in microseconds, that the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
-    """Most tokens a draft may guess beyond what it has sent, while that is judged: fewer where it has less time."""
+    """Most tokens a draft may guess beyond what it has sent, while that is verified: fewer where it has less time."""
     num_alternatives: int = 5
     """Outcomes of the step under way for which a draft may prepare what follows, where rounds are faster with that."""
     rounds_per_turn: int = 8

@@ -89,7 +89,7 @@ class FailoverState:
     """Targets that had no room. Asked again after a while."""
     avoided_drafts: set[str] = field(default_factory=set)
     target_failures: int = 0
-    """Targets that said they failed, or said what cannot be true."""
+    """Targets that reported that they failed, or what cannot be true."""
     lost_connections: int = 0
     """Targets whose stream broke."""
     draft_failures: int = 0

@@ -211,7 +211,7 @@ class Listener:
 
 @dataclass(slots=True)
 class RowPrice:
-    """What a target said last of a drafted row."""
+    """What a target reported last of a drafted row."""
 
     row: float = 0.0
     best_chance: float = 0.0
@@ -258,7 +258,7 @@ class TargetLink:
 
 
 class _Connection:
-    """Keeps a target's stream open, and is told when it breaks."""
+    """Keeps a target's stream open, and reports when it breaks."""
 
     def __init__(
         self, owner: TargetLink, listener: Listener, link: LinkConfig, failover: FailoverConfig, connect: Connect

@@ -61,7 +61,7 @@ class Follower:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def tried(self, timeout_s: float) -> None:
-        """Returns once the first decisions were heard, or nobody was found who has any."""
+        """Returns once the first decisions were received, or nobody was found who has any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._tried.wait()
@@ -72,7 +72,7 @@ class Follower:
             async with self._connect(address) as channel:
                 stub: Any = policy_pb2_grpc.PolicyServiceStub(channel)
                 call = stub.Follow(metadata=self._metadata)
-                await until_first_ends(self._tell(call), self._hear(call))
+                await until_first_ends(self._send(call), self._receive(call))
         except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as error:
             log.debug("control plane at %s: %s", address, type(error).__name__)
         except Exception:
@@ -80,7 +80,7 @@ class Follower:
         finally:
             self._steering.policy.lost(asyncio.get_running_loop().time())
 
-    async def _tell(self, call: Any) -> None:
+    async def _send(self, call: Any) -> None:
         steering, used_s, at_s = self._steering, time.process_time(), time.monotonic()
         while True:
             leads = steering.policy.led
@@ -97,7 +97,7 @@ class Follower:
             used_s, at_s = now_used_s, now_s
             await asyncio.sleep(PLAN_EVERY_S)
 
-    async def _hear(self, call: Any) -> None:
+    async def _receive(self, call: Any) -> None:
         async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
             message = await call.read()
         while message is not grpc.aio.EOF:
@@ -113,6 +113,6 @@ class Follower:
         clock_s = asyncio.get_running_loop().time() - time.time()
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions)
         beliefs = {Cell(one.tenant, one.target): belief_from_proto(one.belief) for one in decisions}
-        self._steering.policy.told(decided, beliefs)
+        self._steering.policy.follow(decided, beliefs)
         self._steering.plan_changed(decided.keys())
         self._tried.set()

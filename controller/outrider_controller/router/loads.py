@@ -21,7 +21,7 @@ class Worker(Protocol):
 
     worker_id: str
     load: worker.WorkerLoad
-    """As it said when it was connected to; empty where it never was."""
+    """As it reported when it was connected to; empty where it never was."""
     open_sequences: set[int]
     """By this router."""
 
@@ -71,7 +71,7 @@ class WorkerLoads:
             self._elsewhere[one.worker_id] = max(0, load.num_running + load.num_waiting - max(recent))
 
     def of(self, one: Worker) -> worker.WorkerLoad:
-        """Without a lease, which the store may have lost, only what can be told of a target that was reached once."""
+        """Without a lease, which the store may have lost, only what is known of a target that was reached once."""
         known = self._reported.get(one.worker_id)
         return known if known is not None else _only_leaving(one.load)
 

@@ -13,7 +13,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 # Of a worker's limit: loads that differ by less are about the same.
 _SIMILAR_LOAD = 0.125
-# Where no worker has said yet what its steps take.
+# Where no worker has reported yet what its steps take.
 _USUAL_ROW_NS = 200_000
 MAX_ASKED = 8
 """Workers that are asked what they have of a prompt, however many there are."""
@@ -28,7 +28,7 @@ class PublishedTimes:
     row_ns: int = 0
 
     def known(self, others: Collection[PublishedTimes]) -> PublishedTimes:
-        """With what it has not said filled in: a row as the others have it, a token of a prompt like a row."""
+        """With what it has not reported filled in: a row as the others have it, a token of a prompt like a row."""
         measured = [times.row_ns for times in others if times.row_ns]
         row_ns = self.row_ns or (sum(measured) // len(measured) if measured else _USUAL_ROW_NS)
         return PublishedTimes(self.prefill_token_ns or row_ns, row_ns)

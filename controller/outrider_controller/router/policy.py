@@ -38,7 +38,7 @@ class Policy:
     _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
     _beliefs: dict[Cell, Belief] = field(default_factory=dict)
-    """Told with decisions, for the time in which this router will be alone."""
+    """Sent with decisions, for the time in which this router will be alone."""
     _left_s: float | None = None
     """When the control plane was lost that has led until then."""
 
@@ -94,7 +94,7 @@ class Policy:
             if record.evidence.rounds or record.evidence.missed
         }
 
-    def told(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
+    def follow(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
         """What the control plane has decided, and what it believes, on which this router would go on alone."""
         self.led, self._left_s = True, None
         self.decisions.update(decisions)

@@ -1,6 +1,6 @@
 """One request: what is committed, and what a target's commit must be for it to count. Pure.
 
-Knows nothing of workers, messages or clocks: it is told of rounds, and says which cannot be.
+Knows nothing of workers, messages or clocks: it takes rounds, and refuses those that cannot be.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Finish(IntEnum):
 
 
 class BadReply(Exception):
-    """A worker said something that cannot be true. Its message names the field; it never carries token ids."""
+    """A worker reported what cannot be true. Its message names the field; it never carries token ids."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What a draft does while its guess is judged: how far it guesses on, and whether it prepares for other outcomes. Pure.
+"""What a draft does while its guess is verified: how far it guesses on, whether it prepares for other outcomes. Pure.
 
 How far follows from times: as many tokens as it computes until the next commit can be there. Whether preparing pays
 does not: where it hits it spares the way there and back, and has had time for longer guesses; but it slows a target
@@ -77,7 +77,7 @@ class LookaheadGain:
 
 @dataclass(slots=True)
 class RunAhead:
-    """One request's draft while its guess is judged."""
+    """One request's draft while its guess is verified."""
 
     config: PolicyConfig
     prepares: bool = False

@@ -58,7 +58,7 @@ class RoundTimer:
         self.opened_us, self._fresh = now_us, True
 
     def commit(self, done: Round, now_us: int) -> None:
-        """Adds the times of the round that has ended. What is to be known of the draft, the target has said."""
+        """Adds the times of the round that has ended. What is known of the draft, the target has measured."""
         done.round_us = clamp_us(now_us - self._committed_us)
         if self._fresh:
             wire_us = max(0, now_us - self.opened_us - done.queue_us - done.prefill_us - done.verify_us)
@@ -94,7 +94,7 @@ class Events:
         self._waking = False
 
     def wake(self) -> None:
-        """A worker is missing, one may have come, or the request is finished. Once, however often it is said."""
+        """A worker is missing, one may have come, or the request is finished. Once, however often it is called."""
         if not self._waking:
             self._waking = True
             self._queue.put_nowait(None)

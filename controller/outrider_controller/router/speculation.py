@@ -28,7 +28,7 @@ _PATIENCE = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the target and the draft of one sequence are told."""
+    """What the target and the draft of one sequence are sent."""
 
     max_draft_tokens: int
     max_wait_us: int
@@ -128,7 +128,7 @@ class SpeculationController:
     workers_limit: int = 0
     """Most drafted tokens per step that both workers can do; 0 without a draft."""
     unanswered: int = 0
-    """Rounds in which the draft was waited for, and has said nothing since."""
+    """Rounds in which the draft was waited for, and has sent nothing since."""
     sent: Setting = PLAIN
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
@@ -149,7 +149,7 @@ class SpeculationController:
         return min(self.workers_limit, self.allowed.max_draft_tokens)
 
     def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Setting:
-        """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has heard of it.
+        """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has received it.
 
         `record` is the draft's; without it, the draft is the one there was.
         """
@@ -198,7 +198,7 @@ class SpeculationController:
                 self._learn(self._seen)
                 self._seen = RoundSums()
         # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
-        # One for which it did not wait was perhaps made before it was told to.
+        # One for which it did not wait was perhaps made before the setting arrived.
         self.unanswered += done.wait_us > 0
         self._committed_us = now_us
         if not decides:
@@ -236,12 +236,12 @@ class SpeculationController:
         self.times.forget_draft(self.gain.record.turnaround_us)
 
     def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
-        """The draft spoke; its last answer to a commit came `answer_us` after it, and took the draft `compute_us`.
+        """The draft is at work: its last answer to a commit came `answer_us` after it, and took `compute_us`.
 
         `answer_us` is 0 where it answered nothing. What follows from it is found with the next commit.
         """
         if self.gain.resting:
-            # Said before it heard that it may rest.
+            # Sent before it received that it may rest.
             return
         if answer_us > 0:
             self.run_ahead.answered(num_tokens, compute_us)

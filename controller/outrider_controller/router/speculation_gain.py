@@ -1,4 +1,4 @@
-"""Whether a draft pays within one request, told by time: what a round brought against what plain decoding brings. Pure.
+"""Whether a draft pays within one request, in time: what a round brought against what plain decoding brings. Pure.
 
 Counted in plain rounds: a round that committed three tokens and took as long as two plain ones saved one. While a draft
 costs the request more than it saves it rests there, and the target decodes plainly; then it is tried again, after twice
@@ -157,7 +157,7 @@ class SpeculationGain:
                 self._decide(record)
 
     def _in_time(self, count: int, rounds: int) -> bool:
-        """False until its first draft was judged: it has yet to catch up. Unless it never does."""
+        """False until its first draft was verified: it has yet to catch up. Unless it never does."""
         self._num_in_time += count
         self._num_late += rounds - count
         return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
@@ -168,7 +168,7 @@ class SpeculationGain:
         saving = self.saving
         if saving < 0:
             self._enter(resting=True)
-            # What it failed for may be over when it is tried again, a busy machine for one: that trial is judged by
+            # What it failed for may be over when it is tried again, a busy machine for one: that trial counts by
             # itself.
             self.known = 0.0
         elif not record.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:

@@ -184,7 +184,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     assert tenant["tenant"] == "acme" and tenant["tokens_per_s"] > 0 and tenant["acceptance"] == 1.0
     eventually(lambda: outrider("top", "--interval", "0.2", "-o", "json")["tenants"][0]["mode"] == ["on"])
     by_worker = {one["worker"]: one for one in found["workers"]}
-    assert by_worker[target]["tokens_per_s"] > 0 and by_worker[draft]["judged_per_s"] > 0
+    assert by_worker[target]["tokens_per_s"] > 0 and by_worker[draft]["verified_per_s"] > 0
     assert "1 requests under way, 2 workers" in outrider("top", "--interval", "0.2")
 
     (part,) = outrider("trace", "ended", "-o", "json")["traces"]

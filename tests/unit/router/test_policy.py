@@ -83,7 +83,7 @@ def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     """A policy whose control plane has just been lost, at second 0."""
     policy = Policy(PolicyConfig(), led=True)
     beliefs = {cell: (Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions}
-    policy.told(decisions, beliefs)
+    policy.follow(decisions, beliefs)
     policy.lost(0.0)
     return policy
 

@@ -46,14 +46,14 @@ def trace_command(
     its last 1000 requests; exit code 3 when none of them knows this one.
 
     \b
-    K          drafted tokens that the round judged
+    K          drafted tokens that the round verified
     ver, acc   positions verified, tokens accepted
     stale      drafted tokens dropped since: late, or after a wrong guess
     wait       the target held the request back for a draft
-    draft      drafting what was judged (d-queue: before that, in line)
+    draft      drafting what was verified (d-queue: before that, in line)
     wire       messages on their way between workers, and the router
     queue      the target was busy with others
-    verify     the step that judged, with its whole batch
+    verify     the step that verified, with its whole batch
 
     Draft and wire run beside the target: what they cost is in wait.
     """

@@ -29,8 +29,8 @@ class TokenPainter:
     @property
     def legend(self) -> str:
         if not self.colour:
-            return "tokens: [accepted] own ~rejected~ ~~never judged~~"
-        kinds = (_accepted("accepted"), _own("the target's own"), _rejected("rejected"), _unjudged("never judged"))
+            return "tokens: [accepted] own ~rejected~ ~~never verified~~"
+        kinds = (_accepted("accepted"), _own("the target's own"), _rejected("rejected"), _unverified("never verified"))
         return "tokens: " + ", ".join(kinds)
 
     def paint(self, one: trace.RoundTrace) -> str:
@@ -44,7 +44,7 @@ class TokenPainter:
             (texts[: one.num_accepted], _accepted, "[{}]"),
             (texts[one.num_accepted :], _own, "{}"),
             (refused[:num_rejected], _rejected, "~{}~"),
-            (refused[num_rejected:], _unjudged, "~~{}~~"),
+            (refused[num_rejected:], _unverified, "~~{}~~"),
         )
         if self.colour:
             return "".join(style("".join(part)) for part, style, _ in kinds if part)
@@ -77,5 +77,5 @@ def _rejected(text: str) -> str:
     return click.style(text, fg="red", strikethrough=True)
 
 
-def _unjudged(text: str) -> str:
+def _unverified(text: str) -> str:
     return click.style(text, dim=True, strikethrough=True)

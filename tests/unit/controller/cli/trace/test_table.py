@@ -88,7 +88,7 @@ first token after 50.0 ms: placing 0.1, queue 0.4, prefill 49.0, wire 0.5
 rounds after it 40.0 ms: verify 33.9 (85%), waiting for drafts 4.0 (10%), queue 2.0 (5%), rest 0.1 (0%)
 drafts: 5 drafted, 3 verified, 2 accepted (67% of verified), 4 dropped stale; 2.00 tokens a round
 K drafted, ver verified, acc accepted, stale dropped; times in ms, total = wait + queue + prefill + verify + rest
-tokens: [accepted] own ~rejected~ ~~never judged~~"""
+tokens: [accepted] own ~rejected~ ~~never verified~~"""
 
 
 def test_a_trace_reads_like_this() -> None:
