@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from outrider.target.report import Committed
 from outrider.target.scheduler import Batching
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import Closed, SequenceKey
+from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
 
@@ -133,14 +134,16 @@ class Pair:
         max_draft_tokens: int = 4,
         max_batch_tokens: int = 512,
         ignore_eos: bool = False,
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
+        """`row_price`: as TargetWorker's."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, max_batch_tokens)
         self._limits = limits
         self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
         self._max_draft_tokens = max_draft_tokens
-        self._target = TargetWorker(target, limits, batching, time.monotonic)
+        self._target = TargetWorker(target, limits, batching, time.monotonic, row_price=row_price)
         self._draft = DraftWorker(drafter, max_sequences)
         self._ids = itertools.count()
         self._drafted: set[SequenceKey] = set()

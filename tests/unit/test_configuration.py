@@ -327,7 +327,8 @@ def test_a_file_is_read_up_to_a_bound(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: " + "[" * 100_000, "nested too deeply"),
+        # From PyYAML 6.0.4 on the parser has a bound of its own, and may reach it first.
+        ("a: " + "[" * 100_000, "thing.yaml: (nested too deeply|.*nesting depth)"),
         ("a:\n- {b: 1}\n- {b: 1, c: {d: 1, d: 2}}\n", "line 3: d: is there twice"),
     ],
 )

@@ -24,7 +24,7 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, tenants_pb2
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying, until
 
 INFER, METRICS = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS
 # Key → (HTTP status, gRPC code, reason), as docs/operations.md has it.
@@ -128,6 +128,8 @@ async def test_the_stock_client_works_with_its_key_and_says_which_is_wrong(
 
 async def test_health_wants_no_key(served: Served, store: MetadataStore) -> None:
     await fill(store)
+    # Until then it is not ready.
+    await until(lambda: not served.gateway.core.problem)
     assert (await served.http("", "/health")).status_code == 200
 
 

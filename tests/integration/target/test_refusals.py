@@ -32,11 +32,12 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-@pytest.mark.parametrize("role", ["target", "draft"])
+@pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
 def test_a_gpu_that_is_not_there_is_one_line(role: str, tiny: Path) -> None:
     assert said(role, "--model", str(tiny), "--device", "cuda").startswith(f"outrider.{role}: device: cuda: ")
 
 
+@pytest.mark.slow
 def test_an_encoder_with_a_decoder_is_one_line(t5: Path) -> None:
     assert "model_type t5: an encoder with a decoder" in said("target", "--model", str(t5))
 

@@ -221,7 +221,7 @@ ENCODER_DECODER = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_
         ("T5ForConditionalGeneration", ENCODER_DECODER, "model_type t5: an encoder with a decoder"),
         ("ModernBertForMaskedLM", {**SMALL, "pad_token_id": 0}, "model_type modernbert: does not generate text"),
         ("MambaForCausalLM", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 384}, "mamba: recurrent"),
-        ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 384}, "gptj: its attention"),
+        ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 1, "n_head": 2, "vocab_size": 384}, "bloom: its attention"),
     ],
 )
 def test_an_architecture_that_cannot_be_served_is_refused_by_name(

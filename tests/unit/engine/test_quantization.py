@@ -74,12 +74,12 @@ def test_a_quantized_target_says_the_same_with_and_without_speculation(
     tiny: Path, target: str, draft: str, params: SamplingParams | None
 ) -> None:
     drafter = load_drafter(DrafterKind.MODEL, tiny, engine=config(draft))
-    pair = Pair(load_engine(tiny, config(target)), drafter, max_sequences=5)
+    # Rows are free here: what they really cost depends on the machine and on what else runs on it.
+    pair = Pair(load_engine(tiny, config(target)), drafter, max_sequences=5, row_price=lambda _: 0.0)
     prompts = [[40 + number, *PROMPT] for number in range(7)]
     plain = pair.answer(prompts, 24, speculate=False, params=params)
     speculative = pair.answer(prompts, 24, speculate=True, params=params)
     assert [a.token_ids for a in plain] == [a.token_ids for a in speculative]
-    # How many depends on what a row costs here and now: each is verified only where it is worth its time.
     assert sum(a.num_accepted for a in speculative) > 0
 
 

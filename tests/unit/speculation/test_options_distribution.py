@@ -23,10 +23,10 @@ def test_speculated_draws_follow_the_target(asked: Asked, mode: VerificationMode
 @pytest.mark.parametrize(
     ("asked", "fault"),
     [
-        (Asked.PENALTIES, Fault.STATE_BY_STEPS),
+        pytest.param(Asked.PENALTIES, Fault.STATE_BY_STEPS, marks=pytest.mark.slow),
         (Asked.PENALTIES, Fault.REJECTED_COUNTED),
-        (Asked.PENALTIES, Fault.MASK_OF_ANOTHER_POSITION),
-        (Asked.MASKS, Fault.STATE_BY_STEPS),
+        pytest.param(Asked.PENALTIES, Fault.MASK_OF_ANOTHER_POSITION, marks=pytest.mark.slow),
+        pytest.param(Asked.MASKS, Fault.STATE_BY_STEPS, marks=pytest.mark.slow),
         (Asked.MASKS, Fault.MASK_OF_ANOTHER_POSITION),
     ],
 )
