@@ -15,6 +15,8 @@ _UNUSED_S = 0.5
 _FIRST_MEAN_TOKENS = 128.0
 _MEMORY = 0.05
 _CHARS_PER_TOKEN = 4
+# The store writes amounts to a millionth: what it gave for a price may come to a little less.
+_ROUNDING = 1e-3
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class Balance:
 
     def missing(self, price: float) -> float:
         """What there is too little for that price."""
-        return max(0.0, price - self.level)
+        short = price - self.level
+        return short if short > _ROUNDING else 0.0
 
 
 @dataclass(slots=True)

@@ -63,7 +63,8 @@ class Store:
             elif bucket.level > 0:
                 amount = max(amount, price)
             given.append(amount)
-            bucket.level -= given[-1]
+            # The script keeps and answers six decimals.
+            given[-1], bucket.level = round(amount, 6), round(bucket.level - amount, 6)
         return Granted(True, given[0], given[1], self.levels["requests"].level, self.levels["tokens"].level)
 
 
@@ -184,6 +185,14 @@ async def test_a_request_larger_than_the_bucket_is_let_in_and_paid_off(store: St
     assert not await asks(one, who, 100)
     clock.now_s += 1.0
     assert await asks(one, who, 100)
+
+
+async def test_a_price_is_paid_whatever_its_decimals(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600)
+    for num_tokens in range(60):
+        async with one.held(who, num_tokens / 7, None) as charge:
+            charge.num_tokens, charge.num_output = num_tokens, num_tokens
+        clock.now_s += 60
 
 
 async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock: Clock) -> None:
