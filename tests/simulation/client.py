@@ -98,8 +98,8 @@ class Clients:
         plan = answer.plan
         try:
             async with self._generator.start(
-                _generation(plan), default_max_tokens=None, timeout_s=plan.timeout_s
-            ) as answering:
+                [[_generation(plan)]], default_max_tokens=None, timeout_s=plan.timeout_s
+            ) as [answering]:
                 async for chunk in answering.chunks:
                     answer.token_ids += chunk.token_ids
                     answer.finish = chunk.finish.reason if chunk.finish else None

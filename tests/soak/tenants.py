@@ -99,7 +99,7 @@ async def _client(
             async with up()[turn % len(up())].held(who, 30, 4096) as charge:
                 let_in[0] += 1
                 await asyncio.sleep(0.01)
-                charge.num_output, charge.num_tokens = _TOKENS_PER_REQUEST - 30, _TOKENS_PER_REQUEST
+                charge.ended(30, _TOKENS_PER_REQUEST - 30)
         except Overloaded as refused:
             await asyncio.sleep(min(refused.retry_after_s or 0.0, 0.2))
 

@@ -20,17 +20,17 @@ class Admission:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Raises Unavailable while draining, Overloaded when full. Holds a place until left."""
+    def enter(self, num_places: int = 1) -> Iterator[None]:
+        """Raises Unavailable while draining, Overloaded when full. Holds so many places until left."""
         if self.draining:
             raise Unavailable("this gateway is shutting down", reason="DRAINING", retry_after_s=1.0)
-        if self.running >= self.max_running:
+        if self.running + num_places > self.max_running:
             raise Overloaded(f"{self.running} requests are under way, the most this gateway takes", retry_after_s=1.0)
-        self.running += 1
+        self.running += num_places
         try:
             yield
         finally:
-            self.running -= 1
+            self.running -= num_places
             self._left.set()
 
     async def drain(self, timeout_s: float) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from outrider.gateway.generation import Answer, Chunk, Generator
@@ -90,18 +90,11 @@ async def start_choices(
     tenant: tenants_pb2.Tenant | None = None,
 ) -> AsyncIterator[Choices]:
     """`generations` of each prompt, as many for each. Each counts as a request. Raises as Generator.start."""
-    async with AsyncExitStack() as stack:
-        answers = [
-            await stack.enter_async_context(
-                core.start(
-                    generation,
-                    default_max_tokens=default_max_tokens,
-                    timeout_s=timeout_s,
-                    trace_context=trace_context,
-                    tenant=tenant,
-                )
-            )
-            for of_prompt in generations
-            for generation in of_prompt
-        ]
+    async with core.start(
+        generations,
+        default_max_tokens=default_max_tokens,
+        timeout_s=timeout_s,
+        trace_context=trace_context,
+        tenant=tenant,
+    ) as answers:
         yield Choices(answers, len(generations))

@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
@@ -22,7 +22,7 @@ from outrider.gateway.config import Failover
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
-from outrider.gateway.quota_keeper import QuotaKeeper
+from outrider.gateway.quota_keeper import Charge, QuotaKeeper
 from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import (
     ChatPrompt,
@@ -176,7 +176,8 @@ class _Job:
         self.stats.add_tokens(len(piece.token_ids), now_s)
         if self.generation.options.logprobs is not None and len(response.logprobs) != len(response.token_ids):
             given = len(response.logprobs), len(response.token_ids)
-            log.error("request %s: the router gave %d log probabilities for %d tokens", self.id, *given)
+            about = {"request_id": self.id, "tenant": self.tenant.name}
+            log.error("the router gave %d log probabilities for %d tokens", *given, extra=about)
             raise InternalError("the router gave too few log probabilities")
         found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
         return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
@@ -201,6 +202,42 @@ class _Job:
             raise InternalError(f"the router ended the request with {name}")
         ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
         return Piece(piece.text + self.output.end(ours), piece.token_ids, ours)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What answers to one prompt have in common, in this model's tokens."""
+
+    model: Model
+    prompt_token_ids: list[int]
+    max_tokens: int
+    logits: sequence_pb2.LogitsOptions | None
+    predicted_token_ids: list[int]
+
+    def job(
+        self,
+        generation: Generation,
+        tenant: tenants_pb2.Tenant,
+        started_s: float,
+        deadline_s: float,
+        span: RequestSpan,
+        expected_tokens: int,
+    ) -> _Job:
+        tokenizer, options = self.model.tokenizer, generation.options
+        eos = () if options.ignore_eos else tokenizer.eos_token_ids
+        output = Output(
+            token_bytes=_token_bytes(tokenizer, generation.prompt),
+            stop=options.stop,
+            stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
+            max_tokens=self.max_tokens,
+            min_tokens=options.logits.min_tokens,
+        )
+        prediction = Prediction(self.predicted_token_ids)
+        prediction.follow(generation.resume_token_ids)
+        return _Job(
+            *(uuid.uuid4().hex, generation, tenant, self.model, self.prompt_token_ids, output),
+            *(RunningStats(started_s), deadline_s, span, self.logits, expected_tokens, prediction),
+        )
 
 
 @dataclass(slots=True)
@@ -228,86 +265,101 @@ class Generator:
     @asynccontextmanager
     async def start(
         self,
-        generation: Generation,
+        prompts: Sequence[Sequence[Generation]],
         *,
         default_max_tokens: int | None,
         timeout_s: float | None = None,
         trace_context: TraceContext = NO_CONTEXT,
         tenant: tenants_pb2.Tenant | None = None,
-    ) -> AsyncIterator[Answer]:
-        """An answer under way. `default_max_tokens` None means as many as the context holds, `tenant` None the default.
+    ) -> AsyncIterator[list[Answer]]:
+        """Answers under way, of each prompt in its order. Within a request, those to one prompt differ in their seeds
+        alone, and those to another in the prompt too.
 
-        Raises OutriderError for everything that can be known before the first token; later errors come from `chunks`.
+        `default_max_tokens` None means as many as the context holds, `tenant` None the default. Raises OutriderError
+        for everything that can be known before the first token; later errors come from `chunks`.
         """
         started_s = self.clock()
         tenant = tenant or default_tenant()
-        check_model(tenant, generation.model)
+        generations = [generation for of_prompt in prompts for generation in of_prompt]
+        check_model(tenant, generations[0].model)
+        self._check_places(tenant, prompts)
         patience_s = min(self.request_timeout_s, timeout_s if timeout_s is not None else self.request_timeout_s)
-        with (
-            request_span(self.tracing, generation, trace_context) as span,
-            self.metrics.request(started_s) as observer,
-            self.admission.enter(),
-        ):
-            async with self.quotas.held(tenant, _prompt_tokens(generation), generation.options.max_tokens) as charge:
-                try:
-                    async with asyncio.timeout(patience_s):
-                        deadline_s = started_s + patience_s
-                        job = await self._prepare(generation, tenant, default_max_tokens, started_s, deadline_s, span)
-                except TimeoutError as error:
-                    raise DeadlineExceeded(_TOO_LATE) from error
-                job.expected_tokens = max(1, round(charge.expected_tokens))
-                observer.prepared(job.model.name, len(job.prompt_token_ids))
-                span.prepared(job.id, len(job.prompt_token_ids))
-                try:
-                    async with aclosing(self._run(job, observer)) as chunks:
-                        yield Answer(
-                            job.id,
-                            job.model.name,
-                            generation.options,
-                            chunks,
-                            job.prompt_token_ids,
-                            generation.prompt,
-                            job.model.tokenizer,
-                        )
-                finally:
-                    charge.num_output = len(job.output.token_ids) - len(generation.resume_token_ids)
-                    charge.num_tokens = len(job.prompt_token_ids) + charge.num_output
+        async with AsyncExitStack() as stack:
+            spans = [stack.enter_context(request_span(self.tracing, each, trace_context)) for each in generations]
+            observers = [stack.enter_context(self.metrics.request(started_s)) for _ in generations]
+            stack.enter_context(self.admission.enter(len(generations)))
+            prompt_tokens = sum(len(of_prompt) * _prompt_tokens(of_prompt[0]) for of_prompt in prompts)
+            max_tokens = generations[0].options.max_tokens
+            charge = await stack.enter_async_context(
+                self.quotas.held(tenant, prompt_tokens, max_tokens, len(generations))
+            )
+            try:
+                async with asyncio.timeout(patience_s):
+                    ready = await self._prepare(prompts, default_max_tokens)
+            except TimeoutError as error:
+                raise DeadlineExceeded(_TOO_LATE) from error
+            expected_tokens = max(1, round(charge.expected_tokens))
+            answers = []
+            for one, generation, span, observer in zip(ready, generations, spans, observers, strict=True):
+                job = one.job(generation, tenant, started_s, started_s + patience_s, span, expected_tokens)
+                answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
+            yield answers
+
+    def _check_places(self, tenant: tenants_pb2.Tenant, prompts: Sequence[Sequence[Generation]]) -> None:
+        """Raises InvalidRequest for more answers than may ever run at once: to wait would not help."""
+        num_answers = sum(map(len, prompts))
+        most = min(tenant.quota.concurrent_requests or self.admission.max_running, self.admission.max_running)
+        if num_answers > most:
+            field = "n" if len(prompts[0]) > most else "prompt"
+            raise InvalidRequest(field, f"{num_answers} answers in one request; at most {most} may run at once")
+
+    @asynccontextmanager
+    async def _answering(self, job: _Job, observer: RequestObserver, charge: Charge) -> AsyncIterator[Answer]:
+        prompt_len, generation = len(job.prompt_token_ids), job.generation
+        observer.prepared(job.model.name, prompt_len)
+        job.span.prepared(job.id, prompt_len)
+        try:
+            async with aclosing(self._run(job, observer)) as chunks:
+                yield Answer(
+                    job.id,
+                    job.model.name,
+                    generation.options,
+                    chunks,
+                    job.prompt_token_ids,
+                    generation.prompt,
+                    job.model.tokenizer,
+                )
+        finally:
+            charge.ended(prompt_len, len(job.output.token_ids) - len(generation.resume_token_ids))
 
     async def _prepare(
-        self,
-        generation: Generation,
-        tenant: tenants_pb2.Tenant,
-        default_max_tokens: int | None,
-        started_s: float,
-        deadline_s: float,
-        span: RequestSpan,
-    ) -> _Job:
-        model = await self.catalog.get(generation.model)
-        options = generation.options
+        self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None
+    ) -> list[_Prepared]:
+        """One for each answer. What answers have in common is made once, whatever their number."""
+        first = prompts[0][0]
+        model, options = await self.catalog.get(first.model), first.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
-        if len(generation.resume_token_ids) > model.max_context_len:
-            message = f"{len(generation.resume_token_ids)} tokens exceed the model's context of {model.max_context_len}"
+        if len(first.resume_token_ids) > model.max_context_len:
+            message = f"{len(first.resume_token_ids)} tokens exceed the model's context of {model.max_context_len}"
             raise InvalidRequest("resume_token_ids", message)
-        check_token_ids("resume_token_ids", generation.resume_token_ids, model.vocab_size)
-        prompt = await _tokenise(model, generation, self.threads)
-        if options.logprobs is not None and options.echo:
-            _check_prompt_logprobs(LogprobsOptions(options.logprobs, prompt=True), len(prompt))
-        eos = () if options.ignore_eos else model.tokenizer.eos_token_ids
-        output = Output(
-            token_bytes=_token_bytes(model.tokenizer, generation.prompt),
-            stop=options.stop,
-            stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
-            max_tokens=_max_tokens(model, len(prompt), generation, default_max_tokens),
-            min_tokens=options.logits.min_tokens,
-        )
+        check_token_ids("resume_token_ids", first.resume_token_ids, model.vocab_size)
+        read = [await self._read(model, of_prompt[0], default_max_tokens) for of_prompt in prompts]
         logits = await self._logits(model, options.logits) if options.logits else None
-        stats = RunningStats(started_s)
-        prediction = Prediction(await _predicted(model, generation.prediction, self.threads))
-        prediction.follow(generation.resume_token_ids)
-        return _Job(
-            *(uuid.uuid4().hex, generation, tenant, model, prompt, output, stats, deadline_s, span, logits),
-            prediction=prediction,
-        )
+        predicted = await _predicted(model, first.prediction, self.threads)
+        return [
+            _Prepared(model, token_ids, max_tokens, logits, predicted)
+            for (token_ids, max_tokens), of_prompt in zip(read, prompts, strict=True)
+            for _ in of_prompt
+        ]
+
+    async def _read(
+        self, model: Model, generation: Generation, default_max_tokens: int | None
+    ) -> tuple[list[int], int]:
+        """The prompt's tokens, and the most that may follow them."""
+        token_ids, options = await _tokenise(model, generation, self.threads), generation.options
+        if options.logprobs is not None and options.echo:
+            _check_prompt_logprobs(LogprobsOptions(options.logprobs, prompt=True), len(token_ids))
+        return token_ids, _max_tokens(model, len(token_ids), generation, default_max_tokens)
 
     async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
         return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))

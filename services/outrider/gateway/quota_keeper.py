@@ -30,13 +30,22 @@ _MAX_CLOSED_S = 0.5
 
 @dataclass(slots=True)
 class Charge:
-    """One request's. `num_tokens` is what it came to, once that is known."""
+    """One request's, with all of its answers."""
 
     price: float
+    """In tokens."""
     expected_tokens: float
-    """Of the answer: part of the price."""
-    num_tokens: int | None = None
-    num_output: int = 0
+    """Of each answer: part of the price."""
+    num_answers: int = 1
+    num_tokens: int = 0
+    """What the answers came to, prompts included, as they end."""
+    outputs: list[int] = field(default_factory=list)
+    """How long each answer was."""
+
+    def ended(self, prompt_tokens: int, output_tokens: int) -> None:
+        """One answer."""
+        self.num_tokens += prompt_tokens + output_tokens
+        self.outputs.append(output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +92,24 @@ class QuotaKeeper:
 
     @asynccontextmanager
     async def held(
-        self, tenant: tenants_pb2.Tenant, prompt_tokens: float, max_tokens: int | None
+        self, tenant: tenants_pb2.Tenant, prompt_tokens: float, max_tokens: int | None, num_answers: int = 1
     ) -> AsyncIterator[Charge]:
-        """Around one request. Raises Overloaded with the time after which it may be asked again."""
+        """Around one request, each of whose answers counts as one. `prompt_tokens`: of each answer's prompt, together.
+
+        Raises Overloaded with the time after which it may be asked again.
+        """
         account = self._account(tenant.name)
         expected_tokens = account.mean.expected(max_tokens)
-        charge = Charge(prompt_tokens + expected_tokens, expected_tokens)
-        account.running += 1
+        charge = Charge(prompt_tokens + num_answers * expected_tokens, expected_tokens, num_answers)
+        account.running += num_answers
         try:
             async with self._charged(tenant, account, charge):
                 yield charge
         finally:
-            account.running -= 1
-            if charge.num_output:
-                account.mean.add(charge.num_output)
+            account.running -= num_answers
+            for num_output in charge.outputs:
+                if num_output:
+                    account.mean.add(num_output)
             if tenant.quota.concurrent_requests:
                 self._left.set()
 
@@ -113,7 +126,7 @@ class QuotaKeeper:
         finally:
             if tenant.quota.tokens_per_minute:
                 # A request that never came to be costs no tokens.
-                used.level += charge.price - (charge.num_tokens or 0)
+                used.level += charge.price - charge.num_tokens
 
     async def run(self) -> None:
         """Says what runs here, and counts the gateways, as long as the gateway lives."""
@@ -137,31 +150,34 @@ class QuotaKeeper:
         request_rate, token_rate = quota.requests_per_second, quota.tokens_per_minute / 60
         account.requests.settle(now_s)
         account.given_back += account.tokens.settle(now_s)
-        short = (request_rate and account.requests.level < 1) or (token_rate and account.tokens.missing(charge.price))
+        answers = charge.num_answers
+        short = (request_rate and account.requests.missing(answers)) or (
+            token_rate and account.tokens.missing(charge.price)
+        )
         if short and now_s < account.closed.until_s:
             raise self._exceeded(tenant, account.closed.quota, account.closed.refilled_s - now_s)
         if quota.concurrent_requests or short:
-            granted = await self._take(tenant, account, charge.price, request_rate, token_rate)
+            granted = await self._take(tenant, account, charge, request_rate, token_rate)
             if granted is None:
                 return self._alone(tenant, account, charge)
             if not granted.place:
                 raise self._too_many(tenant)
             account.requests.add(granted.requests, now_s)
             account.tokens.add(granted.tokens, now_s)
-            if request_rate and account.requests.level < 1:
+            if request_rate and account.requests.missing(answers):
                 retry_after_s = wait_s(1 - granted.requests_left, request_rate)
                 raise self._closed(tenant, account, "requests_per_second", retry_after_s)
             if token_rate and account.tokens.missing(charge.price):
                 retry_after_s = wait_s(-granted.tokens_left, token_rate)
                 raise self._closed(tenant, account, "tokens_per_minute", retry_after_s)
         if request_rate:
-            account.requests.level -= 1
+            account.requests.level -= answers
         if token_rate:
             account.tokens.level -= charge.price
         return account.tokens
 
     async def _take(
-        self, tenant: tenants_pb2.Tenant, account: _Account, price: float, request_rate: float, token_rate: float
+        self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge, request_rate: float, token_rate: float
     ) -> Granted | None:
         """What is missing for this request, and a slice for those after it."""
         if self.store is None:
@@ -169,20 +185,25 @@ class QuotaKeeper:
         most = tenant.quota.concurrent_requests
         if most:
             self._bounded.add(tenant.name)
-        num_requests = max(1.0, request_rate * SLICE_S) if request_rate and account.requests.level < 1 else 0.0
-        missing = account.tokens.missing(price) if token_rate else 0.0
+        answers = math.ceil(account.requests.missing(charge.num_answers)) if request_rate else 0
+        num_requests = max(float(answers), request_rate * SLICE_S) if answers else 0.0
+        missing = account.tokens.missing(charge.price) if token_rate else 0.0
         num_tokens = missing + token_rate * SLICE_S if missing else 0.0
         given_back, account.given_back = account.given_back, 0.0
-        return await self.store.quotas.take(
+        granted = await self.store.quotas.take(
             tenant.name,
             Wanted(request_rate, _capacity(request_rate), num_requests),
             Wanted(token_rate, token_rate * BURST_S, num_tokens),
             price=missing,
+            num_requests=answers,
             given_back=given_back,
             gateway=self.gateway,
             running=account.running,
             most_running=most,
         )
+        if granted is None:
+            account.given_back += given_back
+        return granted
 
     def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Bucket:
         """This gateway's part of the quota, on its own clock."""
@@ -200,7 +221,7 @@ class QuotaKeeper:
         if token_rate and tokens.level <= 0:
             raise self._exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
         if request_rate:
-            requests.level -= 1
+            requests.level -= charge.num_answers
         if token_rate:
             tokens.level -= charge.price
         return tokens

@@ -1,8 +1,8 @@
 """Whether a tenant's quota has room for a request, as far as one gateway knows. Pure: the clock is an argument.
 
-A bucket of tokens may go into debt: a request is let in while anything is left, at the whole of its price, and nothing
-more until time has paid that off. So a request larger than the bucket is not refused for ever, and the mean stays at
-the rate.
+A bucket may go into debt: a request is let in while anything is left, at the whole of its price, and nothing more until
+time has paid that off. So one with more tokens or more answers than the bucket holds is not refused for ever, and the
+mean stays at the rate.
 """
 
 from __future__ import annotations

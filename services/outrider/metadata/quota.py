@@ -24,6 +24,7 @@ _TTL_MS = 600_000
 _TAKE = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
+local place = 1
 if tonumber(ARGV[8]) > 0 then
   local running = 0
   local others = redis.call('HGETALL', KEYS[2])
@@ -35,31 +36,36 @@ if tonumber(ARGV[8]) > 0 then
       running = running + tonumber(count)
     end
   end
-  if running + tonumber(ARGV[9]) > tonumber(ARGV[8]) then return {'0', '0', '0', '0', '0'} end
-  redis.call('HSET', KEYS[2], ARGV[7], ARGV[9] .. ' ' .. string.format('%.3f', now + tonumber(ARGV[10])))
-  redis.call('PEXPIRE', KEYS[2], ARGV[11])
+  if running + tonumber(ARGV[9]) > tonumber(ARGV[8]) then
+    -- Nothing is given without a place. What comes back is kept.
+    place = 0
+  else
+    redis.call('HSET', KEYS[2], ARGV[7], ARGV[9] .. ' ' .. string.format('%.3f', now + tonumber(ARGV[10])))
+    redis.call('PEXPIRE', KEYS[2], ARGV[11])
+  end
 end
 local known = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local elapsed = known[3] and math.max(0, now - tonumber(known[3])) or 0
 local given, left = {}, {}
 for i = 1, 2 do
-  local rate, capacity, wanted = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
+  local rate, capacity, wanted = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), place * tonumber(ARGV[3 * i])
   local back = i == 2 and tonumber(ARGV[13]) or 0
   local level = math.min(capacity, (known[i] and tonumber(known[i]) or capacity) + rate * elapsed + back)
   given[i] = math.max(0, math.min(level, wanted))
+  -- The whole price, which may leave a debt here: it is paid off whether anybody asks or not.
   if i == 1 then
     given[i] = math.floor(given[i])
+    if level >= 1 then given[i] = math.max(given[i], place * tonumber(ARGV[14])) end
   elseif level > 0 then
-    -- The whole price of a request, which may leave a debt here: it is paid off whether anybody asks or not.
-    given[i] = math.max(given[i], tonumber(ARGV[12]))
+    given[i] = math.max(given[i], place * tonumber(ARGV[12]))
   end
   left[i] = level - given[i]
 end
 redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', left[1]), 'tokens', string.format('%.6f', left[2]),
   'at', string.format('%.6f', now))
 redis.call('PEXPIRE', KEYS[1], ARGV[11])
-return {'1', string.format('%.6f', given[1]), string.format('%.6f', given[2]), string.format('%.6f', left[1]),
-  string.format('%.6f', left[2])}
+return {tostring(place), string.format('%.6f', given[1]), string.format('%.6f', given[2]),
+  string.format('%.6f', left[1]), string.format('%.6f', left[2])}
 """
 
 
@@ -80,7 +86,7 @@ class Granted:
     """Whole ones."""
     tokens: float
     requests_left: float
-    """What the bucket still has, below 1 where no request was given."""
+    """What the bucket still has: below 1 where no request was given, and a debt where more were taken than it had."""
     tokens_left: float
     """The same of tokens: 0 or a debt where none were given."""
 
@@ -99,13 +105,14 @@ class QuotaStore:
         tokens: Wanted,
         *,
         price: float,
+        num_requests: int = 0,
         given_back: float = 0.0,
         gateway: str,
         running: int,
         most_running: int,
     ) -> Granted | None:
-        """Takes what there is of what is wanted, and of tokens `price` at least if there are any. `given_back`: tokens
-        taken before that nobody needed.
+        """Takes what there is of what is wanted, and at least `price` tokens if there are any, at least `num_requests`
+        requests if there is one. `given_back`: tokens taken before that nobody needed.
 
         `running`: at this gateway, the new one included; `most_running` 0: no bound. None while Redis is away.
         """
@@ -120,6 +127,7 @@ class QuotaStore:
             _TTL_MS,
             price,
             given_back,
+            num_requests,
         )
 
         async def work(redis: Redis) -> Any:

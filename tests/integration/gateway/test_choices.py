@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from outrider.gateway.config import Limits
+from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.v1 import router_pb2
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
@@ -100,6 +104,43 @@ async def test_the_first_answer_reads_the_prompt_before_the_others_are_asked_for
         assert len(router.requests) == 1
         begun.set()
         assert len((await asking).choices) == 4
+
+
+async def test_what_answers_have_in_common_is_made_once(
+    gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Counter[str] = Counter()
+    for owner, name in ((ModelTokenizer, "encode"), (ModelTokenizer, "encode_plain"), (LogitsChoice, "to_proto")):
+        monkeypatch.setattr(owner, name, _counted(made, name, getattr(owner, name)))
+    options = generation_pb2.GenerationOptions(n=5, prediction="ba", repetition_penalty=1.1)
+    request = generation_pb2.GenerateRequest(model=MODEL, text="ab", options=options)
+    async with routing(router) as address, gateway(address) as running, create_channel(running.grpc_address) as channel:
+        await generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+    assert len({tuple(request.predicted_token_ids) for request in router.requests}) == 1
+    assert len(router.requests) == 5
+    assert made == {"encode": 1, "encode_plain": 1, "to_proto": 1}
+
+
+def _counted(made: Counter[str], name: str, work: Any) -> Any:
+    def counted(*args: Any) -> Any:
+        made[name] += 1
+        return work(*args)
+
+    return counted
+
+
+@pytest.mark.parametrize(("prompts", "n", "field"), [(["ab"], 4, "n"), (["ab"] * 2, 2, "prompt")])
+async def test_more_answers_than_may_run_at_once_are_refused_by_name(
+    gateway: OpenGateway, router: ScriptedRouter, prompts: list[str], n: int, field: str
+) -> None:
+    body = {"model": MODEL, "prompt": prompts, "n": n}
+    async with (
+        routing(router) as address,
+        gateway(address, limits=Limits(max_running=3)) as running,
+        httpx.AsyncClient(base_url=f"http://{running.http_address}") as http,
+    ):
+        refused = await http.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
 async def test_best_of_shows_the_likeliest(serve: Any) -> None:

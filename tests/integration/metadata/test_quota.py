@@ -54,6 +54,23 @@ async def test_places_are_counted_over_gateways_and_come_back(store: MetadataSto
     assert (await take(store, most_running=2, running=2)).place
 
 
+async def test_requests_beyond_the_bucket_are_taken_whole_and_paid_off_by_time(store: MetadataStore) -> None:
+    wanted = Wanted(rate=20, capacity=2, amount=5)
+    assert (await take(store, wanted, num_requests=5)).requests == 5
+    refused = await take(store, wanted, num_requests=1)
+    assert refused.requests == 0 and -3 <= refused.requests_left < 1
+    await asyncio.sleep(0.25)
+    assert (await take(store, wanted, num_requests=1)).requests >= 1
+
+
+async def test_what_comes_back_is_kept_where_no_place_is_free(store: MetadataStore) -> None:
+    wanted = Wanted(rate=0.001, capacity=5, amount=20)
+    assert (await take(store, tokens=wanted, price=20)).tokens == 20
+    refused = await take(store, tokens=wanted, price=1, given_back=20, running=2, most_running=1)
+    assert not refused.place and refused.tokens == 0
+    assert (await take(store, tokens=wanted, price=1)).tokens == pytest.approx(5, abs=0.1)
+
+
 async def test_while_the_store_is_away_nothing_is_said(tmp_path: object) -> None:
     async with MetadataStore.connect(f"unix://{tmp_path}/absent.sock") as store:
         taken = await store.quotas.take("t", NONE, NONE, price=0, gateway="a", running=1, most_running=0)

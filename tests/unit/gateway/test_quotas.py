@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,7 @@ class Store:
         tokens: Wanted,
         *,
         price: float,
+        num_requests: int,
         given_back: float,
         gateway: str,
         running: int,
@@ -49,9 +51,9 @@ class Store:
         if self.away:
             return None
         others = sum(count for name, count in self.running.items() if name != gateway)
-        if most_running and others + running > most_running:
-            return Granted(False, 0, 0, 0, 0)
-        self.running[gateway] = running
+        place = not (most_running and others + running > most_running)
+        if place:
+            self.running[gateway] = running
         given = []
         for name, wanted in (("requests", requests), ("tokens", tokens)):
             bucket = self.levels.setdefault(name, Bucket(wanted.capacity, self.clock()))
@@ -59,13 +61,14 @@ class Store:
             bucket.refill(wanted.rate, wanted.capacity, self.clock())
             amount = max(0.0, min(bucket.level, wanted.amount))
             if name == "requests":
-                amount = float(int(amount))
+                amount = max(float(int(amount)), num_requests if bucket.level >= 1 else 0.0)
             elif bucket.level > 0:
                 amount = max(amount, price)
+            amount *= place
             given.append(amount)
             # The script keeps and answers six decimals.
             given[-1], bucket.level = round(amount, 6), round(bucket.level - amount, 6)
-        return Granted(True, given[0], given[1], self.levels["requests"].level, self.levels["tokens"].level)
+        return Granted(place, given[0], given[1], self.levels["requests"].level, self.levels["tokens"].level)
 
 
 def tenant(**quota: Any) -> tenants_pb2.Tenant:
@@ -191,8 +194,49 @@ async def test_a_price_is_paid_whatever_its_decimals(store: Store, clock: Clock)
     one, who = keeper(store), tenant(tokens_per_minute=600)
     for num_tokens in range(60):
         async with one.held(who, num_tokens / 7, None) as charge:
-            charge.num_tokens, charge.num_output = num_tokens, num_tokens
+            charge.ended(0, num_tokens)
         clock.now_s += 60
+
+
+async def test_a_request_with_more_answers_than_the_bucket_holds_is_let_in_and_paid_off(
+    store: Store, clock: Clock
+) -> None:
+    one, who = keeper(store), tenant(requests_per_second=4)
+    let_in = 0
+    for _ in range(100):
+        with suppress(Overloaded):
+            async with one.held(who, 1, 1, num_answers=8):
+                let_in += 1
+        clock.now_s += 0.5
+    # 50 s at half a request of eight answers each second.
+    assert let_in == pytest.approx(25, abs=1)
+
+
+async def test_without_the_store_many_answers_are_let_in_and_paid_off_too(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(requests_per_second=4)
+    store.away = True
+    let_in = 0
+    for _ in range(100):
+        with suppress(Overloaded):
+            async with one.held(who, 1, 1, num_answers=8):
+                let_in += 1
+        clock.now_s += 0.5
+    assert let_in == pytest.approx(25, abs=1)
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_tokens_that_nobody_needed_come_back_though_the_next_call_gives_nothing(
+    store: Store, clock: Clock, away: bool
+) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600, concurrent_requests=2)
+    async with one.held(who, 1000, 1):
+        pass
+    # A thousand came back to this gateway. It is for the store's bucket, which is in debt by as much.
+    clock.now_s += 1
+    store.away, store.running["other"] = away, 2
+    assert away is await asks(one, who)
+    store.away, store.running["other"] = False, 0
+    assert await asks(one, who)
 
 
 async def test_so_many_run_at_once_on_all_gateways_together(store: Store, clock: Clock) -> None:
