@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic_core import from_json
+
 from outrider.errors import InvalidRequest, NotSupported
+from outrider.gateway.fields import check_names
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
@@ -106,17 +108,17 @@ def from_response_format(response_format: Any) -> Structured | None:
         raise InvalidRequest(where, "has to be an object with type")
     match response_format.get("type"):
         case "text":
-            _check_names(where, response_format, ("type",))
+            check_names(where, response_format, ("type",))
             return None
         case "json_object":
-            _check_names(where, response_format, ("type",))
+            check_names(where, response_format, ("type",))
             return Structured("json_schema", {"type": "object"}, where)
         case "json_schema":
-            _check_names(where, response_format, ("type", "json_schema"))
+            check_names(where, response_format, ("type", "json_schema"))
             described = response_format.get("json_schema")
             if not isinstance(described, dict) or "schema" not in described:
                 raise InvalidRequest(f"{where}.json_schema", "has to be an object with schema")
-            _check_names(f"{where}.json_schema", described, ("name", "description", "schema", "strict"))
+            check_names(f"{where}.json_schema", described, ("name", "description", "schema", "strict"))
             return Structured("json_schema", described["schema"], f"{where}.json_schema.schema")
         case _:
             raise InvalidRequest(f"{where}.type", "has to be text, json_object or json_schema")
@@ -128,7 +130,7 @@ def from_structured_outputs(structured_outputs: Any) -> Structured:
     if not isinstance(structured_outputs, dict):
         raise InvalidRequest(where, "has to be an object")
     given = {name: value for name, value in structured_outputs.items() if value is not None}
-    _check_names(where, given, ("json", "json_object", "regex", "choice", "grammar"))
+    check_names(where, given, ("json", "json_object", "regex", "choice", "grammar"))
     if len(given) != 1:
         raise InvalidRequest(where, "has to have one of json, json_object, regex, choice and grammar")
     [(name, value)] = given.items()
@@ -146,12 +148,7 @@ def parsed_schema(schema: Any, where: str) -> Any:
     if not isinstance(schema, str):
         return schema
     try:
-        return json.loads(schema)
+        # Bounds the depth, as it does of a body.
+        return from_json(schema)
     except ValueError as error:
         raise InvalidRequest(where, f"is not valid JSON: {error}") from error
-
-
-def _check_names(where: str, given: dict[str, Any], known: Sequence[str]) -> None:
-    for name in given:
-        if name not in known:
-            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
 from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, parse
+from outrider.gateway.http.responses_request import ResponsesRequest
+from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway
@@ -123,6 +124,7 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, 400, "structured_outputs"),
     ({"structured_outputs": {"choice": []}}, 400, "structured_outputs.choice"),
     ({"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json"),
+    ({"structured_outputs": {"json": "[" * 3000}}, 400, "structured_outputs.json"),
     ({"structured_outputs": {"regex": "a" * 70_000}}, 400, "structured_outputs.regex"),
     ({"structured_outputs": {"choice": ["a"]}, "ignore_eos": True}, 400, "ignore_eos"),
     ({"structured_outputs": {"choice": ["a"]}, "allowed_token_ids": [5]}, 400, "allowed_token_ids"),
@@ -358,24 +360,36 @@ async def test_other_content_types_paths_and_methods_get_openai_errors(http: htt
     check_error(await post(http, "/embeddings", {}), 404, None)
 
 
+async def test_a_fault_of_ours_is_an_error_of_openai_s_shape(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CompletionRequest, "generations", fail)
+    answer = await post(http, "/completions", {"model": MODEL, "prompt": "a"})
+    check_error(answer, 500, None)
+    assert answer.json()["error"]["type"] == "server_error"
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-names = st.sampled_from(
-    [*CompletionRequest.model_fields, *ChatRequest.model_fields, *CompletionRequest.unserved, *ChatRequest.unserved]
-)
+BASES: dict[type[GenerationBody], dict[str, Any]] = {
+    CompletionRequest: {"prompt": "a"},
+    ChatRequest: {"messages": [USER]},
+    ResponsesRequest: {"input": "a"},
+}
+names = st.sampled_from([name for kind in BASES for name in (*kind.model_fields, *kind.unserved)])
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from([CompletionRequest, ChatRequest]), st.dictionaries(names, json_values, max_size=4))
-def test_any_json_is_either_understood_or_refused_by_name(
-    kind: type[CompletionRequest] | type[ChatRequest], fields: dict[str, Any]
-) -> None:
-    base = {"model": MODEL, "prompt": "a"} if kind is CompletionRequest else {"model": MODEL, "messages": [USER]}
+@given(st.sampled_from([*BASES]), st.dictionaries(names, json_values, max_size=4))
+def test_any_json_is_either_understood_or_refused_by_name(kind: type[GenerationBody], fields: dict[str, Any]) -> None:
     try:
-        generation = parse(kind, json.dumps(base | fields).encode()).generations()[0][0]
+        generation = parse(kind, json.dumps({"model": MODEL, **BASES[kind], **fields}).encode()).generations()[0][0]
     except HttpError as error:
         assert error.status == 400
         assert error.param is not None or error.code == "invalid_json"

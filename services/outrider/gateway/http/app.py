@@ -54,7 +54,7 @@ def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
     ]
     return Starlette(
         routes=guarded(routes, guard),
-        exception_handlers={HTTPException: _http_exception},
+        exception_handlers={HTTPException: _http_exception, Exception: _unexpected},
     )
 
 
@@ -185,3 +185,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """A fault of ours, wherever it is. Starlette raises it again, and the server logs it."""
+    return HttpError(500, "internal error", "server_error").response()

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.fields import check_names
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.tools import MAX_TOOLS
 
@@ -59,9 +60,7 @@ def prediction(given: Any) -> str:
         return ""
     if not isinstance(given, dict) or given.get("type") != "content":
         raise InvalidRequest("prediction", "has to be an object with type content, and content")
-    for name in given:
-        if name not in ("type", "content"):
-            raise InvalidRequest(f"prediction.{name[:100]}", "unknown field")
+    check_names("prediction", given, ("type", "content"))
     return _content("prediction.content", given.get("content"))
 
 
@@ -78,9 +77,7 @@ def _text_part(where: str, part: Any) -> str:
         raise InvalidRequest(where, "has to be an object with type and text")
     if part.get("type") != "text":
         raise unsupported(f"{where}.type", "only text parts are supported")
-    for name in part:
-        if name not in ("type", "text"):
-            raise InvalidRequest(f"{where}.{name}", "unknown field")
+    check_names(where, part, ("type", "text"))
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{where}.text", "has to be a string")
     return str(part["text"])
@@ -97,9 +94,7 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise InvalidRequest(where, "has to be an object with type function")
-    for name in call:
-        if name not in ("id", "type", "function", "index"):
-            raise InvalidRequest(f"{where}.{name}", "unknown field")
+    check_names(where, call, ("id", "type", "function", "index"))
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name and arguments")

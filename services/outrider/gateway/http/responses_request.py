@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.fields import check_names
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.http.messages import message
 from outrider.gateway.http.schemas import GenerationBody
@@ -157,6 +158,8 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in item.items() if name not in ("type", "id", "status") and value is not None}
     match kind:
         case "message":
+            if "tool_calls" in given:
+                raise InvalidRequest(f"{where}.tool_calls", "unknown field; calls are items of type function_call")
             given["content"] = _content(f"{where}.content", given.get("content"))
             return given
         case "function_call":
@@ -169,7 +172,10 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
             content = output if isinstance(output, str) else _content(f"{where}.output", output)
             return {"role": "tool", "tool_call_id": given["call_id"], "content": content}
         case "reasoning":
-            parts = given.get("content") or given.get("summary") or []
+            name = "content" if given.get("content") else "summary"
+            parts = given.get(name) or []
+            if not isinstance(parts, list):
+                raise InvalidRequest(f"{where}.{name}", "has to be a list of parts")
             texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
             return {"role": "assistant", "reasoning_content": "\n".join(texts)}
         case _:
@@ -177,9 +183,7 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(where: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in names:
-            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")
+    check_names(where, given, names)
     for name in names:
         if name != "namespace" and name not in given:
             raise InvalidRequest(f"{where}.{name}", "is missing")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.fields import check_names
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.tools import ToolUse
 
@@ -39,10 +40,10 @@ def _named(choice: Any) -> str | None:
     if choice.get("type") != "function":
         raise unsupported(f"{where}.type", "only function is supported")
     function = choice.get("function")
-    _check_names(where, choice, ("type", "function"))
+    check_names(where, choice, ("type", "function"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name")
-    _check_names(f"{where}.function", function, ("name",))
+    check_names(f"{where}.function", function, ("name",))
     return str(function["name"])
 
 
@@ -51,11 +52,11 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
         raise InvalidRequest(where, "has to be an object with type and function")
     if tool.get("type") != "function":
         raise unsupported(f"{where}.type", "only function is supported")
-    _check_names(where, tool, ("type", "function"))
+    check_names(where, tool, ("type", "function"))
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name")
-    _check_names(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+    check_names(f"{where}.function", function, ("name", "description", "parameters", "strict"))
     if not isinstance(function.get("description"), str | None):
         raise InvalidRequest(f"{where}.function.description", "has to be a string")
     if not isinstance(function.get("parameters"), dict | None):
@@ -65,9 +66,3 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
     # `strict` is no part of what a model is told.
     told = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": told}
-
-
-def _check_names(where: str, given: dict[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise InvalidRequest(f"{where}.{name[:100]}", "unknown field")
