@@ -187,7 +187,7 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
         stack = await enter(Stack(config, note, amend))
         stacks = [stack]
         if "in-step" in asked.arms:
-            stacks.append(await enter(Stack(replace(config, run_ahead_tokens=0, num_alternatives=0), note, amend)))
+            stacks.append(await enter(Stack(replace(config, run_ahead_tokens=0), note, amend)))
         gateways = [await enter(Gateway(one.gateway_grpc)) for one in stacks]
         arms: dict[str, Ask] = {
             arm: _through(gateways[arm == "in-step"], config.model, _MODES[arm], asked.ignore_eos)

@@ -84,8 +84,6 @@ class Schedule:
     max_wait_us: int
     run_ahead_tokens: int
     max_draft_tokens: int
-    num_alternatives: int
-    rounds_per_turn: int
     block_size: int = field(default=4)
 
 
@@ -113,8 +111,6 @@ def draw(seed: int) -> Schedule:
         max_wait_us=rng.choice((0, 5_000, 50_000)),
         run_ahead_tokens=rng.choice((0, 2, 8)),
         max_draft_tokens=rng.choice((1, 3, 5, 8)),
-        num_alternatives=rng.choice((0, 2, 4, 8)),
-        rounds_per_turn=rng.choice((1, 3, 8)),
     )
 
 

@@ -208,8 +208,6 @@ def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
             max_draft_tokens=schedule.max_draft_tokens,
             max_wait_us=schedule.max_wait_us,
             run_ahead_tokens=schedule.run_ahead_tokens,
-            num_alternatives=schedule.num_alternatives,
-            rounds_per_turn=schedule.rounds_per_turn,
         ),
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,

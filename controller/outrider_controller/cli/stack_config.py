@@ -53,8 +53,6 @@ class StackConfig:
     prefix_cache: bool = True
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
     """Tokens a draft may guess beyond what is being verified; with 0 it waits for every commit."""
-    num_alternatives: int = PolicyConfig().num_alternatives
-    """Other outcomes of a step for which a draft may prepare what follows."""
     trace_tokens: bool = False
     """Routers keep the output tokens of requests, for `outrider trace`."""
     kv_cache_bytes: int = 0
@@ -197,7 +195,6 @@ class Planner:
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
-        flags += ["--num-alternatives", str(self._config.num_alternatives)]
         for number, address in enumerate(routers):
             flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
         flags += ["--control-ops-listen", self._ops["control"]]

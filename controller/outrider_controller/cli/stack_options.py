@@ -76,14 +76,6 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             **shown,
         ),
         option(
-            "--num-alternatives",
-            type=number(0),
-            default=StackConfig().num_alternatives,
-            metavar="N",
-            help="Other outcomes of a step for which a draft may prepare what follows, where that is faster.",
-            **shown,
-        ),
-        option(
             "--trace-tokens/--no-trace-tokens",
             default=trace_tokens,
             help="Keep the tokens of answers for `outrider trace`.",

@@ -11,7 +11,6 @@ from outrider.address import is_loopback
 from outrider.configuration import Nested, Option, load
 from outrider.process_config import ProcessConfig
 from outrider.protocol.limits import (
-    MAX_ALTERNATIVES,
     MAX_DRAFT_TOKENS,
     MAX_RUN_AHEAD_TOKENS,
     MAX_STREAM_BYTES,
@@ -38,10 +37,6 @@ class PolicyConfig:
     """Longest, in microseconds, that the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
     """Most tokens a draft may guess beyond what it has sent, while that is verified: fewer where it has less time."""
-    num_alternatives: int = 5
-    """Outcomes of the step under way for which a draft may prepare what follows, where rounds are faster with that."""
-    rounds_per_turn: int = 8
-    """Rounds with and without such preparations take turns to show which are faster."""
     silent_commits: int = 2
     """Times that a target may wait for a draft in vain before it stops waiting for it."""
 
@@ -50,12 +45,11 @@ class PolicyConfig:
             "max_draft_tokens": MAX_DRAFT_TOKENS,
             "max_wait_us": MAX_WAIT_US,
             "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
-            "num_alternatives": MAX_ALTERNATIVES,
         }
         for name, bound in bounds.items():
             if not 0 <= getattr(self, name) <= bound:
                 raise ValueError(f"policy.{name}: must be in 0..{bound}, got {getattr(self, name)}")
-        _positive("policy", silent_commits=self.silent_commits, rounds_per_turn=self.rounds_per_turn)
+        _positive("policy", silent_commits=self.silent_commits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,5 @@ def _speculation(setting: Setting) -> sequence.Speculation:
         max_draft_tokens=setting.max_draft_tokens,
         max_wait_us=setting.max_wait_us,
         run_ahead_tokens=setting.run_ahead_tokens,
-        num_alternatives=setting.num_alternatives,
         weight=setting.weight,
     )

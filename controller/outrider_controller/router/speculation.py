@@ -33,15 +33,12 @@ class Setting:
     max_draft_tokens: int
     max_wait_us: int
     run_ahead_tokens: int = 0
-    num_alternatives: int = 0
     weight: float = 1.0
 
     def like(self, other: Setting) -> bool:
         """Whether the difference is not worth a message."""
         return self.max_draft_tokens == other.max_draft_tokens and (
-            _alike(self.max_wait_us, other.max_wait_us)
-            and self.num_alternatives == other.num_alternatives
-            and _alike(self.run_ahead_tokens, other.run_ahead_tokens)
+            _alike(self.max_wait_us, other.max_wait_us) and _alike(self.run_ahead_tokens, other.run_ahead_tokens)
         )
 
 
@@ -141,7 +138,7 @@ class SpeculationController:
     _seen: RoundSums = field(default_factory=RoundSums)
 
     def __post_init__(self) -> None:
-        self.run_ahead = RunAhead(self.config)
+        self.run_ahead = RunAhead(self.config.run_ahead_tokens)
 
     @property
     def limit(self) -> int:
@@ -155,7 +152,8 @@ class SpeculationController:
         """
         self.workers_limit = workers_limit
         known = self.gain.record if record is None else record
-        self.run_ahead.opened(known.lookahead)
+        if known is not self.gain.record:
+            self.run_ahead.forget()
         self.times.step_us = self.times.step_us or known.step_us
         self._begin(known)
         self.sent = self._wanted()
@@ -211,13 +209,7 @@ class SpeculationController:
         if draft_active := bool(times.answers_us):
             times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
             if not was_resting:
-                self.run_ahead.round(
-                    tokens=seen.tokens,
-                    us=seen.us,
-                    step_us=times.step_us,
-                    turnaround_us=times.turnaround_us,
-                    rounds=seen.rounds,
-                )
+                self.run_ahead.round(step_us=times.step_us, turnaround_us=times.turnaround_us, rounds=seen.rounds)
         gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
         if was_resting and not gain.resting:
             # It has to read what was committed meanwhile.
@@ -259,8 +251,7 @@ class SpeculationController:
     def _wanted(self) -> Setting:
         if self.gain.resting or self._off:
             return PLAIN
-        ahead = self.run_ahead
-        return Setting(self.limit, self._wait_us(), ahead.run_ahead_tokens, ahead.num_alternatives, self.allowed.weight)
+        return Setting(self.limit, self._wait_us(), self.run_ahead.num_tokens, self.allowed.weight)
 
     def _wait_us(self) -> int:
         if self.unanswered >= self.config.silent_commits:

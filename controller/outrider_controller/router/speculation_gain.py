@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from outrider.protocol.rounds import Round
 
 from outrider_controller.autoscaler.evidence import Evidence
-from outrider_controller.router.run_ahead import LookaheadGain
 
 # In mid-request a draft that has rested must read again all there is, beside a target that is decoding.
 FIRST_REST_TOKENS = 128
@@ -77,7 +76,6 @@ class DraftRecord:
     """Of the target's steps beside it, as a request saw them last; 0 while unknown."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
-    lookahead: LookaheadGain = field(default_factory=LookaheadGain)
 
     def rested(self, share: float) -> None:
         """One plain round, in steps beside a busy draft."""
