@@ -26,7 +26,11 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def Follow(  # type: ignore[override]
         self, requests: AsyncIterator[policy.FollowRequest], context: Context
     ) -> None:
-        follower = self._leader.follow()
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        follower = self._leader.follow(first.epoch)
+        self._leader.received(follower, first)
         try:
             await until_first_ends(self._read(follower, context), self._write(follower, context))
         finally:

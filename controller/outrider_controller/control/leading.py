@@ -120,8 +120,16 @@ class PlanLeader:
 
     # -- routers
 
-    def follow(self) -> Follower:
-        """With every decision to hear first. Raises Unavailable where another leads."""
+    def follow(self, seen_epoch: int = 0) -> Follower:
+        """With every decision to send first. Raises Unavailable where another leads.
+
+        `seen_epoch`: the highest that the router has received. Where the store has lost its memory that may be above
+        ours, and the router would refuse what we send: a higher epoch is taken before it may follow.
+        """
+        if self.epoch < seen_epoch:
+            self._lease.saw(seen_epoch)
+            self._wake.set()
+            raise not_leading()
         if not self.epoch:
             raise not_leading()
         follower = Follower()

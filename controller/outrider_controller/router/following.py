@@ -92,6 +92,7 @@ class Follower:
                     evidence=[evidence_to_proto(pairing, one) for pairing, one in evidence.items()],
                     targets=[report_to_proto(model, state) for model, state in steering.target_states().items()],
                     busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
+                    epoch=self._epoch,
                 )
             )
             used_s, at_s = now_used_s, now_s

@@ -36,6 +36,8 @@ if not holder or epoch < seen then
 end
 return epoch
 """
+# Far above any count of leaders, and below what Lua counts exactly: what a peer sends beyond that is no epoch.
+_MAX_EPOCH = 2**48
 _RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
@@ -62,6 +64,11 @@ class LeaderLease:
         self._leads = int(epoch) > 0
         self._seen_epoch = max(self._seen_epoch, abs(int(epoch)))
         return int(epoch) if self._leads else 0
+
+    def saw(self, epoch: int) -> None:
+        """Somebody follows only leaders from this epoch on: the next `hold` takes a higher one."""
+        if epoch <= _MAX_EPOCH:
+            self._seen_epoch = max(self._seen_epoch, epoch)
 
     async def resign(self) -> None:
         """Another may lead at once."""

@@ -22,6 +22,14 @@ async def test_after_a_lost_memory_who_led_leads_again_and_else_another_one_with
     assert (await stands_by.hold(), await stands_by.hold(), await leads.hold()) == (0, 3, 0)
 
 
+async def test_who_leads_takes_a_higher_epoch_than_anybody_has_seen(store: MetadataStore, raw: redis.Redis) -> None:
+    lease = store.plans.lease("a")
+    assert await lease.hold() == 1
+    lease.saw(7)
+    lease.saw(2**60)
+    assert (await lease.hold(), await lease.hold()) == (8, 8)
+
+
 async def test_a_leader_tells_redis_again_what_operators_have_said(store: MetadataStore, raw: redis.Redis) -> None:
     async with EventWriter(store).running() as events:
         leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)

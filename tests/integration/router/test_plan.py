@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+import redis
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
@@ -89,6 +90,27 @@ async def test_a_tenant_whose_drafts_never_pay_is_off_on_every_router_and_after_
         assert decision(third).mode is Mode.TRY
         explained = await stub.Explain(control_pb2.ExplainRequest(tenant="t"))
         assert explained.known
+
+
+async def test_routers_follow_who_leads_first_in_an_empty_store_though_they_have_seen_higher_epochs(
+    fleet: Any, metadata_url: str
+) -> None:
+    await fleet.target()
+    await fleet.draft()
+    for holder in ("a", "b", "c"):
+        await fleet.store.plans.lease(holder).hold()
+        await fleet.store.plans.lease(holder).resign()
+    async with control_plane(fleet):
+        router = await fleet.start()
+        await until(lambda: follows(router))
+    await until(lambda: not follows(router))
+    keys = fleet.store.plans._keys
+    with redis.Redis.from_url(metadata_url) as raw:
+        raw.delete(keys.leader_epoch, keys.leader, keys.plan)
+    async with control_plane(fleet) as stub:
+        await until(lambda: follows(router))
+        await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF))
+        await until(lambda: decision(router).reason is Reason.OPERATOR_OFF)
 
 
 async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itself(fleet: Any) -> None:
