@@ -13,21 +13,18 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import ray
 import ray.exceptions
 from outrider.protocol.identity import package_version
 
 from outrider_controller.actors import ControlPlane, Router, StartError, addresses_of
-from outrider_controller.config import ControllerConfig
+from outrider_controller.config import ControllerConfig, on_node
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.router.config import RouterConfig
 
 log = logging.getLogger(__name__)
-
-C = TypeVar("C", ControlConfig, RouterConfig)
 
 _NAMESPACE = "outrider"
 _STOP_MARGIN_S = 5.0
@@ -42,19 +39,14 @@ class NodeRouter(Router):
     """A router on whatever node Ray gives it. Gateways find it by its lease, wherever it comes back."""
 
     async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
-        await super().__init__(_on_this_node(config), "")
+        await super().__init__(on_node(config, ray.util.get_node_ip_address()), "")
 
 
 class NodeControlPlane(ControlPlane):
     """The control plane on whatever node Ray gives it."""
 
     async def __init__(self, config: ControlConfig) -> None:  # type: ignore[misc]
-        await super().__init__(_on_this_node(config), "")
-
-
-def _on_this_node(config: C) -> C:
-    """With the address of the node in the place of the host that was named."""
-    return replace(config, listen=f"{ray.util.get_node_ip_address()}:{config.listen.rpartition(':')[2]}")
+        await super().__init__(on_node(config, ray.util.get_node_ip_address()), "")
 
 
 class ClusterController:

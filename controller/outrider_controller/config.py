@@ -5,15 +5,23 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from outrider.address import is_loopback
+from outrider.address import check_address, is_loopback
 from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.webhook import WebhookConfig
 from outrider_controller.router.config import RouterConfig
+
+
+C = TypeVar("C", ControlConfig, RouterConfig)
+
+
+def on_node(config: C, host: str) -> C:
+    """Of an actor on a Ray cluster: with the address of its node in the place of the host that was named."""
+    return replace(config, listen=f"{host}:{config.listen.rpartition(':')[2]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class RayConfig:
             raise ValueError("ray_temp_dir: at most 30 characters")
         if not self.start_timeout_s > 0:
             raise ValueError(f"ray_start_timeout: must be above 0, got {self.start_timeout_s:g}")
+        if self.address:
+            check_address("ray_address", self.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +86,11 @@ class ControllerConfig:
             )
         if not self.router.cache_salt_key:
             raise ValueError("cache_salt_key_file: needed with ray_address: all routers have to have the same")
+        if not (self.router.tls_dir or self.router.insecure):
+            raise ValueError(
+                "ray_address: routers and control plane listen at their nodes' addresses, which other machines can"
+                " reach: give tls_dir, or insecure for plain text"
+            )
 
     @property
     def log_format(self) -> str:

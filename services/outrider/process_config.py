@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from outrider.address import AUTO, check_advertised, check_listen, is_loopback, takes_all_interfaces
 from outrider.configuration import Option
 from outrider.metadata import MetadataStore
-from outrider.metadata.network import address_towards, is_elsewhere
+from outrider.metadata.network import address_towards, has_host, is_elsewhere
 from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
 from outrider.rpc.roles import Role
 from outrider.telemetry.logging import check_log_format
@@ -75,5 +75,11 @@ class ProcessConfig:
         """Of the port that others in the cluster call. Raises ValueError that names the field, with `prefix`."""
         check_listen(f"{prefix}listen", listen)
         if self.metadata_url:
-            check_advertised(f"{prefix}advertise", self.advertise, listen)
+            self.check_reached(f"{prefix}advertise", listen)
         check_plain(f"{prefix}listen", listen, self.tls_dir, self.insecure)
+
+    def check_reached(self, field: str, listen: str) -> None:
+        """Of what `advertise` makes of an address to listen at. Raises ValueError that names the field."""
+        check_advertised(field, self.advertise, listen)
+        if self.advertise == AUTO and takes_all_interfaces(listen) and not has_host(self.metadata_url):
+            raise ValueError(f"{field}: auto finds no address, for the metadata store is not reached over a network")

@@ -123,7 +123,7 @@ async def controller(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--ray-address", cluster.address),
-        *("--routers", str(routers), "--cache-salt-key-file", str(key), "--drain-timeout", "2"),
+        *("--routers", str(routers), "--cache-salt-key-file", str(key), "--drain-timeout", "2", "--insecure"),
         env={**os.environ, **VARIABLES},
     )
     try:

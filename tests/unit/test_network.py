@@ -33,6 +33,13 @@ def test_a_store_behind_a_socket_shows_no_interface() -> None:
         address_towards("unix:///run/redis.sock")
 
 
+def test_auto_is_refused_at_once_where_the_store_shows_no_interface() -> None:
+    """What listens at one address advertises that, wherever the store is."""
+    with pytest.raises(ValueError, match=r"^control\.advertise: auto finds no address"):
+        ControlConfig(listen="0.0.0.0:0", advertise="auto", metadata_url="unix:///run/redis.sock", insecure=True)
+    ControlConfig(listen="127.0.0.1:0", advertise="auto", metadata_url="unix:///run/redis.sock")
+
+
 def test_auto_is_where_others_reach_a_process() -> None:
     everywhere = ControlConfig(listen="0.0.0.0:0", advertise="auto", metadata_url="redis://127.0.0.1:1", insecure=True)
     assert everywhere.advertised("0.0.0.0:7001") == "127.0.0.1:7001"

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from outrider.address import check_address, check_advertised, check_listen
+from outrider.address import check_address, check_listen
 from outrider.configuration import ConfigError, Nested, Option, load
 from outrider.gateway.parsers.tool_calls import FORMATS
 from outrider.gateway.tokenizer.model import Parsers
@@ -111,7 +111,7 @@ class GatewayConfig(ProcessConfig):
             raise ConfigError("require_api_keys: needs --metadata, where the keys are")
         self.check_process()
         if self.metadata_url:
-            check_advertised("advertise", self.advertise, self.listen_grpc)
+            self.check_reached("advertise", self.listen_grpc)
         for name in ("listen_grpc", "listen_http"):
             check_listen(name, getattr(self, name))
             check_plain(name, getattr(self, name), self.public_tls_dir, self.insecure, "public_tls_dir")

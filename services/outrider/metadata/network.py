@@ -27,8 +27,7 @@ def own_network() -> str:
 def address_towards(url: str) -> str:
     """The IP address of the interface that leads to the store at this URL; an IPv6 one in brackets. Asks DNS for the
     store's name, and sends nothing. Raises OSError where there is no way."""
-    # Of Sentinels the first; all of them are to be reached.
-    host, port = _host(urlsplit(url).netloc.rpartition("@")[2].split(",")[0])
+    host, port = _host(_first(url))
     family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as towards:
         towards.connect(there)
@@ -36,10 +35,20 @@ def address_towards(url: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
+def has_host(url: str) -> bool:
+    """Whether the URL names a host, so that `address_towards` has somewhere to look."""
+    return bool(urlsplit(f"//{_first(url)}").hostname)
+
+
 def is_elsewhere(url: str) -> bool:
     """Whether the store at this URL is reached over a network, as far as the URL says."""
     netloc = urlsplit(url).netloc.rpartition("@")[2]
     return any(not is_loopback(f"{_host(one)[0]}:0") for one in netloc.split(",") if one)
+
+
+def _first(url: str) -> str:
+    """HOST:PORT; of Sentinels the first, for all of them are to be reached."""
+    return urlsplit(url).netloc.rpartition("@")[2].split(",")[0]
 
 
 def _host(netloc: str) -> tuple[str, int]:

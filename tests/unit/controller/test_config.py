@@ -76,6 +76,7 @@ def test_the_salt_key_is_read_from_a_file(tmp_path):
         ([*URL, "--cache-salt-key-file", "/nonexistent"], "/nonexistent"),
         ([*URL, "--ray-address", "a:1"], "cache_salt_key_file"),
         ([*URL, "--ray-address", "a:1", "--router-listen", "127.0.0.1:1"], "router_listen"),
+        ([*URL, "--ray-address", "nowhere"], "ray_address: 'nowhere' is not HOST:PORT"),
         ([*URL, "--frobnicate"], "--frobnicate"),
     ],
 )
