@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from outrider.rpc.v1 import policy_pb2 as policy
@@ -57,8 +58,12 @@ def belief_to_proto(belief: Belief) -> policy.PairingEvidence:
     )
 
 
-def belief_from_proto(message: policy.PairingEvidence) -> Belief:
-    return Pairing(message.tenant, message.target, message.draft), [float(getattr(message, name)) for name in STATE]
+def beliefs_from_proto(message: policy.TenantDecision) -> Iterator[Belief]:
+    """All that come with a decision."""
+    for one in (message.belief, *message.other_beliefs):
+        # Who has only resumed a decision may not know which draft it is about.
+        if one.draft:
+            yield Pairing(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
 
 
 def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
@@ -87,11 +92,11 @@ def tenant_policy(
     """What a tenant's record and an operator's word come to. `clock_s`: the reader's clock at Unix second 0."""
     record = record or tenants.SpeculationPolicy()
     override = override or tenants.SpeculationOverride()
-    capped = override if override.HasField("max_draft_tokens") else record
     return TenantPolicy(
         speculation=_SETTING_OF.get(override.setting, Setting.AUTO),
         until_s=override.until_unix_ms / 1000 + clock_s if override.until_unix_ms else math.inf,
-        max_draft_tokens=capped.max_draft_tokens if capped.HasField("max_draft_tokens") else None,
+        override_draft_tokens=override.max_draft_tokens if override.HasField("max_draft_tokens") else None,
+        max_draft_tokens=record.max_draft_tokens if record.HasField("max_draft_tokens") else None,
         max_wait_us=record.max_wait_ms * 1000 if record.HasField("max_wait_ms") else None,
         weight=record.weight or 1.0,
         min_acceptance=record.min_acceptance if record.HasField("min_acceptance") else None,
@@ -99,7 +104,10 @@ def tenant_policy(
     )
 
 
-def decision_to_proto(cell: Cell, decision: Decision, belief: Belief, now_unix_s: float) -> policy.TenantDecision:
+def decision_to_proto(cell: Cell, decision: Decision, beliefs: Iterable[Belief]) -> policy.TenantDecision:
+    """`beliefs`: of every draft of that tenant and target that is known."""
+    evidence = {one.draft: one for one in map(belief_to_proto, beliefs)}
+    best = evidence.pop(decision.draft, None)
     return policy.TenantDecision(
         tenant=cell.tenant,
         target=cell.target,
@@ -113,8 +121,9 @@ def decision_to_proto(cell: Cell, decision: Decision, belief: Belief, now_unix_s
         upper=decision.upper,
         rounds=decision.rounds,
         price=decision.price,
-        belief=belief_to_proto(belief),
-        holds_ms=_ms(decision.until_s - now_unix_s),
+        belief=best or policy.PairingEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
+        other_beliefs=evidence.values(),
+        changes=decision.changes,
     )
 
 
@@ -128,7 +137,9 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
         lower=message.lower,
         upper=message.upper,
         rounds=message.rounds,
+        draft=message.belief.draft,
         price=message.price,
+        changes=message.changes,
     )
 
 
@@ -145,9 +156,6 @@ def _policy_to_proto(given: TenantPolicy) -> tenants.SpeculationPolicy:
 def _override_to_proto(given: TenantPolicy) -> tenants.SpeculationOverride:
     return tenants.SpeculationOverride(
         setting=SETTINGS[given.speculation],
+        max_draft_tokens=given.override_draft_tokens,
         until_unix_ms=round(given.until_s * 1000) if math.isfinite(given.until_s) else 0,
     )
-
-
-def _ms(seconds: float) -> int:
-    return round(1000 * seconds) if 0 < seconds < 1e9 else 0

@@ -6,7 +6,7 @@ Columns, not objects: ten thousand tenants are looked at every second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,12 @@ class Beliefs:
         """What is known of one pairing, in order of `STATE`."""
         row = self._rows.get(pairing)
         return [0.0] * len(STATE) if row is None else [float(self._columns[name][row]) for name in STATE]
+
+    def of_cell(self, cell: Cell) -> Iterator[tuple[Pairing, Sequence[float]]]:
+        """Of every draft that the cell has shown something of."""
+        for target, draft in self._groups:
+            if target == cell.target and (values := self.of(pairing := Pairing(*cell, draft)))[-1]:
+                yield pairing, values
 
     def restore(self, state: Iterable[tuple[Pairing, Sequence[float]]]) -> None:
         """Takes what another process knew, in the place of what is known here of the same pairings."""

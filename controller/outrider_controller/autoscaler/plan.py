@@ -81,7 +81,9 @@ class TenantPolicy:
 
     speculation: Setting = Setting.AUTO
     until_s: float = math.inf
-    """When `speculation` is auto again."""
+    """When `speculation` is auto again, and `override_draft_tokens` ends."""
+    override_draft_tokens: int | None = None
+    """In the place of `max_draft_tokens`, until then."""
     max_draft_tokens: int | None = None
     max_wait_us: int | None = None
     weight: float = 1.0
@@ -91,8 +93,16 @@ class TenantPolicy:
     clients_insist: bool = True
     """Whether `speculation: on` of a client counts for more than the plan."""
 
-    def setting(self, now_s: float) -> Setting:
-        return self.speculation if now_s < self.until_s else Setting.AUTO
+    @property
+    def cap(self) -> int | None:
+        """Most drafted tokens per step; None: as many as others allow."""
+        return self.max_draft_tokens if self.override_draft_tokens is None else self.override_draft_tokens
+
+    def at(self, now_s: float) -> TenantPolicy:
+        """What is left of it: an override that has expired is none."""
+        if now_s < self.until_s:
+            return self
+        return replace(self, speculation=Setting.AUTO, until_s=math.inf, override_draft_tokens=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +143,8 @@ class Decision:
     draft: str = ""
     """The version that this is about: the best of those that can be had."""
     price: float = 0.0
-    until_s: float = math.inf
-    """Before then the mode does not change by itself."""
-
-    @property
-    def trial_share(self) -> float:
-        """Of requests that a draft is tried on, where decoding is plain."""
-        return sum(share for _, share in self.draft_shares) if self.mode is Mode.TRY else 0.0
+    changes: float = 0.0
+    """Of mode, halved every ten minutes."""
 
     def draft_for(self, request_id: str) -> str | None:
         """The draft version of one request, or None for plain decoding. The same on every router."""
@@ -184,7 +189,10 @@ class Plan:
 
     @classmethod
     def resumed(cls, decisions: Mapping[Cell, Decision], now_s: float) -> Plan:
-        """What another process decided, to go on from: every mode holds for its full time from now on."""
+        """What another process decided, to go on from: every mode holds for its full time from now on.
+
+        Changes of mode count on, or a tenant near the crossing would flap with each new leader.
+        """
         cells = list(decisions)
         count = len(cells)
         return cls(
@@ -194,7 +202,7 @@ class Plan:
             mode=np.array([decision.mode for decision in decisions.values()], dtype=np.int8),
             since_s=np.full(count, now_s),
             seen_then=np.array([decision.rounds for decision in decisions.values()], dtype=float),
-            changes=np.zeros(count),
+            changes=np.array([decision.changes for decision in decisions.values()], dtype=float),
             best=np.full(count, _NEVER, dtype=np.int64),
             reason=np.array([_CODE[decision.reason] for decision in decisions.values()], dtype=np.int8),
             sent=np.full(count, np.inf),
@@ -238,9 +246,6 @@ class Plan:
         assert self._estimate is not None
         saving, error = float(self._estimate.saving[best]), Z_80 * float(self._estimate.error[best])
         state = self._fleet.get(self.cells[number].target)
-        forced = policy.setting(self.now_s) is not Setting.AUTO
-        if not forced and policy.speculation is not Setting.AUTO:
-            policy = replace(policy, speculation=Setting.AUTO, until_s=math.inf)
         return Decision(
             mode=Mode(int(self.mode[number])),
             reason=_REASONS[int(self.reason[number])],
@@ -252,7 +257,7 @@ class Plan:
             rounds=float(self._seen[best]),
             draft=self._drafts[best],
             price=state.price if state is not None else 0.0,
-            until_s=policy.until_s if forced else float(self.since_s[number]) + DWELL_S,
+            changes=float(self.changes[number]),
         )
 
 
@@ -267,8 +272,8 @@ def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: fl
     load = _too_dear(fleet, last, now_s)
     changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
     mode, reason = _modes(estimate, best, was, seen, _WIDER * changes, now_s)
-    policies = [tenants.get(cell.tenant, _DEFAULT) for cell in cells]
-    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= LOAD_S}, now_s)
+    policies = [tenants.get(cell.tenant, _DEFAULT).at(now_s) for cell in cells]
+    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= LOAD_S})
     entered = mode != was.mode
     return Plan(
         now_s=now_s,
@@ -359,17 +364,17 @@ def _overrule(
     policies: list[TenantPolicy],
     has_draft: Column,
     full: set[str],
-    now_s: float,
 ) -> None:
     """Load rests a target, operators overrule load, and without a draft there is nothing to decide."""
     if full:
         resting = [cell.target in full for cell in cells]
         mode[resting], reason[resting] = Mode.OFF, _CODE[Reason.LOAD]
     for number, policy in enumerate(policies):
-        if policy is _DEFAULT or (setting := policy.setting(now_s)) is Setting.AUTO:
+        if policy.speculation is Setting.AUTO:
             continue
-        mode[number] = Mode.ON if setting is Setting.ON else Mode.OFF
-        reason[number] = _CODE[Reason.OPERATOR_ON if setting is Setting.ON else Reason.OPERATOR_OFF]
+        on = policy.speculation is Setting.ON
+        mode[number] = Mode.ON if on else Mode.OFF
+        reason[number] = _CODE[Reason.OPERATOR_ON if on else Reason.OPERATOR_OFF]
     mode[~has_draft], reason[~has_draft] = Mode.OFF, _CODE[Reason.NO_DRAFT]
 
 

@@ -42,13 +42,12 @@ class Planner:
     def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
         """Those in force, of one tenant or of all."""
         wanted = [cell for cell in self.plan.cells if tenant in (None, cell.tenant)]
-        if not self.plan.estimated:
-            return {cell: self._resumed[cell] for cell in wanted}
-        return {cell: decision for cell in wanted if (decision := self.plan.decision(cell)) is not None}
+        return self.decisions_of(wanted)
 
-    def belief(self, cell: Cell, draft: str) -> Belief:
-        pairing = Pairing(*cell, draft)
-        return pairing, self.beliefs.of(pairing)
+    def decisions_of(self, cells: Iterable[Cell]) -> dict[Cell, Decision]:
+        """Those in force, of the cells that have one."""
+        find = self.plan.decision if self.plan.estimated else self._resumed.get
+        return {cell: decision for cell in cells if (decision := find(cell)) is not None}
 
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
         """A known tenant may come to every draft of its targets; one with a policy, to every target."""

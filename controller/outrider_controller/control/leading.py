@@ -30,7 +30,7 @@ from outrider_controller.control.fleet import Leases
 from outrider_controller.control.followers import Follower, Followers, not_leading
 from outrider_controller.control.policies import Overrides, TenantPolicies, Tenants
 from outrider_controller.plan_messages import (
-    belief_from_proto,
+    beliefs_from_proto,
     decision_from_proto,
     decision_to_proto,
     draft_version,
@@ -191,7 +191,8 @@ class PlanLeader:
                 return
             decisions = dict(decision_from_proto(one) for one in kept)
             self._planner = Planner()
-            self._planner.resume(decisions, [belief_from_proto(one.belief) for one in kept], self._clock())
+            beliefs = [belief for one in kept for belief in beliefs_from_proto(one)]
+            self._planner.resume(decisions, beliefs, self._clock())
             self._policies.outdated()
             self._planned_s = float("-inf")
             self._events.emit(EventKind.LEADER_CHANGED, {"worker_id": self._worker_id, "epoch": epoch})
@@ -241,14 +242,11 @@ class PlanLeader:
         log.info("speculation of %s at %s is %s: %s", cell.tenant, cell.target, mode, reason)
 
     def _messages(self, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
-        now_s, belief = self._clock(), self._planner.belief
-        return {
-            cell: decision_to_proto(cell, decision, belief(cell, decision.draft), now_s)
-            for cell, decision in decisions.items()
-        }
+        known = self._planner.beliefs.of_cell
+        return {cell: decision_to_proto(cell, decision, known(cell)) for cell, decision in decisions.items()}
 
     async def _save(self) -> None:
         saving, self._unsaved = self._unsaved, set()
-        decisions = {cell: one for cell in saving if (one := self._planner.plan.decision(cell)) is not None}
-        if not await self._plans.save(self.epoch, self._messages(decisions).values()):
+        decided = self._messages(self._planner.decisions_of(saving))
+        if not await self._plans.save(self.epoch, decided.values()):
             self._unsaved |= saving

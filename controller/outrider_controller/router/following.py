@@ -19,9 +19,8 @@ from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import until_first_ends
 
-from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.plan_messages import (
-    belief_from_proto,
+    beliefs_from_proto,
     decision_from_proto,
     evidence_to_proto,
     report_to_proto,
@@ -113,7 +112,7 @@ class Follower:
         # What lasts until a moment is counted by the loop's clock here.
         clock_s = asyncio.get_running_loop().time() - time.time()
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions)
-        beliefs = {Cell(one.tenant, one.target): belief_from_proto(one.belief) for one in decisions}
+        beliefs = [belief for one in decisions for belief in beliefs_from_proto(one)]
         self._steering.policy.follow(decided, beliefs)
         self._steering.plan_changed(decided.keys())
         self._tried.set()

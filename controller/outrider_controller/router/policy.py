@@ -5,7 +5,7 @@ The plan comes from the control plane. A router that has had none for a while ru
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.rpc.v1 import router_pb2 as router
@@ -37,7 +37,7 @@ class Policy:
     decisions: dict[Cell, Decision] = field(default_factory=dict)
     _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
-    _beliefs: dict[Cell, Belief] = field(default_factory=dict)
+    _beliefs: dict[Pairing, Sequence[float]] = field(default_factory=dict)
     """Sent with decisions, for the time in which this router will be alone."""
     _left_s: float | None = None
     """When the control plane was lost that has led until then."""
@@ -69,7 +69,7 @@ class Policy:
         )
         wanted = config.max_draft_tokens if request.max_draft_tokens is None else request.max_draft_tokens
         allowed = Allowance(
-            max_draft_tokens=wanted if policy.max_draft_tokens is None else min(wanted, policy.max_draft_tokens),
+            max_draft_tokens=wanted if policy.cap is None else min(wanted, policy.cap),
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),
@@ -94,7 +94,7 @@ class Policy:
             if record.evidence.rounds or record.evidence.missed
         }
 
-    def follow(self, decisions: Mapping[Cell, Decision], beliefs: Mapping[Cell, Belief]) -> None:
+    def follow(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief]) -> None:
         """What the control plane has decided, and what it believes, on which this router would go on alone."""
         self.led, self._left_s = True, None
         self.decisions.update(decisions)
@@ -111,7 +111,7 @@ class Policy:
             return ()
         if self._left_s is not None:
             self._left_s = None
-            self._planner.resume(self.decisions, self._beliefs.values(), now_s)
+            self._planner.resume(self.decisions, self._beliefs.items(), now_s)
         self._planner.learn(self.evidence())
         tenants = {cell.tenant: decision.policy for cell, decision in self.decisions.items()}
         changed = self._planner.step(tenants, states, now_s)

@@ -1,10 +1,21 @@
-"""What a tenant's record says of its speculation."""
+"""Decisions, beliefs and tenants' records as messages, and back."""
 
 from __future__ import annotations
 
 import pytest
 from outrider.rpc.v1 import tenants_pb2 as tenants
-from outrider_controller.plan_messages import speculation_of
+from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
+from outrider_controller.autoscaler.planner import Planner
+from outrider_controller.plan_messages import (
+    beliefs_from_proto,
+    decision_from_proto,
+    decision_to_proto,
+    speculation_of,
+)
+
+CELL = Cell("acme", "m")
+KNOWN = [(Pairing(*CELL, draft), [100.0, 200.0, 50.0, 80.0, 1.0, 300.0, 150.0, 900.0]) for draft in ("a@1", "b@1")]
 
 
 @pytest.mark.parametrize(("weight", "worth"), [(0.0, 1.0), (0.1, 0.5), (1.5, 1.5), (100.0, 2.0)])
@@ -23,3 +34,35 @@ def test_what_is_said_of_its_speculation_counts_for_more_than_its_weight() -> No
 
 def test_of_whom_nothing_is_said_is_as_everybody() -> None:
     assert speculation_of(tenants.Tenant(name="acme")) is None
+
+
+def test_a_decision_is_the_same_after_its_way_as_a_message() -> None:
+    policy = TenantPolicy(Setting.OFF, 2e9, 2, max_draft_tokens=4, max_wait_us=3000, clients_insist=False)
+    decision = Decision(
+        mode=Mode.TRY,
+        reason=Reason.COSTS,
+        draft_shares=(("b@1", 0.25),),
+        policy=policy,
+        saving=-0.5,
+        lower=-0.75,
+        upper=-0.25,
+        rounds=900,
+        draft="b@1",
+        changes=1.5,
+    )
+    message = decision_to_proto(CELL, decision, KNOWN)
+    assert decision_from_proto(message) == (CELL, decision)
+    assert sorted(beliefs_from_proto(message)) == KNOWN
+
+
+def test_who_goes_on_from_a_plan_knows_of_every_draft_and_says_so_before_it_has_planned() -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, (("a@1", 1.0),), saving=0.5, rounds=900, draft="a@1")
+    first, second = Planner(), Planner()
+    first.beliefs.restore(KNOWN)
+    sent = decision_to_proto(CELL, decision, first.beliefs.of_cell(CELL))
+    second.resume(dict([decision_from_proto(sent)]), beliefs_from_proto(sent), 0.0)
+    # One with news that it has not decided on yet is left for later.
+    (resumed,) = second.decisions_of([CELL, Cell("new", "m")]).items()
+    again = decision_to_proto(*resumed, second.beliefs.of_cell(CELL))
+    assert again == sent
+    assert sorted(one.draft for one in (again.belief, *again.other_beliefs)) == ["a@1", "b@1"]

@@ -82,7 +82,7 @@ def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     """A policy whose control plane has just been lost, at second 0."""
     policy = Policy(PolicyConfig(), led=True)
-    beliefs = {cell: (Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions}
+    beliefs = [(Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
     policy.follow(decisions, beliefs)
     policy.lost(0.0)
     return policy
@@ -112,3 +112,12 @@ def test_an_operators_word_expires_without_the_control_plane_too() -> None:
         assert policy.allowance(a_request()).max_draft_tokens == 0
     policy.replan(FLEET, 20.0)
     assert policy.allowance(a_request()).max_draft_tokens == 5
+
+
+def test_an_operators_cap_expires_without_the_control_plane_too() -> None:
+    word = TenantPolicy(until_s=20.0, override_draft_tokens=2, max_draft_tokens=4)
+    policy = led({Cell("t", "m"): Decision(Mode.ON, Reason.SAVES, ALL, policy=word, saving=0.5)}, 0.5)
+    policy.replan(FLEET, 19.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 2
+    policy.replan(FLEET, 20.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 4
