@@ -447,9 +447,9 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
                 # Here too, not only in the thread: what is refused anyway need not wait for its turn.
                 tokenizer.check_len(text, room)
                 ids = await threads.run(len(text), lambda: tokenizer.encode(text, room))
-            case ChatPrompt(messages, tools=use) as chat:
+            case ChatPrompt(messages, tools=use, variables=variables) as chat:
                 tools = () if use is None else use.definitions
-                ids = await threads.run(chat.num_chars, lambda: tokenizer.encode_chat(messages, room, tools))
+                ids = await threads.run(chat.num_chars, lambda: tokenizer.encode_chat(messages, room, tools, variables))
     except TemplateError as error:
         raise InvalidRequest(where, str(error)) from error
     except TooManyTokens as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
+from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
@@ -20,6 +22,10 @@ MAX_STOP_CHARS = 256
 MAX_MESSAGES = 1024
 MAX_CHOICES = 128
 """Answers to one request."""
+MAX_VARIABLES_CHARS = 16_384
+"""Of a chat template's variables, written as JSON."""
+MAX_VARIABLES_DEPTH = 8
+MAX_VARIABLE_NAME_CHARS = 64
 _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
@@ -48,8 +54,11 @@ class ChatPrompt:
     """As chat templates take them: each with `role` (system, user, assistant, tool) and `content`, a text."""
     field: str = "messages"
     tools: ToolUse | None = None
+    variables: Mapping[str, Any] | None = None
+    """More of the chat template's, in plain JSON."""
 
     def __post_init__(self) -> None:
+        _check_variables("chat_template_kwargs", self.variables or {})
         check_num_messages(self.field, len(self.messages))
         for i, message in enumerate(self.messages):
             where = f"{self.field}[{i}]"
@@ -62,7 +71,8 @@ class ChatPrompt:
         """About as many as the template writes."""
         calls = sum(len(str(message["tool_calls"])) for message in self.messages if "tool_calls" in message)
         tools = len(str(self.tools.definitions)) if self.tools is not None else 0
-        return sum(len(message["content"]) for message in self.messages) + calls + tools
+        variables = len(str(self.variables or ""))
+        return sum(len(message["content"]) for message in self.messages) + calls + tools + variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,24 @@ def _float32(value: float) -> float:
 def _require(name: str, value: float, holds: bool, allowed: str) -> None:
     if not holds:
         raise InvalidRequest(name, f"{value} is not allowed; it has to be {allowed}")
+
+
+def _check_variables(where: str, given: Mapping[str, Any]) -> None:
+    for name in given:
+        if not (name.isidentifier() and len(name) <= MAX_VARIABLE_NAME_CHARS):
+            message = f"its keys have to be names of variables, of at most {MAX_VARIABLE_NAME_CHARS} characters"
+            raise InvalidRequest(where, message)
+        if name in OWN_VARIABLES:
+            raise InvalidRequest(f"{where}.{name}", "is not the client's to set")
+    if (num_chars := len(json.dumps(given))) > MAX_VARIABLES_CHARS:
+        raise InvalidRequest(where, f"{num_chars} characters; at most {MAX_VARIABLES_CHARS} are allowed")
+    if _depth(given) > MAX_VARIABLES_DEPTH:
+        raise InvalidRequest(where, f"is nested deeper than {MAX_VARIABLES_DEPTH}")
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return max(map(_depth, inner), default=0) + isinstance(value, Mapping | list)
 
 
 def _check_text(where: str, text: str) -> None:

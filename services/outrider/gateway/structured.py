@@ -15,6 +15,12 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
+GUIDED: dict[str, Kind] = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
 # A model that may write any space writes them until its tokens are used up.
 WHITESPACE = r"\n? {0,20}"
 
@@ -141,6 +147,12 @@ def from_structured_outputs(structured_outputs: Any) -> Structured:
     if name == "json":
         return Structured("json_schema", parsed_schema(value, f"{where}.json"), f"{where}.json")
     return Structured(name, value, f"{where}.{name}")
+
+
+def from_guided(name: str, value: Any) -> Structured:
+    """vLLM's older fields, by their names. Raises InvalidRequest."""
+    kind = GUIDED[name]
+    return Structured(kind, parsed_schema(value, name) if kind == "json_schema" else value, name)
 
 
 def parsed_schema(schema: Any, where: str) -> Any:

@@ -31,13 +31,16 @@ SERVICE = "outrider.rpc.v1.RouterService"
 
 
 @cache
-def tiny_tokenizer_bytes() -> bytes:
-    """What a target of a tiny checkpoint sends."""
+def tiny_tokenizer_bytes(template: str = "") -> bytes:
+    """What a target of a tiny checkpoint sends; with a chat template of its own."""
     # Only here: a router in a process of its own is given the bytes, and starts at once.
     from outrider.target.tokenizer import describe
     from outrider.testing.tiny import tiny_tokenizer
 
-    return describe(tiny_tokenizer(VOCAB), (2,)).SerializeToString(deterministic=True)
+    described = describe(tiny_tokenizer(VOCAB), (2,))
+    if template:
+        described.chat_templates["default"] = template
+    return described.SerializeToString(deterministic=True)
 
 
 def round_of(

@@ -28,8 +28,8 @@ CLIENTS = {
 
 def refused_row(endpoint: str) -> set[str]:
     section = PAGE.partition("## Refused by name")[2].partition("\n## ")[0]
-    [row] = [line for line in section.splitlines() if line.startswith(f"| {endpoint} |")]
-    return set(re.findall(r"`([a-z_]+)`", row))
+    rows = [line for line in section.splitlines() if line.startswith(("| all |", f"| {endpoint} |"))]
+    return set(re.findall(r"`([a-z_]+)`", "\n".join(rows)))
 
 
 @pytest.mark.parametrize("endpoint", BODIES)

@@ -150,6 +150,20 @@ def test_templates_by_name_are_chosen_as_transformers_does() -> None:
             ChatTemplate(sources, {}).render(messages)
 
 
+def test_variables_of_a_client_reach_the_template_and_hide_none_of_its_own() -> None:
+    source = "{{ bos }}{{ think }}{{ messages[0].content }}{% if add_generation_prompt %}>{% endif %}"
+    template = ChatTemplate({"default": source}, {"bos": "^"})
+    chat = [{"role": "user", "content": "a"}]
+    assert template.render(chat, None, {"think": False, "messages": [], "add_generation_prompt": False}) == "^Falsea>"
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / x }}", "{{ namespace(a=1) }}", "{{ x.a.b }}", "{{ [][x] + 1 }}"])
+def test_a_variable_that_the_template_cannot_take_is_refused(source: str) -> None:
+    template = ChatTemplate({"default": source}, {})
+    with pytest.raises(TemplateError, match="refused"):
+        template.render([{"role": "user", "content": "a"}], None, {"x": 0, "namespace": 5})
+
+
 @pytest.mark.parametrize("data", [b"\xff", b"", b"\x0a\x02{}"])
 def test_what_is_no_tokenizer_is_refused_by_name(data: bytes) -> None:
     with pytest.raises(ValueError, match="tokenizer"):

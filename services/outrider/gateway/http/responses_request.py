@@ -6,25 +6,25 @@ Nothing is stored here, so what refers to something stored is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, ClassVar
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.fields import check_names
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.http.messages import message
-from outrider.gateway.http.schemas import GenerationBody
+from outrider.gateway.http.schemas import UNSERVED_OF_VLLM, MessageBody
 from outrider.gateway.http.tools import tool_use
 from outrider.gateway.requests import MAX_MESSAGES, ChatPrompt, Prompt
-from outrider.gateway.structured import Grammatical, Structured, from_response_format
-from outrider.gateway.tool_grammar import of_tools
+from outrider.gateway.structured import Structured, from_response_format
 from outrider.gateway.tools import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-class ResponsesRequest(GenerationBody):
-    unserved: ClassVar[dict[str, tuple[Any, ...]]] = {
+class ResponsesRequest(MessageBody):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = UNSERVED_OF_VLLM | {
         "background": (False,),
         "background_options": (),
         "access_programs": (),
@@ -53,9 +53,6 @@ class ResponsesRequest(GenerationBody):
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -74,8 +71,9 @@ class ResponsesRequest(GenerationBody):
         messages = list(_messages(self.input))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        return [ChatPrompt(tuple(messages), tools=self.tool_use())]
+        return [ChatPrompt(tuple(messages), tools=self.tool_use)]
 
+    @cached_property
     def tool_use(self) -> ToolUse | None:
         tools = [_nested(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
         choice = self.tool_choice
@@ -83,9 +81,10 @@ class ResponsesRequest(GenerationBody):
             choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
         return tool_use(tools, choice, self.parallel_tool_calls)
 
-    def _structured(self) -> Grammatical | None:
-        asked, use = self._asked_format() or self._of_format(), self.tool_use()
-        return asked if use is None else of_tools(use, asked)
+    def _formats(self) -> Iterator[Structured]:
+        if (found := self._of_format()) is not None:
+            yield found
+        yield from super()._formats()
 
     def _of_format(self) -> Structured | None:
         if self.text is None:

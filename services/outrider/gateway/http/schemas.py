@@ -7,7 +7,9 @@ defines as having no effect on the answer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,29 +33,54 @@ from outrider.gateway.requests import (
     TokenPrompt,
     numbered,
 )
-from outrider.gateway.structured import Grammatical, Structured, from_response_format, from_structured_outputs
+from outrider.gateway.structured import (
+    GUIDED,
+    Grammatical,
+    Structured,
+    from_guided,
+    from_response_format,
+    from_structured_outputs,
+)
 from outrider.gateway.tool_grammar import of_tools
 from outrider.gateway.tools import MAX_TOOLS, ToolUse
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 
-# Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is.
-_UNSERVED: dict[str, tuple[Any, ...]] = {
+# Options of OpenAI's API and of vLLM's that are not served, with the values that ask for nothing beyond what is.
+UNSERVED_OF_VLLM: dict[str, tuple[Any, ...]] = {
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "priority": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+_UNSERVED: dict[str, tuple[Any, ...]] = UNSERVED_OF_VLLM | {
     "store": (False,),
     "service_tier": ("auto", "default"),
 }
 _UNSERVED_COMPLETION = _UNSERVED | {
+    "add_special_tokens": (True,),
     "suffix": ("",),
 }
 _UNSERVED_CHAT = _UNSERVED | {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
     "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
 }
@@ -62,6 +89,7 @@ _UNSERVED_CHAT = _UNSERVED | {
 _MAX_ENTRIES = {
     "messages": MAX_MESSAGES,
     "metadata": 16,
+    "chat_template_kwargs": 64,
     "stop": MAX_STOPS,
     "stop_token_ids": MAX_CLIENT_STOP_TOKENS,
     "stream_options": 16,
@@ -71,6 +99,10 @@ _MAX_ENTRIES = {
     "tools": MAX_TOOLS,
 }
 
+# vLLM's other words for the defaults.
+_ALL = -1
+_ANY_SEED = -1
+
 
 class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -78,6 +110,8 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     """Padding against traffic analysis, which only OpenAI's own servers add."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's: usage with every chunk."""
 
 
 class Body(BaseModel):
@@ -114,6 +148,11 @@ class GenerationBody(Body):
     response_format: Any = None
     prediction: Any = None
     structured_outputs: Any = None
+    # vLLM's older names.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
     # The names of vLLM for the two above.
@@ -170,6 +209,8 @@ class GenerationBody(Body):
             raise InvalidRequest("stream_options", "is only allowed with stream: true")
         if options.include_obfuscation:
             raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
+        if options.continuous_usage_stats:
+            raise unsupported("stream_options.continuous_usage_stats", "usage comes with the last chunk alone")
 
     def _speculation(self) -> SpeculationChoice:
         if self.disable_spec_decode and self.speculation == "on":
@@ -188,10 +229,10 @@ class GenerationBody(Body):
     def _options(self) -> Options:
         return Options(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
+            top_k=0 if self.top_k in (None, _ALL) else self.top_k,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
-            seed=self.seed,
+            seed=None if self.seed == _ANY_SEED else self.seed,
             max_tokens=self.token_limit,
             stop=_stops(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -221,12 +262,21 @@ class GenerationBody(Body):
         return self._asked_format()
 
     def _asked_format(self) -> Structured | None:
-        of_format = None if self.response_format is None else from_response_format(self.response_format)
-        if self.structured_outputs is None:
-            return of_format
-        if of_format is not None:
-            raise InvalidRequest("structured_outputs", "cannot be together with response_format")
-        return from_structured_outputs(self.structured_outputs)
+        """The one that is asked for, of the fields that may."""
+        first, *others = (*self._formats(), None)
+        if first is not None and others[0] is not None:
+            one, other = (each.field.partition(".")[0] for each in (others[0], first))
+            raise InvalidRequest(one, f"cannot be together with {other}")
+        return first
+
+    def _formats(self) -> Iterator[Structured]:
+        if self.response_format is not None and (found := from_response_format(self.response_format)):
+            yield found
+        if self.structured_outputs is not None:
+            yield from_structured_outputs(self.structured_outputs)
+        for name in GUIDED:
+            if (value := getattr(self, name)) is not None:
+                yield from_guided(name, value)
 
     def to_prompts(self) -> list[Prompt]:
         raise NotImplementedError
@@ -278,7 +328,24 @@ class CompletionRequest(GenerationBody):
         return [_prompt(f"prompt[{index}]", each) for index, each in enumerate(prompt)]
 
 
-class ChatRequest(GenerationBody):
+class MessageBody(GenerationBody):
+    """What the endpoints that answer with messages share."""
+
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """Raises InvalidRequest or HttpError."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def _structured(self) -> Grammatical | None:
+        asked, use = self._asked_format(), self.tool_use
+        return asked if use is None else of_tools(use, asked)
+
+
+class ChatRequest(MessageBody):
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_CHAT
     default_max_tokens: ClassVar[int | None] = None
 
@@ -286,9 +353,8 @@ class ChatRequest(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -310,14 +376,14 @@ class ChatRequest(GenerationBody):
 
     def to_prompts(self) -> list[Prompt]:
         messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages))
-        return [ChatPrompt(messages, tools=self._tool_use())]
+        return [ChatPrompt(messages, tools=self.tool_use, variables=self._template_variables() or None)]
 
-    def _tool_use(self) -> ToolUse | None:
-        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
-
-    def _structured(self) -> Grammatical | None:
-        asked, use = self._asked_format(), self._tool_use()
-        return asked if use is None else of_tools(use, asked)
+    def _template_variables(self) -> dict[str, Any]:
+        if self.reasoning_effort not in (None, "none"):
+            raise unsupported("reasoning_effort", "only none is supported")
+        # As templates of models that think call it.
+        effort = {} if self.reasoning_effort is None else {"enable_thinking": False}
+        return effort | (self.chat_template_kwargs or {})
 
 
 Parsed = TypeVar("Parsed", bound=Body)

@@ -112,18 +112,24 @@ class ModelTokenizer:
         messages: Sequence[Mapping[str, Any]],
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
         TooManyTokens.
         """
         # The template writes the special tokens itself.
-        return self._encode(self.render(messages, tools), max_tokens, add_special_tokens=False)
+        return self._encode(self.render(messages, tools, variables), max_tokens, add_special_tokens=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """What `encode_chat` encodes. A template that knows no tools has them as text. Raises TemplateError."""
         if "tools" not in self.template.text:
             messages, tools = tool_prompt.in_text(messages, tools), ()
-        return self.template.render(messages, tools or None)
+        return self.template.render(messages, tools or None, variables)
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens where the length of `text` tells. Texts of a few tokens too many pass."""

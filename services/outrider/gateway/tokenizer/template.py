@@ -21,6 +21,8 @@ from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which a message's reasoning may come; templates read the first, some of them the second."""
+OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+"""What no client may set."""
 
 
 class TemplateError(ValueError):
@@ -43,7 +45,10 @@ class ChatTemplate:
         return "\n".join(self.sources.values())
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **more: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> str:
         """The conversation, up to the opening of the assistant's turn. Raises TemplateError.
 
@@ -52,15 +57,14 @@ class ChatTemplate:
         if not messages:
             raise TemplateError("a conversation needs at least one message")
         try:
+            own = {"messages": [_prepared(message) for message in messages], "tools": tools, "documents": None}
             return self._template("tool_use" if tools else "default").render(
-                messages=[_prepared(message) for message in messages],
-                tools=tools,
-                documents=None,
-                **{"add_generation_prompt": True, **self.variables, **more},
+                {**self.variables, **(more or {}), **own, "add_generation_prompt": True}
             )
         except TemplateError:
             raise
-        except (JinjaError, TypeError, ValueError) as error:
+        # A variable of the client's may be of any type, or hide one of the environment's functions.
+        except (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f"refused by the model's chat template: {error}") from error
 
     def _template(self, wanted: str) -> Template:

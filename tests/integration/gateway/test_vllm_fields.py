@@ -1,0 +1,78 @@
+"""Fields that clients of vLLM send, and OpenAI's do not know."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from outrider.gateway.tokenizer.model import ModelTokenizer
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import (
+    MODEL,
+    ScriptedRouter,
+    routing,
+    saying,
+    tiny_tokenizer_bytes,
+)
+from tests.integration.gateway.test_tools import prompt_of
+
+ASKED: Any = [{"role": "user", "content": "Hm?"}]
+SHOWS = "{{ messages[0].content }} {{ enable_thinking }} {{ effort }}"
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway) -> Any:
+    """A client of a gateway before this router."""
+
+    @asynccontextmanager
+    async def served(router: ScriptedRouter) -> AsyncIterator[httpx.AsyncClient]:
+        async with (
+            routing(router) as address,
+            gateway(address) as running,
+            httpx.AsyncClient(base_url=f"http://{running.http_address}/v1") as client,
+        ):
+            yield client
+
+    return served
+
+
+async def posted(client: httpx.AsyncClient, path: str, **fields: Any) -> Any:
+    answer = await client.post(path, json={"model": MODEL, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_variables_reach_the_chat_template(serve: Any, tokenizer: ModelTokenizer) -> None:
+    router = ScriptedRouter(saying([40, 2]), tokenizer=tiny_tokenizer_bytes(SHOWS))
+    chosen: list[dict[str, Any]] = [
+        {"chat_template_kwargs": {"enable_thinking": True, "effort": "high"}},
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+    ]
+    async with serve(router) as client:
+        for fields in chosen:
+            await posted(client, "/chat/completions", messages=ASKED, **fields)
+    assert [prompt_of(each, tokenizer) for each in router.requests] == ["Hm? True high", "Hm? False ", "Hm? True "]
+
+
+async def test_the_older_names_of_structured_output_ask_for_the_same(serve: Any) -> None:
+    pytest.importorskip("llguidance")
+    router = ScriptedRouter(saying([40, 2]))
+    values = {"json": {"type": "integer"}, "regex": "a+", "choice": ["a", "b"], "grammar": 'start: "a"'}
+    async with serve(router) as client:
+        for name, value in values.items():
+            await posted(client, "/completions", prompt="a", structured_outputs={name: value})
+            await posted(client, "/completions", prompt="a", **{f"guided_{name}": value})
+    grammars = [each.logits.grammar for each in router.requests]
+    assert grammars[::2] == grammars[1::2] and all(grammars)
+
+
+async def test_minus_one_is_no_limit_and_no_seed(serve: Any) -> None:
+    router = ScriptedRouter(saying([40, 2]))
+    async with serve(router) as client:
+        await posted(client, "/completions", prompt="a", top_k=-1, seed=-1)
+    assert (router.requests[0].sampling.top_k, router.requests[0].seeded) == (0, False)
