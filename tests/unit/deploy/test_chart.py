@@ -351,6 +351,39 @@ def test_the_network_policies_let_in_exactly_who_has_to_call() -> None:
     assert covered == {labels[_ROLE] for labels, _ in pod_specs(objects)}
 
 
+def test_a_redis_with_sentinels_is_taken_and_reached() -> None:
+    for scheme in ("redis+sentinel", "rediss+sentinel"):
+        url = f"{scheme}://outrider@sentinel-0:26379,sentinel-1:26379/main?password_file=/run/secrets/redis/password"
+        values = {"redis": {"enabled": False, "url": url}}
+        assert not refused(values)
+        allowed = _edges(of_kind(rendered(values), "NetworkPolicy"), "egress", "to")
+        for role in ("gateway", "controller", "target", "draft"):
+            assert {(role, "anybody", 6379), (role, "anybody", 26379)} <= allowed
+
+
+@pytest.mark.parametrize("name", ["ha", "h100-tp8"])
+def test_a_prometheus_in_another_namespace_reaches_what_the_podmonitor_names_and_nothing_else(name: str) -> None:
+    objects = rendered(profile(name))
+    (monitor,) = of_kind(objects, "PodMonitor")
+    scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    named = {
+        (labels[_ROLE], port["containerPort"])
+        for labels, spec in pod_specs(objects)
+        for container in spec["containers"]
+        for port in container.get("ports", ())
+        if port["name"] in scraped
+    }
+    allowed = set()
+    for policy in of_kind(objects, "NetworkPolicy"):
+        role = policy["spec"]["podSelector"]["matchLabels"][_ROLE]
+        for rule in policy["spec"]["ingress"] or []:
+            if "monitoring" in [_peer(peer) for peer in rule.get("from", [{}])]:
+                for port in rule["ports"]:
+                    last = port.get("endPort", port["port"])
+                    allowed |= {(role, number) for number in range(port["port"], last + 1)}
+    assert allowed == named and len(named) > 4
+
+
 @pytest.mark.parametrize("mode", RAY_MODES)
 def test_on_a_ray_cluster_routers_are_called_on_the_ports_that_a_system_chooses(mode: str) -> None:
     objects = rendered({"controller": {"mode": mode}})
@@ -389,6 +422,9 @@ def _edges(policies: list[Object], direction: str, peers: str) -> set[tuple[str,
 def _peer(peer: Mapping[str, Any]) -> str:
     if not peer:
         return "anybody"
+    if "namespaceSelector" in peer:
+        name: str = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        return name
     role: str = peer["podSelector"].get("matchLabels", {}).get(_ROLE, "namespace")
     return role
 
