@@ -162,7 +162,7 @@ class DraftProcess(Worker):
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
     ) -> None:
         super().__init__(name, address, network, plan)
-        # Where it errs, the truth comes second: that is what alternatives are for.
+        # Where it errs, the truth comes second: that is what siblings are for.
         self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
         self.drafter = self._drafter(plan)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
@@ -205,7 +205,7 @@ class DraftProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._open]
-        due = (*self.worker._due, *self.worker._ahead, *self.worker._preparing)
+        due = (*self.worker._due, *self.worker._ahead)
         found += [f"work is due for {key}" for key in due]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")

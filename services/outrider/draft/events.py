@@ -33,7 +33,6 @@ class Limited:
     max_draft_tokens: int
     run_ahead_tokens: int
     received_s: float
-    num_alternatives: int = 0
     min_chance: float = 0.0
 
 

@@ -34,7 +34,6 @@ def _counters(stats: DraftStats) -> tuple[CounterRow, ...]:
         ("draft_busy_seconds", "Time in rounds, those ahead included.", stats.busy_s),
         ("draft_proposals", "Proposals sent, those without tokens included.", stats.num_proposals),
         ("draft_declined", "Proposals without tokens.", stats.num_declined),
-        ("draft_prepared", "Trees of what may come instead of a proposal.", stats.num_prepared),
         ("draft_divergences", "Guesses that a commit contradicted.", stats.num_diverged),
         ("draft_sequence_errors", "Sequences that ended by a fault.", stats.num_failed),
         ("draft_step_failures", "Rounds that failed and were repeated one by one.", stats.num_round_failures),

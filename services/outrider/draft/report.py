@@ -29,8 +29,6 @@ class Proposed:
     """Its part of all rounds since it was last spoken of."""
     run_ahead: bool = False
     """Made unasked, while what it continues is being judged."""
-    prepared: tuple[Drafted, ...] = ()
-    """Made unasked for what may come instead: `drafted`, which may have grown, then the paths that leave it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,8 +53,6 @@ class DraftStats:
     """Proposals without tokens."""
     num_draft_tokens: Counter[str] = field(default_factory=Counter)
     """By source."""
-    num_prepared: int = 0
-    """Trees of other outcomes."""
     num_diverged: int = 0
     """Guesses that a commit contradicted."""
     num_unknown: int = 0

@@ -22,7 +22,7 @@ from outrider.protocol.convert import (
 )
 from outrider.protocol.draft_log import clamp_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_ALTERNATIVES, MAX_RUN_AHEAD_TOKENS
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
 from outrider.protocol.validate import check_label, check_opening, check_prediction, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
@@ -48,20 +48,19 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         key = SequenceKey(stream, commit.sequence_id)
         yield _checked(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
-        count, ahead, alternatives = _allowed(setting.speculation, limits)
+        count, ahead = _allowed(setting.speculation, limits)
         key, least = SequenceKey(stream, setting.sequence_id), _min_chance(setting.speculation)
-        yield events.Limited(key, count, ahead, now_s, alternatives, least)
+        yield events.Limited(key, count, ahead, now_s, least)
     for close in request.closes:
         yield Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int, int]:
-    """Most tokens of a proposal, and beyond it, and alternatives: what was asked for, as far as this worker goes."""
+def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int]:
+    """Most tokens of a proposal, and beyond it: what was asked for, as far as this worker goes."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     if not count:
-        return 0, 0, 0
-    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
-    return count, ahead, min(speculation.num_alternatives, MAX_ALTERNATIVES)
+        return 0, 0
+    return count, min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
 
 
 def _min_chance(speculation: sequence_pb2.Speculation) -> float:
@@ -88,7 +87,7 @@ def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, n
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
     """Raises InvalidRequest."""
-    count, ahead, alternatives = _allowed(message.speculation, limits)
+    count, ahead = _allowed(message.speculation, limits)
     opening = Opening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
@@ -96,7 +95,6 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         mode=mode_from_proto(message.mode),
         max_draft_tokens=count,
         run_ahead_tokens=ahead,
-        num_alternatives=alternatives,
         min_chance=_min_chance(message.speculation),
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
@@ -138,8 +136,7 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
     drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
     taken_s = max(0.0, now_s - proposed.since_s)
-    paths = proposed.prepared or (drafted,)
-    tree = merge(paths) if proposed.prepared or drafted.siblings else None
+    tree = merge([drafted]) if drafted.siblings else None
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
         epoch=proposed.epoch,
@@ -149,12 +146,11 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         q=[distribution_to_proto(q) for q in drafted.q],
         confidence=tree.confidence if tree else drafted.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
-        source=paths[-1].source,
+        source=drafted.source,
         draft_us=_us(taken_s),
         # A sequence that was catching up has worked for earlier commits, too.
         compute_us=_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
-        prepared=bool(proposed.prepared),
         matched=0 if tree else drafted.matched,
         share_us=_us(proposed.share_s),
     )

@@ -53,14 +53,12 @@ class DraftWorker:
         self._due: dict[SequenceKey, float] = {}
         # Sequences whose guess may grow while the target judges it.
         self._ahead: set[SequenceKey] = set()
-        # Sequences for which other outcomes of that may be prepared, with the time when it began. They come first.
-        self._preparing: dict[SequenceKey, float | None] = {}
         self._report = Report()
 
     @property
     def has_work(self) -> bool:
         """Whether somebody waits for a proposal, or one may be continued ahead."""
-        return bool(self._due or self._ahead or self._preparing)
+        return bool(self._due or self._ahead)
 
     @property
     def load(self) -> Load:
@@ -112,10 +110,7 @@ class DraftWorker:
 
     def _round(self, started_s: float) -> None:
         if not self._due:
-            if self._preparing:
-                self._prepare()
-            else:
-                self._run_ahead()
+            self._run_ahead()
             return
         keys = [key for key in self._due if self._open[key].sequence is not None]
         sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
@@ -133,34 +128,6 @@ class DraftWorker:
                 self._fail(key, outcome)
             elif outcome is not None:
                 self._propose(key, sequence, outcome)
-
-    def _prepare(self) -> None:
-        keys = list(self._preparing)
-        sequences = [s for key in keys if (s := self._open[key].sequence) is not None]
-        began_s = self._clock()
-        try:
-            outcomes = self._drafter.prepare(sequences)
-        except Exception as error:
-            # Nobody waits for these, either.
-            log.error("preparing failed", exc_info=error)
-            self.stats.num_round_failures += 1
-            self._preparing.clear()
-            return
-        self._divide(keys, self._clock() - began_s)
-        for key, sequence, paths in zip(keys, sequences, outcomes, strict=True):
-            since_s = self._preparing[key] or began_s
-            if paths is None:
-                self._preparing[key] = since_s
-                continue
-            del self._preparing[key]
-            if paths:
-                self.stats.num_prepared += 1
-                spent_s = self._clock() - since_s
-                self._report_proposal(
-                    *(key, sequence, sequence.committed_len, paths[0], since_s, spent_s),
-                    run_ahead=True,
-                    prepared=paths,
-                )
 
     def _run_ahead(self) -> None:
         keys = list(self._ahead)
@@ -218,8 +185,6 @@ class DraftWorker:
         self.stats.num_declined += not drafted.token_ids
         if drafted.token_ids and len(drafted.token_ids) < sequence.reach:
             self._ahead.add(key)
-        if drafted.token_ids and sequence.wants_alternatives:
-            self._preparing[key] = None
 
     def _report_proposal(
         self,
@@ -231,7 +196,6 @@ class DraftWorker:
         compute_s: float,
         *,
         run_ahead: bool = False,
-        prepared: tuple[Drafted, ...] = (),
     ) -> None:
         opening = sequence.opening
         share_s, self._open[key].share_s = self._open[key].share_s, 0.0
@@ -242,11 +206,9 @@ class DraftWorker:
                 compute_s=compute_s,
                 share_s=share_s,
                 run_ahead=run_ahead,
-                prepared=prepared,
             )
         )
-        if not prepared:
-            self.stats.num_draft_tokens[drafted.source] += len(drafted.token_ids)
+        self.stats.num_draft_tokens[drafted.source] += len(drafted.token_ids)
 
     def _start(self, event: events.Opened) -> None:
         key = event.key
@@ -283,9 +245,7 @@ class DraftWorker:
         if sequence is None:
             return
         grown = event.max_draft_tokens > sequence.max_draft_tokens
-        self._drafter.set_limit(
-            sequence, event.max_draft_tokens, event.run_ahead_tokens, event.num_alternatives, event.min_chance
-        )
+        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens, event.min_chance)
         if not event.max_draft_tokens:
             self._rest(event.key)
         elif grown:
@@ -296,15 +256,11 @@ class DraftWorker:
             return
         # A sequence that already waits keeps its place, or one that commits often would never catch up.
         self._due[key] = since_s
-        self._stop_guessing(key)
+        self._ahead.discard(key)
 
     def _rest(self, key: SequenceKey) -> None:
         self._due.pop(key, None)
-        self._stop_guessing(key)
-
-    def _stop_guessing(self, key: SequenceKey) -> None:
         self._ahead.discard(key)
-        self._preparing.pop(key, None)
 
     def _find(self, key: SequenceKey) -> DraftSequence | None:
         found = self._open.get(key)

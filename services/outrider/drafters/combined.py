@@ -54,9 +54,6 @@ class CombinedDrafter(Drafter):
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         return self._model.extend(sequences)
 
-    def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
-        return self._model.branch(sequences)
-
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
         outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
         for number, (sequence, found) in enumerate(zip(sequences, outcomes, strict=True)):

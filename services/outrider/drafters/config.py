@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-# A tree with all its paths, and so many beside each of them, is a message that routers take.
+# With the longest guess they make a tree that targets take.
 MAX_SIBLINGS = 5
 # In one position: further ones hardly ever come.
 _MAX_OTHERS = 3

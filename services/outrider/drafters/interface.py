@@ -49,13 +49,11 @@ class Drafter(ABC):
         sequence: DraftSequence,
         max_draft_tokens: int,
         run_ahead_tokens: int = 0,
-        num_alternatives: int = 0,
         min_chance: float = 0.0,
     ) -> None:
         """Most tokens of a proposal, and beyond it, from now on. 0 pauses the sequence: it then holds no KV blocks."""
         sequence.max_draft_tokens = max_draft_tokens
         sequence.run_ahead_tokens = run_ahead_tokens
-        sequence.num_alternatives = num_alternatives
         sequence.min_chance = min_chance
         if not max_draft_tokens:
             sequence.drop_guess()
@@ -87,22 +85,6 @@ class Drafter(ABC):
             if added[-1].token_ids:
                 sequence.adopt(drafted)
         return added
-
-    def prepare(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
-        """One forward towards what follows other outcomes of the step that judges each guess.
-
-        None: call again. Else the guess, which may have grown, then the paths that leave it; empty when there are
-        none. What was prepared is the sequence's from then on.
-        """
-        outcomes = self.branch(sequences)
-        for sequence, paths in zip(sequences, outcomes, strict=True):
-            if paths:
-                sequence.hold(paths)
-        return outcomes
-
-    def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
-        """As `prepare`. Changes no sequence."""
-        return [() for _ in sequences]
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         """The standing guesses, each at most one token longer and at most `sequence.reach` long."""

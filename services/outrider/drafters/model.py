@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.drafters.branches import Brancher
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.rounds import Chain, plan_ingestion
@@ -69,7 +68,6 @@ class ModelDrafter(Drafter):
         self._engine = engine
         self._config = config or ModelConfig()
         self._kv: dict[DraftSequence, EngineSequence] = {}
-        self._brancher = Brancher(engine, self._config, self._kv, SOURCE)
 
     @property
     def num_free_blocks(self) -> int:
@@ -84,7 +82,6 @@ class ModelDrafter(Drafter):
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         """Cuts the KV back to what the truth and the standing guess have in common with it."""
-        self._brancher.give_up(sequence)
         kv = self._kv.get(sequence)
         if kv is None or kv.cached_len <= known_len:
             return
@@ -92,7 +89,6 @@ class ModelDrafter(Drafter):
         self._engine.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
 
     def release(self, sequence: DraftSequence) -> None:
-        self._brancher.give_up(sequence)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._engine.close(kv)
@@ -101,8 +97,6 @@ class ModelDrafter(Drafter):
         self.release(sequence)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        for sequence in sequences:
-            self._brancher.give_up(sequence)
         chains = [self._chain(sequence) for sequence in sequences]
         runs = self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended])
         self._first_forward(runs)
@@ -125,9 +119,6 @@ class ModelDrafter(Drafter):
             chain.take_siblings(len(chain.drafted.siblings) + self._config.num_siblings)
         return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
-    def branch(self, sequences: Sequence[DraftSequence]) -> list[tuple[Drafted, ...] | None]:
-        return self._brancher.branch(sequences)
-
     def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
         standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
@@ -144,9 +135,6 @@ class ModelDrafter(Drafter):
         admitted: list[_Run] = []
         # The last token of a chain is never run.
         needs = [self._engine.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]
-        if sum(needs) > self._engine.num_free_blocks:
-            # What others have prepared for what may not come is worth less.
-            self._brancher.give_up_all()
         free = self._engine.num_free_blocks
         for run, needed in zip(runs, needs, strict=True):
             if needed <= free:

@@ -1,7 +1,4 @@
-"""What may come of the step that judges a guess, and how likely each of it is. Pure.
-
-A step ends in one of the guess's positions: all before it accepted, and there the target says something of its own.
-"""
+"""A guess and what may come in the place of its tokens, as one tree. Pure."""
 
 from __future__ import annotations
 
@@ -9,47 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafters.sequence import Drafted
-from outrider.speculation import Proposal
-
-# Less likely ones are not worth a forward's row, nor the bytes.
-_MIN_CHANCE = 0.03
-# What another source guessed says more than this model's own doubt of it.
-_MIN_TRUST_IN_OTHERS = 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """`num_accepted` tokens of the guess, then `token_id`."""
-
-    num_accepted: int
-    token_id: int
-    confidence: float
-    """The model's probability of the token there."""
-    chance: float
-    """That it comes to this."""
-
-
-def likely_outcomes(
-    guess: Sequence[int], ranked: Sequence[Sequence[Proposal]], count: int, *, own: bool
-) -> list[Outcome]:
-    """At most `count` outcomes that a further guess could follow, likeliest first.
-
-    `ranked` [positions judged + 1] gives what the model thinks likely at each; `own` tells whether the guess is its.
-    """
-    found = []
-    reached = 1.0
-    for position, likely in enumerate(ranked):
-        guessed = guess[position] if position < len(guess) else None
-        trust = 0.0 if own else _MIN_TRUST_IN_OTHERS
-        for proposal in likely:
-            if proposal.token_id == guessed:
-                trust = max(trust, proposal.confidence)
-            else:
-                chance = reached * proposal.confidence
-                found.append(Outcome(position, proposal.token_id, proposal.confidence, chance))
-        reached *= trust
-    found.sort(key=lambda outcome: -outcome.chance)
-    return [outcome for outcome in found[:count] if outcome.chance >= _MIN_CHANCE]
 
 
 @dataclass(slots=True)

@@ -30,8 +30,6 @@ class Opening:
     """Most tokens of one proposal; 0 pauses the sequence."""
     run_ahead_tokens: int = 0
     """Tokens that may be guessed beyond a proposal, before anything is heard of it."""
-    num_alternatives: int = 0
-    """Other outcomes for which a continuation may be prepared meanwhile."""
     min_chance: float = 0.0
     """Joint chance from which on the target judges a token: nothing is proposed after less, and nothing at all at 1."""
     max_new_tokens: int | None = None
@@ -51,8 +49,6 @@ class Opening:
             raise InvalidRequest("speculation.max_draft_tokens", "must not be negative")
         if self.run_ahead_tokens < 0:
             raise InvalidRequest("speculation.run_ahead_tokens", "must not be negative")
-        if self.num_alternatives < 0:
-            raise InvalidRequest("speculation.num_alternatives", "must not be negative")
 
 
 class Beside(NamedTuple):
@@ -80,10 +76,6 @@ class Drafted:
     matched: int = 0
     """Of a proposal that continues a match in the text: tokens that matched before its first one."""
 
-    def goes_on_after(self, tokens: list[int]) -> bool:
-        """Whether it begins with `tokens` and has more."""
-        return len(self.token_ids) > len(tokens) and self.token_ids[: len(tokens)] == tokens
-
     def begins_with(self, other: Drafted) -> bool:
         return self.token_ids[: len(other.token_ids)] == other.token_ids
 
@@ -103,13 +95,10 @@ class DraftSequence:
     opening: Opening
     max_draft_tokens: int
     run_ahead_tokens: int
-    num_alternatives: int
     tokens: list[int]
     """Prompt and committed output: the truth. Only `commit` extends it."""
     guess: Drafted = field(default_factory=Drafted)
     """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
-    alternatives: tuple[Drafted, ...] = ()
-    """Other guesses for the same positions, each for an outcome that leaves the first. The target holds them too."""
     min_chance: float = 0.0
     epoch: int = 0
     """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
@@ -121,7 +110,6 @@ class DraftSequence:
             opening,
             opening.max_draft_tokens,
             opening.run_ahead_tokens,
-            opening.num_alternatives,
             tokens,
             min_chance=opening.min_chance,
         )
@@ -140,11 +128,6 @@ class DraftSequence:
     def reach(self) -> int:
         """Most tokens worth guessing, those of the rounds after this one included."""
         return self._within_remaining(self.max_draft_tokens + self.run_ahead_tokens)
-
-    @property
-    def wants_alternatives(self) -> bool:
-        """Ratio mode judges what was drawn, and nothing is drawn for what may not come."""
-        return self.num_alternatives > 0 and self.opening.mode is not VerificationMode.RATIO
 
     def _within_remaining(self, count: int) -> int:
         if self.min_chance >= 1:
@@ -166,21 +149,10 @@ class DraftSequence:
             raise CommitMismatch(f"commit at {base_len} contradicts committed tokens")
         if fresh := list(token_ids[len(known) :]):
             self.tokens.extend(fresh)
-            self._follow(fresh)
-
-    def _follow(self, fresh: list[int]) -> None:
-        count, guess = len(fresh), self.guess.token_ids
-        going_on = [other for other in self.alternatives if other.goes_on_after(fresh)]
-        if self.guess.goes_on_after(fresh):
-            self.guess, self.alternatives = self.guess.part(count), tuple(other.part(count) for other in going_on)
-        elif going_on:
-            # As the target does: it gives up the guess, and goes on with what it holds for this outcome.
-            self.epoch += 1
-            self.guess, self.alternatives = going_on[0].part(count), ()
-        elif _agree(guess, fresh):
-            self.guess, self.alternatives = self.guess.part(count), ()
-        else:
-            self.drop_guess()
+            if _agree(self.guess.token_ids, fresh):
+                self.guess = self.guess.part(len(fresh))
+            else:
+                self.drop_guess()
 
     def adopt(self, drafted: Drafted) -> None:
         """Takes a new proposal as the guess. An empty one leaves what was proposed before standing."""
@@ -188,19 +160,13 @@ class DraftSequence:
             return
         if not _agree(self.guess.token_ids, drafted.token_ids):
             self.epoch += 1
-            self.alternatives = ()
         self.guess = drafted
-
-    def hold(self, paths: Sequence[Drafted]) -> None:
-        """Takes what was prepared: first the guess, perhaps longer now, then those that leave it somewhere."""
-        self.adopt(paths[0])
-        self.alternatives = tuple(paths[1:])
 
     def drop_guess(self) -> None:
         """Gives the guess up, which the next proposal says by its epoch."""
         if self.guess.token_ids:
             self.epoch += 1
-        self.guess, self.alternatives = Drafted(), ()
+        self.guess = Drafted()
 
 
 def _agree(first: Sequence[int], second: Sequence[int]) -> bool:

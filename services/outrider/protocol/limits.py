@@ -18,13 +18,11 @@ MAX_DRAFT_TOKENS = 64
 """That a client may ask for in one proposal."""
 MAX_RUN_AHEAD_TOKENS = 32
 """A draft goes no further beyond its proposal, and a target keeps no more."""
-MAX_ALTERNATIVES = 16
-"""Other outcomes of a step that a draft prepares for."""
 MAX_WAIT_US = 10_000_000
 """A target holds a sequence back for a draft no longer."""
 MAX_TREE_TOKENS = 256
-"""A draft's longest guess, 64 tokens and 32 beyond them, 16 paths of four tokens that leave it, and five tokens beside
-each, make 245."""
+"""A draft's longest guess, 64 tokens and 32 beyond them, and five tokens beside it, make 101. One of the version before
+also sends 16 paths of four tokens that leave it, and five beside each: 245."""
 MAX_DRAFT_BYTES = 64 << 10
 """Of one Draft, with what this version does not know: 96 distributions of 64 tokens make 40,000. It may be handed on,
 together with those of other sequences."""

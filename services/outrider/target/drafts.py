@@ -15,7 +15,7 @@ from outrider.errors import InvalidRequest
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.calibration import Bin, bin_of
 
-# A proposal, what was prepared meanwhile, and one for each token that was said ahead.
+# A proposal, and one for each token that was guessed ahead.
 _MAX_TREES = 12
 
 
@@ -59,8 +59,6 @@ class OfferedDraft:
     """Of a tree: each token's parent, which comes before it, or -1. Empty for a chain."""
     confidence: tuple[float, ...] = ()
     """The draft's own probability of each token, or nothing."""
-    prepared: bool = False
-    """Whether its paths take the place of those prepared before. Its guess was sent already."""
     source: str = ""
     """Which part of a combined drafter it is from."""
     matched: int = 0
@@ -86,16 +84,6 @@ class OfferedDraft:
         # Where the tokens before it are right, the match is longer by those.
         return self.matched + number if self.matched else 0
 
-    @property
-    def num_positions(self) -> int:
-        """That it speaks of: of a tree, its depth."""
-        if not self.parents:
-            return len(self.token_ids)
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        return max(depths)
-
     def check(self, params: SamplingParams, mode: VerificationMode) -> None:
         """Raises InvalidRequest when ratio verification could not be exact with this draft."""
         if mode is not VerificationMode.RATIO or not self.token_ids:
@@ -105,20 +93,17 @@ class OfferedDraft:
         if self.params != params:
             raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
-    def descend(self, node: int = -1) -> list[int]:
-        """The tokens of first children from `node` on; of a chain, all of it."""
-        return [self.token_ids[number] for number in self._first_children(node)]
-
     def guess(self) -> OfferedDraft:
-        """The chain of first children, with what is said of them."""
-        path = self._first_children()
-        confidence = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
-        return replace(self, token_ids=tuple(self.descend()), parents=(), confidence=tuple(confidence))
-
-    def _first_children(self, node: int = -1) -> list[int]:
+        """The chain of first children, with what is said of them. Of a chain, all of it."""
         if not self.parents:
-            return list(range(len(self.token_ids)))
-        path = []
+            return self
+        path = self._first_children()
+        token_ids = tuple(self.token_ids[n] for n in path)
+        confidence = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
+        return replace(self, token_ids=token_ids, parents=(), confidence=tuple(confidence))
+
+    def _first_children(self) -> list[int]:
+        path, node = [], -1
         for child, parent in enumerate(self.parents):
             # A parent comes before its children, so one pass finds them all.
             if parent == node:
@@ -150,21 +135,6 @@ class OfferedDraft:
             node = known
         return found
 
-    def leave(self, tokens: Sequence[int]) -> list[int] | None:
-        """What follows `tokens` on a path that is not that of first children; empty where nothing does.
-
-        None while they stay on that path.
-        """
-        node, first = -1, True
-        for token in tokens:
-            children = [child for child, parent in enumerate(self.parents) if parent == node]
-            known = next((child for child in children if self.token_ids[child] == token), None)
-            if known is None:
-                return []
-            first = first and known == children[0]
-            node = known
-        return None if first else self.descend(node)
-
 
 @dataclass(slots=True)
 class DraftBuffer:
@@ -181,12 +151,8 @@ class DraftBuffer:
     """Drafted tokens dropped since the last commit."""
     declined_len: int = -1
     """The committed length for which a draft said that it has nothing."""
-    held: OfferedDraft | None = None
-    """A tree whose guess is in the buffer, for when a commit leaves it."""
     trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MAX_TREES))
     """The last ones offered: of what may be judged beside the guess."""
-    num_taken: int = 0
-    """Of such trees, how many knew what was committed. Since the last commit."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -197,17 +163,15 @@ class DraftBuffer:
             self.declined_len = max(self.declined_len, min(draft.base_len, len(committed)))
             return
         if self.token_ids and draft.epoch < self.epoch:
-            self.num_dropped += len(draft.descend())
+            self.num_dropped += len(draft.guess().token_ids)
             return
         if draft.epoch > self.epoch:
             # The draft took its earlier guess back.
             self.cut(0)
-            self.held = None
             self.trees.clear()
-        if draft.parents:
-            self._hold(draft, committed, capacity)
-        else:
-            self._append(draft, committed, capacity)
+        if draft.parents and len(draft.confidence) == len(draft.token_ids):
+            self.trees.append(draft)
+        self._append(draft.guess(), committed, capacity)
 
     def continued_by(self, draft: OfferedDraft, committed: Sequence[int]) -> bool:
         """Whether it says what follows on what is held, and takes nothing back. It may begin before that."""
@@ -225,17 +189,6 @@ class DraftBuffer:
             return None
         return overlap
 
-    def _hold(self, tree: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        num_dropped = self.num_dropped
-        self._append(tree.guess(), committed, capacity)
-        if len(tree.confidence) == len(tree.token_ids):
-            self.trees.append(tree)
-        if tree.prepared:
-            # The guess was counted when it was sent.
-            self.num_dropped = num_dropped
-            self.held = tree
-        self.take_held(committed, capacity)
-
     def beside(self, committed: Sequence[int], count: int) -> list[Beside]:
         """Other tokens for the places of the first `count` guessed ones."""
         found = {}
@@ -251,24 +204,6 @@ class DraftBuffer:
             for one in beside:
                 found[one.at, one.token_id] = one
         return list(found.values())
-
-    def take_held(self, committed: Sequence[int], capacity: int) -> None:
-        """Where the buffer is empty because a commit left the guess, goes on with what was prepared for that commit.
-
-        Its epoch is the next: the draft, when it hears of the commit, takes the same turn.
-        """
-        tree = self.held
-        if tree is None or self.token_ids or len(committed) < tree.base_len:
-            return
-        path = tree.leave(committed[tree.base_len :])
-        if path is None:
-            return
-        self.held = None
-        if path := path[:capacity]:
-            self.epoch = tree.epoch + 1
-            self.token_ids = path
-            self.arrivals = [tree.arrival] * len(path)
-            self.num_taken += 1
 
     def _append(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         num_known = self._num_known(draft, committed)
@@ -304,10 +239,6 @@ class DraftBuffer:
         del self.token_ids[length:]
         del self.q[length:]
         del self.arrivals[length:]
-
-    def take_num_taken(self) -> int:
-        count, self.num_taken = self.num_taken, 0
-        return count
 
     def take_num_dropped(self) -> int:
         count, self.num_dropped = self.num_dropped, 0

@@ -52,11 +52,6 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
         ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", stats.num_dropped_tokens),
-        (
-            "alternatives_taken",
-            "Commits that left a guess for a path that a draft had prepared.",
-            stats.num_alternatives_taken,
-        ),
         ("siblings", "Tokens judged beside a guessed one.", stats.num_siblings),
         ("siblings_accepted", "Such tokens that the target said.", stats.num_siblings_accepted),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),

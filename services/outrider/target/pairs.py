@@ -40,7 +40,7 @@ class _Pairing:
 
     link: DraftLink
     sequence_id: int
-    sent_settings: tuple[int, int, int, float]
+    sent_settings: tuple[int, int, float]
     """What of its settings concerns a draft, as it was sent last."""
     opened_len: int
     """Committed before it was opened there: what answers that took the reading of a prompt, too."""
@@ -382,14 +382,9 @@ class Pairs:
         self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
 
-def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, int, float]:
+def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, float]:
     """What of a setting concerns a draft."""
-    return (
-        speculation.max_draft_tokens,
-        speculation.run_ahead_tokens,
-        speculation.num_alternatives,
-        speculation.min_chance,
-    )
+    return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.min_chance
 
 
 def _max_positions(speculation: sequence_pb2.Speculation) -> int:

@@ -71,8 +71,6 @@ class TargetStats:
     num_verified_tokens: int = 0
     num_accepted_tokens: int = 0
     num_dropped_tokens: int = 0
-    num_alternatives_taken: int = 0
-    """Commits that left a guess for a path that a draft had prepared."""
     num_siblings: int = 0
     """Tokens judged beside a guess. Not among the drafted ones."""
     num_siblings_accepted: int = 0

@@ -154,7 +154,6 @@ class TargetSequence:
         self.tokens.extend(token_ids)
         if self.processor is not None:
             self.processor.advance(token_ids)
-        self.drafts.take_held(self.tokens, self.speculation.capacity)
         self._cut_impossible()
         self.num_commits += 1
 

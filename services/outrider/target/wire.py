@@ -74,7 +74,6 @@ def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:
 
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
     """Raises InvalidRequest."""
-    # How many alternatives a draft prepares is its own affair: what comes is held, whatever it is.
     speculation = Speculation(
         message.max_draft_tokens, message.max_wait_us, message.run_ahead_tokens, message.weight or 1.0
     )
@@ -94,7 +93,6 @@ def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
         serial=message.serial,
         received_s=now_s,
         confidence=tuple(message.confidence),
-        prepared=message.prepared,
         source=message.source,
         matched=message.matched,
         share_s=message.share_us * 1e-6,

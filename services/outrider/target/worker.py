@@ -271,7 +271,6 @@ class TargetWorker:
         )
         self._report.commits.append(committed)
         self._count(committed)
-        self.stats.num_alternatives_taken += sequence.drafts.take_num_taken()
         return outcome.finish
 
     def _count(self, committed: Committed) -> None:

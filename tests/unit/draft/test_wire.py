@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from outrider.draft import events
@@ -172,17 +171,7 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
     assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
-    assert (draft.run_ahead, draft.prepared) == (False, False)
-
-
-def test_what_was_prepared_travels_as_one_tree() -> None:
-    paths = (Drafted("ngram", [3, 4]), Drafted("model", [3, 9, 1], [1.0, 0.5, 0.25]))
-    report = Report(proposals=[replace(proposed(VerificationMode.GREEDY, paths[0]), prepared=paths, run_ahead=True)])
-    [response] = responses_of(report, now_s=1.0).values()
-    [draft] = response.drafts
-    assert (list(draft.token_ids), list(draft.parents)) == ([3, 4, 9, 1], [-1, 0, 0, 2])
-    assert (list(draft.confidence), draft.source) == ([1.0, 1.0, 0.5, 0.25], "model")
-    assert (draft.run_ahead, draft.prepared) == (True, True)
+    assert not draft.run_ahead
 
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:

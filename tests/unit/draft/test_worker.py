@@ -211,39 +211,6 @@ def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_
     assert not counting.has_work
 
 
-def prepares(monkeypatch: pytest.MonkeyPatch, *outcomes: tuple[Drafted, ...] | None) -> None:
-    """The counter has these in turn, one a step, for what may come instead."""
-    coming = list(outcomes)
-    monkeypatch.setattr(_Counter, "branch", lambda self, sequences: [coming.pop(0) for _ in sequences])
-
-
-def test_what_was_prepared_is_sent_as_one_tree_and_comes_before_running_ahead(
-    counting: DraftWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepares(monkeypatch, None, (Drafted("counter", [3, 4]), Drafted("counter", [3, 9, 1])))
-    settings = Limited(ONE, 2, 8, received_s=1.0, num_alternatives=2)
-    assert said(turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), settings)) == [(2, [3, 4])]
-    assert said(turn(counting)) == []
-    [tree] = turn(counting).proposals
-    assert (tree.base_len, tree.drafted.token_ids, tree.run_ahead) == (2, [3, 4], True)
-    assert [path.token_ids for path in tree.prepared] == [[3, 4], [3, 9, 1]]
-    assert said(turn(counting)) == [(4, [5])]
-    # The commit that was prepared for is answered with what was said of it.
-    assert said(turn(counting, committed(ONE, 2, 3, 9)))[0][0] == 4
-    assert counting.stats.num_prepared == 1
-
-
-def test_what_goes_wrong_while_preparing_ends_no_sequence(
-    counting: DraftWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Limited(ONE, 2, 0, received_s=1.0, num_alternatives=2)
-    turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), settings)
-    prepares(monkeypatch)
-    report = turn(counting)
-    assert not report.proposals and not report.failures and not counting.has_work
-    assert counting.stats.num_round_failures == 1
-
-
 def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
     turn(counting, opened(ONE, (1, 2)), Limited(ONE, 3, 8, received_s=1.0))
     turn(counting)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from outrider.drafters import CommitMismatch, Drafted, DraftSequence, Opening
 from outrider.errors import InvalidRequest
-from outrider.speculation import SamplingParams, VerificationMode
 
 Greedy = Callable[..., Opening]
 
@@ -80,55 +79,3 @@ def test_an_empty_prompt_is_refused_by_name(greedy: Greedy) -> None:
     with pytest.raises(InvalidRequest) as caught:
         greedy([])
     assert caught.value.field == "prompt_token_ids"
-
-
-@pytest.fixture
-def prepared(sequence: DraftSequence) -> DraftSequence:
-    """The guess is 5, 6, 7 and 8; if 5 is followed by 9, then 1 and 2; if 3 comes at once, then 4."""
-    sequence.hold(
-        [
-            Drafted("model", [5, 6, 7, 8], [0.9, 0.8, 0.7, 0.6]),
-            Drafted("model", [5, 9, 1, 2], [0.9, 0.1, 0.5, 0.4]),
-            Drafted("model", [3, 4], [0.1, 0.5]),
-        ]
-    )
-    return sequence
-
-
-def test_preparing_makes_the_guess_longer_and_raises_no_epoch(prepared: DraftSequence) -> None:
-    assert (prepared.epoch, prepared.guess.token_ids) == (0, [5, 6, 7, 8])
-
-
-def test_a_commit_that_leaves_the_guess_goes_on_with_what_was_prepared_for_it(prepared: DraftSequence) -> None:
-    prepared.commit(4, [5, 9])
-    assert (prepared.epoch, prepared.guess) == (1, Drafted("model", [1, 2], [0.5, 0.4]))
-    assert prepared.alternatives == ()
-
-
-def test_a_commit_of_a_part_of_the_guess_keeps_the_paths_that_leave_it_later(prepared: DraftSequence) -> None:
-    prepared.commit(4, [5])
-    assert [other.token_ids for other in prepared.alternatives] == [[9, 1, 2]]
-    prepared.commit(5, [9, 1])
-    assert (prepared.epoch, prepared.guess.token_ids) == (1, [2])
-
-
-def test_a_commit_that_nothing_was_prepared_for_drops_everything(prepared: DraftSequence) -> None:
-    prepared.commit(4, [5, 1])
-    assert (prepared.epoch, prepared.guess.token_ids, prepared.alternatives) == (1, [], ())
-
-
-def test_a_path_that_ends_where_the_commit_does_is_of_no_use(prepared: DraftSequence) -> None:
-    prepared.commit(4, [3, 4])
-    assert (prepared.epoch, prepared.guess.token_ids) == (1, [])
-
-
-def test_another_guess_takes_the_prepared_paths_with_it(prepared: DraftSequence) -> None:
-    prepared.adopt(Drafted("ngram", [1]))
-    assert (prepared.epoch, prepared.alternatives) == (1, ())
-
-
-def test_nothing_is_prepared_in_ratio_mode(greedy: Greedy) -> None:
-    assert DraftSequence.start(greedy([1], num_alternatives=2)).wants_alternatives
-    params = SamplingParams(temperature=1.0)
-    ratio = greedy([1], num_alternatives=2, params=params, mode=VerificationMode.RATIO)
-    assert not DraftSequence.start(ratio).wants_alternatives

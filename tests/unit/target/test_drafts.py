@@ -221,69 +221,64 @@ def test_other_modes_need_no_q() -> None:
     OfferedDraft(0, 4, (20,)).check(PARAMS, VerificationMode.COUPLED)
 
 
-def tree(base_len: int, token_ids: tuple[int, ...], parents: tuple[int, ...], epoch: int = 0) -> OfferedDraft:
-    return OfferedDraft(epoch, base_len, token_ids, parents=parents, serial=9, received_s=9.0, prepared=True)
+CHANCES = (0.5, 0.8, 0.9, 0.25, 0.5, 0.3)
 
 
-# 20 21 22 is the guess; if 30 follows 20, then 31 and 32; if 40 comes at once, then 41.
-TREE = tree(4, (20, 21, 22, 30, 31, 32, 40, 41), (-1, 0, 1, 0, 3, 4, -1, 6))
+def tree(
+    base_len: int, token_ids: tuple[int, ...], parents: tuple[int, ...], confidence: tuple[float, ...] = ()
+) -> OfferedDraft:
+    return OfferedDraft(0, base_len, token_ids, parents=parents, serial=9, received_s=9.0, confidence=confidence)
 
 
-def after(buffer: DraftBuffer, *token_ids: int, judged: int = 0, capacity: int = 8) -> list[int]:
+# 20 21 22 is the guess. 30 may come in the place of 21, and 40 in the place of 20. A draft of the version before may
+# also say what follows 30.
+TREE = tree(4, (20, 21, 22, 30, 31, 40), (-1, 0, 1, 0, 3, -1), CHANCES)
+
+
+def after(buffer: DraftBuffer, *token_ids: int, judged: int = 0) -> list[int]:
     """What is buffered once these tokens are committed."""
     buffer.advance(token_ids, judged)
-    buffer.take_held([*TRUTH, *token_ids], capacity)
     return buffer.token_ids
 
 
 def test_of_a_tree_the_path_of_first_children_is_the_guess() -> None:
     assert held(TREE).token_ids == [20, 21, 22]
     assert held(offered(4, 20, 21), TREE).token_ids == [20, 21, 22]
-    assert TREE.descend() == [20, 21, 22]
+    assert TREE.guess().token_ids == (20, 21, 22)
+    assert TREE.guess().confidence == CHANCES[:3]
 
 
-def test_a_commit_that_leaves_the_guess_goes_on_with_what_the_tree_has_for_it() -> None:
-    buffer = held(offered(4, 20, 21), TREE)
-    assert after(buffer, 20, 30, judged=2) == [31, 32]
-    assert (buffer.epoch, buffer.take_num_taken(), buffer.take_num_taken()) == (1, 1, 0)
-    assert arrivals(buffer) == [(9, 9.0)] * 2
-    assert after(held(TREE), 40, judged=3) == [41]
+def test_a_chain_is_its_own_guess() -> None:
+    chain = offered(4, 20, 21)
+    assert chain.guess() is chain
 
 
-def test_a_commit_that_the_tree_does_not_know_leaves_nothing() -> None:
+def test_a_commit_that_leaves_the_guess_leaves_nothing_whatever_the_tree_has_after_it() -> None:
     buffer = held(TREE)
-    assert after(buffer, 20, 50, judged=3) == []
-    assert (buffer.held, buffer.num_taken, buffer.epoch) == (None, 0, 0)
+    assert after(buffer, 20, 30, judged=3) == []
+    assert (buffer.epoch, buffer.num_dropped) == (0, 0)
+    late = DraftBuffer()
+    late.offer(TREE, [*TRUTH, 20, 30], 8)
+    assert (late.token_ids, late.num_dropped) == ([], 3)
 
 
-def test_a_tree_is_kept_while_the_guess_holds_and_serves_later_commits_too() -> None:
+def test_a_draft_that_goes_on_where_its_tree_left_the_guess_is_taken() -> None:
     buffer = held(TREE)
-    assert after(buffer, 20) == [21, 22]
-    buffer.advance([30], 0)
-    buffer.take_held([*TRUTH, 20, 30], 8)
-    assert buffer.token_ids == [31, 32]
-
-
-def test_a_tree_that_comes_after_its_commit_still_serves() -> None:
-    buffer = DraftBuffer()
-    buffer.offer(TREE, [*TRUTH, 20, 30], 8)
-    assert (buffer.token_ids, buffer.epoch, buffer.num_dropped) == ([31, 32], 1, 0)
-
-
-def test_what_the_draft_says_next_of_the_path_that_was_taken_fits() -> None:
-    buffer = held(TREE)
-    after(buffer, 40, judged=3)
-    # It took the same turn, which raised its epoch, and repeats what stands before it goes on.
-    buffer.offer(OfferedDraft(1, 5, (41, 42)), [*TRUTH, 40], 8)
-    assert (buffer.token_ids, buffer.num_dropped) == ([41, 42], 0)
+    after(buffer, 20, 30, judged=3)
+    # As the version before does: its epoch is the next, and it repeats what stands before it goes on.
+    buffer.offer(offered(6, 31, 32, epoch=1), [*TRUTH, 20, 30], 8)
+    assert (buffer.token_ids, buffer.num_dropped) == ([31, 32], 0)
     # What it said of the guess that failed comes too late.
-    buffer.offer(OfferedDraft(0, 7, (23,)), [*TRUTH, 40], 8)
-    assert (buffer.token_ids, buffer.num_dropped) == ([41, 42], 1)
+    buffer.offer(offered(7, 23), [*TRUTH, 20, 30], 8)
+    assert (buffer.token_ids, buffer.num_dropped) == ([31, 32], 1)
+
+
+def test_of_a_tree_that_is_stale_its_guess_is_counted() -> None:
+    assert held(offered(4, 60, epoch=1), TREE).num_dropped == 3
 
 
 def test_what_may_come_in_place_of_a_guess_is_told_with_its_chance() -> None:
-    chances = (0.5, 0.8, 0.9, 0.25, 0.5, 0.5, 0.3, 0.5)
-    buffer = held(replace(TREE, confidence=chances))
+    buffer = held(TREE)
     assert buffer.beside(TRUTH, 3) == [(0, 40, 0.3), (1, 30, 0.125)]
     assert buffer.beside(TRUTH, 1) == [(0, 40, 0.3)]
     # What is committed is certain.
@@ -293,22 +288,14 @@ def test_what_may_come_in_place_of_a_guess_is_told_with_its_chance() -> None:
     assert buffer.beside([*TRUTH, 20, 50], 0) == []
 
 
-def test_nothing_is_judged_beside_a_path_that_was_taken_unless_the_tree_has_it_there() -> None:
-    tree = replace(TREE, token_ids=(*TREE.token_ids, 33), parents=(*TREE.parents, 3), confidence=(0.5,) * 9)
-    buffer = held(offered(4, 20, 21), tree)
-    assert after(buffer, 20, 30, judged=2) == [31, 32]
-    assert buffer.beside([*TRUTH, 20, 30], 2) == [(0, 33, 0.5)]
-
-
-def test_what_only_names_tokens_beside_a_guess_takes_no_prepared_path_away() -> None:
-    beside = replace(tree(4, (20, 21, 22, 50), (-1, 0, 1, 0)), confidence=(0.5,) * 4, prepared=False)
-    buffer = held(offered(4, 20, 21), TREE, beside)
-    assert buffer.beside(TRUTH, 3) == [(1, 50, 0.25)]
-    assert after(buffer, 20, 30, judged=2) == [31, 32]
+def test_a_later_tree_adds_what_stands_beside_a_guess_to_that_of_the_one_before() -> None:
+    buffer = held(TREE, tree(4, (20, 21, 50), (-1, 0, 0), (0.5, 0.5, 0.5)))
+    assert buffer.token_ids == [20, 21, 22]
+    assert set(buffer.beside(TRUTH, 3)) == {(0, 40, 0.3), (1, 30, 0.125), (1, 50, 0.25)}
 
 
 def test_what_is_said_ahead_names_its_own() -> None:
-    ahead = replace(tree(6, (22, 23, 60), (-1, 0, -1)), confidence=(0.5, 0.5, 0.25), prepared=False)
+    ahead = tree(6, (22, 23, 60), (-1, 0, -1), (0.5, 0.5, 0.25))
     buffer = held(offered(4, 20, 21), ahead)
     assert buffer.token_ids == [20, 21, 22, 23]
     assert after(buffer, 20, 21) == [22, 23]
@@ -316,36 +303,27 @@ def test_what_is_said_ahead_names_its_own() -> None:
 
 
 def test_a_tree_that_the_text_has_left_is_forgotten() -> None:
-    buffer = held(replace(TREE, confidence=(0.5,) * 8))
+    buffer = held(TREE)
     assert len(buffer.trees) == 1
     assert after(buffer, 20, 50) == []
     buffer.offer(offered(6, 60), [*TRUTH, 20, 50], 8)
     assert buffer.beside([*TRUTH, 20, 50], 1) == []
     assert not buffer.trees
-    long_ago = replace(tree(0, (1,), (-1,)), confidence=(0.5,))
-    buffer.offer(long_ago, [*TRUTH, 20, 50], 8)
+    buffer.offer(tree(0, (1,), (-1,), (0.5,)), [*TRUTH, 20, 50], 8)
     assert buffer.beside([*TRUTH, 20, 50], 1) == [] and not buffer.trees
 
 
-def test_what_is_prepared_anew_takes_the_place_of_what_was_prepared_before() -> None:
-    grown = tree(4, (20, 21, 22, 23), (-1, 0, 1, 2))
-    buffer = held(offered(4, 20, 21), TREE, grown)
-    assert after(buffer, 20, 30, judged=2) == []
-
-
 def test_a_tree_without_chances_or_of_what_is_still_to_come_has_nothing_beside() -> None:
-    assert held(TREE).beside(TRUTH, 3) == []
-    ahead = replace(tree(6, (22, 23), (-1, -1)), confidence=(0.5, 0.5))
+    assert held(replace(TREE, confidence=())).beside(TRUTH, 3) == []
+    ahead = tree(6, (22, 23), (-1, -1), (0.5, 0.5))
     assert held(offered(4, 20, 21), ahead).beside(TRUTH, 2) == []
 
 
 def test_a_newer_epoch_takes_the_tree_back() -> None:
-    buffer = held(TREE, offered(4, 60, epoch=1))
-    assert after(buffer, 20, 30, judged=1) == []
+    buffer = held(TREE, offered(4, 20, 60, epoch=1))
+    assert buffer.beside(TRUTH, 2) == []
 
 
-def test_a_path_is_kept_as_far_as_there_is_room() -> None:
-    assert after(held(TREE), 20, 30, capacity=1) == [31]
-    buffer = held(TREE, capacity=0)
-    assert after(buffer, 20, 30, capacity=0) == []
-    assert (buffer.num_dropped, buffer.num_taken) == (0, 0)
+def test_a_guess_is_kept_as_far_as_there_is_room() -> None:
+    buffer = held(TREE, capacity=1)
+    assert (buffer.token_ids, buffer.num_dropped) == ([20], 2)
