@@ -6,7 +6,6 @@ Leaf certificates serve as both ends of a connection, and carry the names given,
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from outrider_controller.private import write_whole
 
 _AUTHORITY_LIFE = timedelta(days=3650)
 # Clocks of two machines differ.
@@ -32,9 +33,9 @@ class Issued:
     def write(self, directory: Path, authority: bytes) -> None:
         """As `tls.crt`, `tls.key` and `ca.crt`, each replaced in one step; the key for this user alone."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(directory / "ca.crt", authority, 0o644)
-        _write(directory / "tls.key", self.key, 0o600)
-        _write(directory / "tls.crt", self.certificate, 0o644)
+        write_whole(directory / "ca.crt", authority, 0o644)
+        write_whole(directory / "tls.key", self.key, 0o600)
+        write_whole(directory / "tls.crt", self.certificate, 0o644)
 
 
 class Authority:
@@ -79,8 +80,8 @@ class Authority:
 
     def write(self, directory: Path) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(directory / "ca.key", _pem(self._key), 0o600)
-        _write(directory / "ca.crt", self.pem, 0o644)
+        write_whole(directory / "ca.key", _pem(self._key), 0o600)
+        write_whole(directory / "ca.crt", self.pem, 0o644)
 
     @property
     def pem(self) -> bytes:
@@ -135,11 +136,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, plain)
     return pem
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    written = path.with_suffix(path.suffix + ".new")
-    written.unlink(missing_ok=True)
-    with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    written.replace(path)

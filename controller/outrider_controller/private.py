@@ -1,4 +1,4 @@
-"""Directories of this user alone. Others of the machine can neither read what lies in them, nor put a link there."""
+"""Directories and files of this user alone. Others of the machine can neither read them, nor put a link there."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def make_private(directory: Path) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{directory}: must be a directory that no other user may write into, as with mode 0700")
     return directory
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Replaces the file in one step: whoever reads it meanwhile gets the old content or the new, and no other user ever
+    reads what only this one may."""
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    written.unlink(missing_ok=True)
+    with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+    written.replace(path)
 
 
 @contextmanager

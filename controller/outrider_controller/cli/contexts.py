@@ -18,7 +18,7 @@ import psutil
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.private import locked, make_private
+from outrider_controller.private import locked, make_private, write_whole
 
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -119,10 +119,7 @@ def _file(name: str) -> Path:
 def _write(name: str, more: Mapping[str, Any]) -> None:
     me = psutil.Process()
     entry = {"pid": me.pid, "process_started_s": me.create_time(), "started_s": time.time(), **more}
-    # Whoever reads it meanwhile sees the old or the new one.
-    scratch = _file(name).with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(entry))
-    scratch.replace(_file(name))
+    write_whole(_file(name), json.dumps(entry))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from outrider_controller.cli.channels import cluster_channel
 from outrider_controller.cli.contexts import operator_token
 from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import output_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -25,10 +26,14 @@ TIMEOUT_S = 15.0
 """Of one call that is answered at once."""
 
 
-def control_option(command: F) -> F:
-    """--context and --control"""
-    option = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
-    return context_option(option(command))
+def control_options(*outputs: str) -> Callable[[F], F]:
+    """--context, --control, and -o with these formats."""
+
+    def decorate(command: F) -> F:
+        control = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+        return context_option(control(output_option(*outputs)(command)))
+
+    return decorate
 
 
 class _OperatorChannel:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import click
 import grpc
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.control import Control, ask_control, control_option
+from outrider_controller.cli.control import Control, ask_control, control_options
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import emit_json, note, output_option
-from outrider_controller.cli.spans import span_option
+from outrider_controller.cli.output import emit, note
+from outrider_controller.cli.spans import DAY_S, span_option
 from outrider_controller.control.rows import worker_row
 
 _POLL_S = 0.5
@@ -23,8 +22,7 @@ _reason_option = click.option("--reason", default="", metavar="TEXT", help="Why,
 @click.command("cordon")
 @click.argument("worker_id", metavar="WORKER")
 @_reason_option
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def cordon(worker_id: str, reason: str, control: str, output: str) -> None:
     """Send nothing new to a draft, target or router. What runs there goes on.
 
@@ -32,31 +30,27 @@ def cordon(worker_id: str, reason: str, control: str, output: str) -> None:
     """
     request = control_pb2.CordonWorkerRequest(worker_id=worker_id, reason=reason)
     status = ask_control(control, lambda stub: stub.CordonWorker(request)).worker
-    _print(f"{worker_id} is cordoned; {_left(status)}", {"worker": worker_row(status)}, output)
+    emit("worker", {"worker": worker_row(status)}, output, f"{worker_id} is cordoned; {_left(status)}")
 
 
 @click.command("uncordon")
 @click.argument("worker_id", metavar="WORKER")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def uncordon(worker_id: str, control: str, output: str) -> None:
     """Take `cordon` or `drain` back: the worker is sent work again."""
     request = control_pb2.UncordonWorkerRequest(worker_id=worker_id)
     was_cordoned = ask_control(control, lambda stub: stub.UncordonWorker(request)).was_cordoned
     line = f"{worker_id} takes work again" if was_cordoned else f"{worker_id} was not cordoned"
-    _print(line, {"id": worker_id, "was_cordoned": was_cordoned}, output)
+    emit("worker", {"id": worker_id, "was_cordoned": was_cordoned}, output, line)
 
 
 @click.command("drain")
 @click.argument("worker_id", metavar="WORKER")
 @_reason_option
-@span_option(
-    "--grace", "grace_s", "30s", "How long sequences may finish on a target before other targets go on with them."
-)
-@span_option("--timeout", "timeout_s", "10m", "How long to wait until it is drained; exit code 6 after that.")
+@span_option("--grace", "grace_s", "30s", "How long sequences may finish on a target first.", most_s=DAY_S)
+@span_option("--timeout", "timeout_s", "10m", "How long to wait; exit code 6 after that.", most_s=DAY_S)
 @click.option("--no-wait", is_flag=True, help="Return at once; `outrider get workers` says when it is drained.")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def drain(worker_id: str, reason: str, grace_s: int, timeout_s: int, no_wait: bool, control: str, output: str) -> None:
     """Empty a draft, target or router, so that it can be stopped: cordon it and wait until nothing runs there.
 
@@ -71,11 +65,10 @@ def drain(worker_id: str, reason: str, grace_s: int, timeout_s: int, no_wait: bo
 
     status = ask_control(control, ask)
     if status is None:
-        _print(f"{worker_id} has left", {"id": worker_id, "left": True}, output)
-    elif no_wait:
-        _print(f"{worker_id} is being drained; {_left(status)}", {"worker": worker_row(status)}, output)
-    else:
-        _print(f"{worker_id} is drained: stop it, or uncordon it", {"worker": worker_row(status)}, output)
+        emit("worker", {"id": worker_id, "left": True}, output, f"{worker_id} has left")
+        return
+    now = f"being drained; {_left(status)}" if no_wait else "drained: stop it, or uncordon it"
+    emit("worker", {"worker": worker_row(status)}, output, f"{worker_id} is {now}")
 
 
 async def _until_drained(stub: Control, worker_id: str, timeout_s: float) -> control_pb2.WorkerStatus | None:
@@ -104,10 +97,3 @@ async def _until_drained(stub: Control, worker_id: str, timeout_s: float) -> con
 def _left(status: control_pb2.WorkerStatus) -> str:
     count = max(status.load.num_sequences, status.load.num_running + status.load.num_waiting)
     return f"{count or 'no'} sequence{'s' * (count != 1)} there"
-
-
-def _print(line: str, body: dict[str, Any], output: str) -> None:
-    if output == "json":
-        emit_json("worker", body)
-    else:
-        click.echo(line)

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 import grpc
 from outrider.metadata.tenants import DEFAULT_TENANT
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, tenants_pb2, usage_pb2
 
-from outrider_controller.cli.control import Control, ask_control, control_option
+from outrider_controller.cli.asking import Nouns
+from outrider_controller.cli.control import Control, ask_control, control_options
 from outrider_controller.cli.events import event_line, event_row
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import cell, emit_json, moment, output_option, table_lines
-from outrider_controller.cli.sequences import COLUMNS, acceptance, sequence_row
+from outrider_controller.cli.output import cell, emit, moment, named, table_lines
+from outrider_controller.cli.sequences import COLUMNS, MOST, acceptance, sequence_row
 from outrider_controller.cli.tenants import KEY_COLUMNS, all_keys, key_row, tenant_row
+from outrider_controller.cli.trace.asking import request_id_of
+from outrider_controller.cli.trace.rows import trace_row
+from outrider_controller.cli.usage import COLUMNS as USAGE_COLUMNS
+from outrider_controller.cli.usage import shares, since_option, usage_row, usage_rows
 from outrider_controller.control.rows import worker_row
 
 _EVENTS = 10
 _SEQUENCES = 10
+# Of a trace, what says little of a request as a whole.
+_LEFT_TO_TRACE = ("rounds", "events", "request_id")
+_TABLES: dict[str, tuple[str, Sequence[str]]] = {
+    "keys": ("Keys", KEY_COLUMNS),
+    "hours": ("Hours", ("since", *USAGE_COLUMNS)),
+    "moves": ("Events", ("at_ms", "event", "role", "worker", "reason", "position")),
+}
 
 
-@click.group("describe")
+@click.group("describe", cls=Nouns)
 def describe() -> None:
-    """Show all that is known of one worker, tenant or key."""
+    """Show all that is known of one worker, tenant, key or sequence, or of what a tenant has used."""
 
 
 @describe.command("worker")
 @click.argument("worker_id", metavar="ID")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def worker(worker_id: str, control: str, output: str) -> None:
     """Show a worker, what runs there, and what has happened to it."""
 
@@ -52,8 +62,7 @@ def worker(worker_id: str, control: str, output: str) -> None:
 
 @describe.command("tenant")
 @click.argument("name")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def tenant(name: str, control: str, output: str) -> None:
     """Show a tenant, its keys, what it does, and what has happened to it."""
 
@@ -76,19 +85,54 @@ def tenant(name: str, control: str, output: str) -> None:
 
 @describe.command("key")
 @click.argument("key_id", metavar="ID")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def key(key_id: str, control: str, output: str) -> None:
     """Show an API key: whose it is, what it opens, and until when. Never the key."""
 
     async def ask(stub: Control) -> dict[str, Any]:
-        found: list[tenants_pb2.ApiKey] = [one for one in await all_keys(stub) if one.id == key_id]
-        if not found:
-            raise CommandError(f"no key {key_id}", ExitCode.NOT_FOUND, reason="UNKNOWN_KEY")
-        events = await _events(stub, tenant=found[0].tenant)
-        return {"key": key_row(found[0]), "events": [event for event in events if event["fields"].get("key") == key_id]}
+        [row] = named([key_id], "key", [key_row(one) for one in await all_keys(stub)])
+        events = await _events(stub, tenant=row["tenant"])
+        return {"key": row, "events": [event for event in events if event["fields"].get("key") == key_id]}
 
     _show("key", ask_control(control, ask), output)
+
+
+@describe.command("sequence")
+@click.argument("request_id", metavar="ID")
+@control_options("text", "json", "yaml")
+def sequence(request_id: str, control: str, output: str) -> None:
+    """Show a request, under way or not: where it is open, how its drafts fare, and where it has been.
+
+    Exit code 3 when no router remembers it. `outrider trace ID` shows its rounds.
+    """
+    asked = request_id_of(request_id)
+
+    async def ask(stub: Control) -> dict[str, Any]:
+        parts = (await stub.GetTrace(control_pb2.ControlServiceGetTraceRequest(request_id=asked))).traces
+        listed = await stub.ListSequences(control_pb2.ListSequencesRequest(limit=MOST))
+        rows = [trace_row(part) for part in parts]
+        now = next((sequence_row(one) for one in listed.sequences if one.request_id == asked), {"id": asked})
+        known = {name: value for name, value in rows[-1].items() if name not in _LEFT_TO_TRACE}
+        return {"sequence": {**now, **known}, "moves": [event for row in rows for event in row["events"]]}
+
+    _show("sequence", ask_control(control, ask), output)
+
+
+@describe.command("usage")
+@click.argument("tenant")
+@since_option
+@control_options("text", "json", "yaml")
+def usage(tenant: str, since_s: int, control: str, output: str) -> None:
+    """Show what a tenant has used: all figures of the bill, their shares, and the hours of the time asked for."""
+
+    async def ask(stub: Control) -> dict[str, Any]:
+        total = await usage_rows(stub, tenant, since_s, "total")
+        if not total:
+            await _tenant(stub, tenant)
+        row = total[0] if total else usage_row(usage_pb2.UsageRow(tenant=tenant))
+        return {"usage": {**row, **shares(row)}, "hours": await usage_rows(stub, tenant, since_s, "hour")}
+
+    _show("usage", ask_control(control, ask), output)
 
 
 async def _tenant(stub: Control, name: str) -> tenants_pb2.Tenant:
@@ -133,29 +177,26 @@ def _activity(activity: Any) -> dict[str, Any]:
 
 
 def _show(kind: str, body: Mapping[str, Any], output: str) -> None:
-    if output == "json":
-        emit_json(f"{kind}-description", body)
-        return
-    _print_fields(body[kind])
-    if keys := body.get("keys"):
-        _print_table("Keys", keys, KEY_COLUMNS)
-    if "sequences" in body:
-        shown, total = len(body["sequences"]), body["num_sequences"]
-        title = f"Sequences: {total}" + (f", the {shown} oldest" if shown < total else "")
-        _print_table(title, body["sequences"], COLUMNS)
-    click.echo("Events:" if body["events"] else "Events: none")
-    for event in body["events"]:
-        click.echo(f"  {event_line(event)}")
+    emit(f"{kind}-description", body, output, "\n".join(_lines(kind, body)) if output == "text" else "")
 
 
-def _print_fields(fields: Mapping[str, Any]) -> None:
-    width = max(map(len, fields)) + 1
-    for name, value in fields.items():
+def _lines(kind: str, body: Mapping[str, Any]) -> Iterator[str]:
+    width = max(map(len, body[kind])) + 1
+    for name, value in body[kind].items():
         label = f"{name.replace('_', ' ').capitalize()}:"
-        click.echo(f"{label:<{width}}  {cell(value)}")
+        yield f"{label:<{width}}  {cell(value)}"
+    for name, (title, shown) in _TABLES.items():
+        if rows := body.get(name):
+            yield from _table(f"{title}:", rows, shown)
+    if "sequences" in body:
+        shown_here, total = len(body["sequences"]), body["num_sequences"]
+        title = f"Sequences: {total}" + (f", the {shown_here} oldest" if shown_here < total else "")
+        yield from _table(title, body["sequences"], COLUMNS)
+    if "events" in body:
+        yield "Events:" if body["events"] else "Events: none"
+        yield from (f"  {event_line(event)}" for event in body["events"])
 
 
-def _print_table(title: str, rows: list[dict[str, Any]], shown: tuple[str, ...]) -> None:
-    click.echo(title)
-    for line in table_lines(rows, shown) if rows else ():
-        click.echo(f"  {line}")
+def _table(title: str, rows: list[dict[str, Any]], shown: Sequence[str]) -> Iterator[str]:
+    yield title
+    yield from (f"  {line}" for line in (table_lines(rows, shown) if rows else ()))

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from outrider.metadata.events import MAX_EVENTS, EventKind
 from outrider.rpc.v1 import control_pb2
 
-from outrider_controller.cli.control import Control, ask_control, control_option
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import document, emit_json, moment, note, output_option
+from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.output import document, emit, moment
+from outrider_controller.cli.watching import repeated
 
 _PAUSE_S = 1.0
-# Also what a control plane that stops does to its streams.
-_FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 
 
 @click.command("events")
@@ -36,8 +33,7 @@ _FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 )
 @click.option("--worker", default="", metavar="ID", help="Only about this one.")
 @click.option("--tenant", default="", metavar="NAME", help="Only about this one.")
-@control_option
-@output_option("table", "json")
+@control_options("table", "json")
 def events(
     watch: bool, limit: int, kinds: tuple[str, ...], worker: str, tenant: str, control: str, output: str
 ) -> None:
@@ -59,7 +55,7 @@ def events(
         tail.keep_reading(lambda: ask_control(control, tail.read))
     ask_control(control, tail.read)
     if output == "json":
-        emit_json("events", {"events": found})
+        emit("events", {"events": found}, output)
 
 
 @dataclass(slots=True)
@@ -77,19 +73,10 @@ class Tail:
                 self.request.since = event.id
                 self.show(event_row(event))
 
-    def keep_reading(self, read: Callable[[], None], pause_s: float = _PAUSE_S) -> NoReturn:
+    def keep_reading(self, read: Callable[[], None], pause_s: float = _PAUSE_S) -> None:
         """Until Ctrl-C. Raises CommandError for what no later attempt would mend, and where it never was connected."""
-        problem = ""
-        while True:
-            try:
-                read()
-            except CommandError as error:
-                if not self.connected or error.exit_code not in _FOR_A_WHILE:
-                    raise
-                if str(error) != problem:
-                    problem = str(error)
-                    note(problem)
-            time.sleep(pause_s)
+        for _ in repeated(read, pause_s, begun=lambda: self.connected):
+            pass
 
 
 def event_row(event: control_pb2.Event) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, OnChunk, apply_prompt
 from outrider_controller.cli.endpoints import context_option, endpoint_option
 from outrider_controller.cli.figures import answer_figures
-from outrider_controller.cli.output import colours, emit_json, note, output_option
+from outrider_controller.cli.output import colours, emit, note, output_option
 from outrider_controller.cli.trace.command import show
 from outrider_controller.cli.trace.rows import trace_row
 
@@ -73,7 +73,7 @@ def generate(
         note(_stats(answer))
     traces = asyncio.run(_trace(answer, control, grpc, quiet=output == "json")) if trace else {}
     if output == "json":
-        emit_json("generation", {"model": model, "text": answer.text, **answer_figures(answer), **traces})
+        emit("generation", {"model": model, "text": answer.text, **answer_figures(answer), **traces}, output)
 
 
 async def _ask(address: str, request: generation.GenerateRequest, timeout_s: float, show: OnChunk) -> Answer:

@@ -9,9 +9,9 @@ import click
 from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import contexts
-from outrider_controller.cli.control import control_option, list_workers
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import emit_json, note, output_option, table_lines
+from outrider_controller.cli.asking import Nouns
+from outrider_controller.cli.control import control_options, list_workers
+from outrider_controller.cli.output import named, note, output_option, print_rows
 from outrider_controller.cli.sequences import get_sequences
 from outrider_controller.cli.tenants import get_keys, get_tenants
 from outrider_controller.cli.usage import get_usage
@@ -26,7 +26,7 @@ _GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu
 _WIDE = (*_TABLE, "reason", "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
 
 
-@click.group("get")
+@click.group("get", cls=Nouns)
 def get() -> None:
     """List what is running."""
 
@@ -35,8 +35,7 @@ def get() -> None:
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
 @watch_option
-@control_option
-@output_option("table", "wide", "json", "yaml", "name")
+@control_options("table", "wide", "json", "yaml", "name")
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
@@ -47,30 +46,20 @@ def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, o
         answer = asyncio.run(list_workers(control, _ROLES.get(role or "", worker_pb2.WORKER_ROLE_UNSPECIFIED)))
         if not answer.metadata_available:
             note("the metadata store is away: this is the last known list")
-        rows = worker_rows(answer.workers)
-        unknown = set(ids) - {row["id"] for row in rows}
-        if unknown:
-            raise CommandError(f"no worker {', '.join(sorted(unknown))}", ExitCode.NOT_FOUND)
-        return [row for row in rows if not ids or row["id"] in ids]
+        return named(ids, "worker", worker_rows(answer.workers))
 
     show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)
 
 
 @get.command("contexts")
-@output_option("table", "json", "name")
+@output_option("table", "json", "yaml", "name")
 def list_contexts(output: str) -> None:
     """List the stacks that `outrider up` runs here, the one that is asked when none is named first."""
     running = contexts.running()
     first = contexts.choose("", running)
     ordered = sorted(running, key=lambda context: context != first)
     rows = [{"name": one.name, "default": one == first, "pid": one.pid, **one.endpoints} for one in ordered]
-    if output == "json":
-        emit_json("contexts", {"contexts": rows})
-    elif output == "name":
-        for row in rows:
-            click.echo(row["name"])
-    else:
-        click.echo("\n".join(table_lines(rows, _CONTEXT)))
+    print_rows("contexts", "contexts", rows, _CONTEXT, output)
 
 
 get.add_command(get_sequences)

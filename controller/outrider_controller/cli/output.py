@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,10 @@ from typing import Any, TypeVar
 import click
 import yaml
 
+from outrider_controller.cli.exits import CommandError, ExitCode
+
 F = TypeVar("F", bound=Callable[..., Any])
+Row = dict[str, Any]
 
 
 def output_option(*choices: str) -> Callable[[F], F]:
@@ -35,14 +38,22 @@ def document(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"schema": f"outrider/{kind}/v1", **body}
 
 
-def emit_json(kind: str, body: Mapping[str, Any]) -> None:
-    click.echo(json.dumps(document(kind, body), ensure_ascii=False, indent=2))
+def emit(kind: str, body: Mapping[str, Any], output: str, text: str = "") -> None:
+    """A result in the format asked for; people read the text."""
+    if output == "yaml":
+        click.echo(yaml.safe_dump(document(kind, body), sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        click.echo(_json(kind, body) if output == "json" else text)
+
+
+def _json(kind: str, body: Mapping[str, Any]) -> str:
+    return json.dumps(document(kind, body), ensure_ascii=False, indent=2)
 
 
 def write_json(file: Path | None, kind: str, body: Mapping[str, Any]) -> None:
     """Does nothing without a file."""
     if file is not None:
-        file.write_text(json.dumps(document(kind, body), ensure_ascii=False, indent=2) + "\n")
+        file.write_text(_json(kind, body) + "\n")
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -79,18 +90,18 @@ def moment(unix_s: float) -> str | None:
 
 def print_rows(kind: str, name: str, rows: Sequence[Mapping[str, Any]], shown: Sequence[str], output: str) -> None:
     """In the format asked for. Names are those of the first column."""
-    if output == "json":
-        emit_json(kind, {name: [dict(row) for row in rows]})
-    elif output == "yaml":
-        click.echo(
-            yaml.safe_dump(document(kind, {name: [dict(row) for row in rows]}), sort_keys=False, allow_unicode=True),
-            nl=False,
-        )
-    elif output == "name":
-        for row in rows:
-            click.echo(row[shown[0]])
+    if output == "name":
+        for one in dict.fromkeys(row[shown[0]] for row in rows):
+            click.echo(one)
     else:
-        click.echo("\n".join(table_lines(rows, shown)))
+        emit(kind, {name: [dict(row) for row in rows]}, output, "\n".join(table_lines(rows, shown)))
+
+
+def named(names: Collection[str], what: str, rows: Sequence[Row], column: str = "id") -> list[Row]:
+    """The rows of these names; all without a name. Raises CommandError for a name that none has."""
+    if unknown := sorted(set(names) - {row[column] for row in rows}):
+        raise CommandError(f"no {what} {', '.join(unknown)}", ExitCode.NOT_FOUND, reason=f"UNKNOWN_{what.upper()}")
+    return [row for row in rows if not names or row[column] in names]
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:

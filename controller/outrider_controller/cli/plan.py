@@ -6,7 +6,7 @@ import click
 
 from outrider_controller.autoscaler.forecast import Round, best_round, tokens_per_round, weight_gb
 from outrider_controller.cli.exits import ExitCode
-from outrider_controller.cli.output import columns, emit_json, output_option
+from outrider_controller.cli.output import cell, columns, emit, output_option
 
 _MAX_DRAFT_TOKENS = 32
 
@@ -90,10 +90,8 @@ def plan_command(
         rounds, steps = planned.answer(num_tokens)
         figures |= {"tokens": num_tokens, "target_passes": round(rounds, 2), "step_equivalents": round(steps, 1)}
     figures |= _memory(target_b, draft_b, bytes_per_parameter, memory_gb)
-    if output == "json":
-        emit_json("plan", figures)
-    else:
-        click.echo(columns(["FIGURE", "VALUE"], [[name, _cell(value)] for name, value in figures.items()]))
+    table = columns(["FIGURE", "VALUE"], [[name, cell(value)] for name, value in figures.items()])
+    emit("plan", figures, output, table)
     return ExitCode.OK
 
 
@@ -112,9 +110,3 @@ def _memory(
     if sizes and memory_gb is not None:
         figures["fits_on_one_device"] = sum(sizes.values()) <= memory_gb
     return figures
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 from outrider.metadata.acl import KEYS, users
 
+from outrider_controller.private import make_private, write_whole
+
 
 @click.command("redis-users")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
@@ -17,14 +19,13 @@ def create_redis_users(directory: Path) -> None:
     Passwords that are there already stay. A process has its own in its metadata URL:
     redis://ROLE@HOST:6379?password_file=DIRECTORY/ROLE.password. A controller has that of the control plane.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(directory)
     passwords = {role: _password(directory / f"{role}.password") for role in KEYS}
-    (directory / "users.acl").write_text(users(passwords))
+    write_whole(directory / "users.acl", users(passwords))
     click.echo(f"{directory / 'users.acl'}: {', '.join(passwords)}")
 
 
 def _password(path: Path) -> str:
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32) + "\n")
+        write_whole(path, secrets.token_urlsafe(32) + "\n")
     return path.read_text().strip()

@@ -8,36 +8,42 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, trace_pb2
 
-from outrider_controller.cli.control import ask_control, control_option
-from outrider_controller.cli.output import moment, note, output_option
+from outrider_controller.cli.control import ask_control, control_options
+from outrider_controller.cli.output import moment, named, note
 from outrider_controller.cli.watching import show_rows, watch_option
 
 COLUMNS = ("id", "tenant", "model", "output_tokens", "draft_tokens", "acceptance", "target", "draft", "seconds")
+MOST = 10_000
+"""Of one answer."""
 _WIDE = (*COLUMNS, "prompt_tokens", "router", "started")
 
 
 @click.command("sequences")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--tenant", default="", metavar="NAME", help="Only this one's.")
 @click.option("--worker", default="", metavar="ID", help="Only those on this target or draft.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, metavar="N", help="At most so many."
+    "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, metavar="N", help="At most so many."
 )
 @watch_option
-@control_option
-@output_option("table", "wide", "json", "yaml", "name")
-def get_sequences(tenant: str, worker: str, limit: int, watch: bool, control: str, output: str) -> None:
+@control_options("table", "wide", "json", "yaml", "name")
+def get_sequences(
+    ids: tuple[str, ...], tenant: str, worker: str, limit: int, watch: bool, control: str, output: str
+) -> None:
     """List requests under way, the oldest first: where each is open, and how its drafts fare.
 
     DRAFT-TOKENS: most drafted tokens a step now; 0: it decodes plainly. `outrider trace ID` shows every round of one.
+    With IDs only those; exit code 3 if one of them is not under way.
     """
-    request = control_pb2.ListSequencesRequest(limit=limit, tenant=tenant, worker_id=worker)
+    most = MOST if ids else limit
+    request = control_pb2.ListSequencesRequest(limit=most, tenant=tenant, worker_id=worker)
 
     def read() -> list[dict[str, Any]]:
         answer = ask_control(control, lambda stub: stub.ListSequences(request))
         if answer.num_sequences > len(answer.sequences):
             note(f"{len(answer.sequences)} of {answer.num_sequences} sequences (--limit)")
         note_unreachable(answer.unreachable_routers)
-        return [sequence_row(sequence) for sequence in answer.sequences]
+        return named(ids, "sequence", [sequence_row(sequence) for sequence in answer.sequences])
 
     show_rows("sequences", read, _WIDE if output == "wide" else COLUMNS, output, watch=watch)
 

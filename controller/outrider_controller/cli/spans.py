@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
-MAX_S = 86_400
-"""Of what an option may say."""
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DAY_S = 86_400
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
 
 
 def seconds(text: str) -> int | None:
@@ -21,13 +19,16 @@ def seconds(text: str) -> int | None:
     return int(match[1]) * _UNITS[match[2]] if match else None
 
 
-def span_option(flag: str, name: str, default: str, help: str) -> Callable[[F], F]:
-    """An option that gives seconds."""
+def span_option(
+    flag: str, name: str, default: str | None, help: str, *, least_s: int = 0, most_s: float = float("inf")
+) -> Callable[[F], F]:
+    """An option that gives seconds, in these bounds; 0 where it is left out and has no default."""
 
-    def convert(ctx: click.Context, param: click.Parameter, value: str) -> int:
-        found = seconds(value)
-        if found is None or found > MAX_S:
-            raise click.BadParameter(f"{value!r} is no span such as 30s, 10m or 12h, a day at most")
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
+        found = 0 if value is None else seconds(value)
+        if found is None or found > most_s or (value is not None and found < least_s):
+            most = f", {most_s // DAY_S:g}d at most" if most_s < float("inf") else ""
+            raise click.BadParameter(f"{value!r} is no span such as 30s, 10m, 12h or 90d{most}")
         return found
 
     return click.option(flag, name, default=default, show_default=True, metavar="SPAN", callback=convert, help=help)

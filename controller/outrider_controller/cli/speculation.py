@@ -10,13 +10,12 @@ import click
 from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
 
 from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
-from outrider_controller.cli.control import Control, ask_control, control_option
-from outrider_controller.cli.output import emit_json, moment, note, output_option
-from outrider_controller.cli.spans import seconds
-from outrider_controller.cli.tenants import tenant_row
+from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.output import emit, moment, note
+from outrider_controller.cli.spans import span_option
+from outrider_controller.cli.tenants import QUOTAS, tenant_row
 
 _SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
-_QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
 _NO_BOUND = "none"
 
 
@@ -25,24 +24,12 @@ def set_group() -> None:
     """Change what holds for a tenant, running requests included."""
 
 
-def _ttl(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
-    if value is None:
-        return 0
-    found = seconds(value)
-    if not found:
-        raise click.BadParameter(f"{value!r} is no span such as 30s, 10m, 12h or 90d")
-    return found
-
-
 @set_group.command("speculation")
 @click.argument("tenant")
 @click.argument("setting", type=click.Choice(list(_SETTINGS)))
 @click.option("--max-draft-tokens", type=click.IntRange(1, 64), metavar="K", help="At most so many a step.")
-@click.option(
-    "--ttl", "ttl_s", callback=_ttl, metavar="SPAN", help="After so long it is auto again: 30s, 10m, 12h, 90d."
-)
-@control_option
-@output_option("text", "json")
+@span_option("--ttl", "ttl_s", None, "After so long it is auto again: 30s, 10m, 12h, 90d.", least_s=1)
+@control_options("text", "json", "yaml")
 def set_speculation(
     tenant: str, setting: str, max_draft_tokens: int | None, ttl_s: int, control: str, output: str
 ) -> None:
@@ -63,12 +50,9 @@ def set_speculation(
         "max_draft_tokens": max_draft_tokens,
         "until": moment(override.until_unix_ms // 1000),
     }
-    if output == "json":
-        emit_json("set_speculation", row)
-        return
     until = f" until {row['until']}" if row["until"] else ""
     capped = f", at most {max_draft_tokens} tokens a step" if max_draft_tokens else ""
-    click.echo(f"{tenant}: speculation {setting}{capped}{until}")
+    emit("set_speculation", row, output, f"{tenant}: speculation {setting}{capped}{until}")
 
 
 @set_group.command("quota")
@@ -76,15 +60,14 @@ def set_speculation(
 @click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
 @click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
 @click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
     """Change bounds of TENANT's quota; those not named stay as they are.
 
     Exit code 4 when somebody else has changed the tenant meanwhile.
     """
     if not any(given.values()):
-        raise click.UsageError(f"nothing to set: name one of {', '.join(_flag(name) for name in _QUOTAS)}")
+        raise click.UsageError(f"nothing to set: name one of {', '.join(_flag(name) for name in QUOTAS)}")
     bounds = {name: _bound(name, value) for name, value in given.items() if value is not None}
 
     async def change(stub: Control) -> tenants_pb2.Tenant:
@@ -96,13 +79,9 @@ def set_quota(tenant: str, control: str, output: str, **given: str | None) -> No
         await stub.PutTenants(control_pb2.PutTenantsRequest(tenants=[record]))
         return record
 
-    record = ask_control(control, change)
-    if output == "json":
-        emit_json("set_quota", tenant_row(record))
-        return
-    row = tenant_row(record)
-    quota = ", ".join(f"{name} {row[name]:g}" for name in _QUOTAS if row[name] is not None)
-    click.echo(f"{tenant}: {quota or 'no bound'}")
+    row = tenant_row(ask_control(control, change))
+    quota = ", ".join(f"{name} {row[name]:g}" for name in QUOTAS if row[name] is not None)
+    emit("set_quota", row, output, f"{tenant}: {quota or 'no bound'}")
 
 
 def _flag(name: str) -> str:
@@ -121,22 +100,15 @@ def _bound(name: str, value: str) -> float | int | None:
 
 @click.command("explain")
 @click.argument("tenant")
-@control_option
-@output_option("text", "json")
+@control_options("text", "json", "yaml")
 def explain(tenant: str, control: str, output: str) -> None:
     """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
     answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
-    if output == "json":
-        emit_json(
-            "explain", {"tenant": tenant, "known": answer.known, "targets": [decision_row(d) for d in answer.decisions]}
-        )
-        return
-    if not answer.known:
+    if output == "text" and not answer.known:
         note(f"{tenant} has shown nothing yet: it begins as is usual")
-    if not answer.decisions:
-        click.echo(f"{tenant}: no router has reported a target yet")
-    for decision in answer.decisions:
-        click.echo("\n".join(explained(tenant, decision)))
+    lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
+    body = {"tenant": tenant, "known": answer.known, "targets": [decision_row(one) for one in answer.decisions]}
+    emit("explain", body, output, "\n".join(lines) or f"{tenant}: no router has reported a target yet")
 
 
 def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""outrider apply, create, revoke and delete; get and describe of tenants and keys."""
+"""outrider apply, create, revoke and delete; get of tenants and keys."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,37 +12,48 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
+from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.certificates import create_certificates
-from outrider_controller.cli.control import Control, ask_control, control_option
-from outrider_controller.cli.output import emit_json, moment, note, output_option, print_rows
+from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.output import emit, moment, named, note, print_rows
 from outrider_controller.cli.redis_users import create_redis_users
 from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants_file import read_tenants
 from outrider_controller.cli.watching import show_rows, watch_option
 
-KEY_COLUMNS = ("id", "tenant", "scopes", "created", "expires", "valid")
+KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
 _SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
+_STDIN = Path("/dev/stdin")
+_PAGE, _ALL = 1000, 1_000_000
 _CHANGES = {
     control_pb2.CHANGE_CREATED: "created",
     control_pb2.CHANGE_UPDATED: "updated",
     control_pb2.CHANGE_NONE: "unchanged",
 }
-_QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
 
 
 @click.command("apply")
-@click.option("-f", "--filename", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="May be repeated; - is stdin.",
+)
 @click.option("--dry-run", is_flag=True, help="Check everything and change nothing.")
-@control_option
-@output_option("table", "json", "name")
-def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
-    """Make or change the tenants that a file lists, all of them or none.
+@control_options("table", "json", "yaml", "name")
+def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> None:
+    """Make or change the tenants that files list, all of them or none.
 
-    Tenants that the file does not name stay as they are. Exit code 2 when the file, or a field in it, makes no sense.
+    Tenants that no file names stay as they are. Exit code 2 when a file, or a field in it, makes no sense.
     """
-    request = control_pb2.PutTenantsRequest(tenants=read_tenants(filename), dry_run=dry_run)
-    answer = ask_control(control, lambda stub: stub.PutTenants(request), str(filename))
+    tenants = [tenant for file in files for tenant in read_tenants(_STDIN if file == "-" else Path(file))]
+    request = control_pb2.PutTenantsRequest(tenants=tenants, dry_run=dry_run)
+    answer = ask_control(control, lambda stub: stub.PutTenants(request), ", ".join(files))
     rows = [
         {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
     ]
@@ -50,7 +62,7 @@ def apply(filename: Path, dry_run: bool, control: str, output: str) -> None:
     print_rows("apply", "tenants", rows, ("name", "change", "version"), output)
 
 
-@click.group("create")
+@click.group("create", cls=Nouns)
 def create() -> None:
     """Make API keys, certificates, or users of Redis."""
 
@@ -78,8 +90,7 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--scope", "scopes", multiple=True, type=click.Choice(list(_SCOPES)), help="May be repeated; default: infer."
 )
 @click.option("--expires", "not_after", default="", callback=_unix_s, metavar="WHEN", help="30d, 12h, or 2030-01-31.")
-@control_option
-@output_option("table", "json")
+@control_options("text", "json", "yaml")
 def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: str, output: str) -> None:
     """Make a key for TENANT and print it, this once: only its hash is kept.
 
@@ -88,50 +99,48 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
     scope_values = [_SCOPES[scope] for scope in scopes]
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
     answer = ask_control(control, lambda stub: stub.CreateKey(request))
-    if output == "json":
-        emit_json("key", {"key": answer.key, **key_row(answer.info)})
-        return
     note(f"{answer.info.id} of {tenant}; it is not shown again")
-    click.echo(answer.key)
+    emit("key", {"key": answer.key, **key_row(answer.info)}, output, answer.key)
 
 
-@click.group("revoke")
+@click.group("revoke", cls=Nouns)
 def revoke() -> None:
     """Take API keys back."""
 
 
 @revoke.command("key")
 @click.argument("key_id", metavar="ID")
-@control_option
-def revoke_key(key_id: str, control: str) -> None:
-    """Take a key back, by its id. Gateways that have just seen it take it for 5 s more."""
+@yes_option
+@control_options("text", "json", "yaml")
+def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
+    """Take a key back for good, by its id. Gateways that have just seen it take it for 5 s more."""
+    confirm(f"Revoke {key_id} for good?", yes)
     revoked = ask_control(control, lambda stub: stub.RevokeKey(control_pb2.RevokeKeyRequest(id=key_id)))
-    click.echo(f"{revoked.info.id} revoked")
+    emit("revoked", {"key": key_row(revoked.info)}, output, f"{revoked.info.id} revoked")
 
 
-@click.group("delete")
+@click.group("delete", cls=Nouns)
 def delete() -> None:
     """Delete tenants."""
 
 
 @delete.command("tenant")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@control_option
-def delete_tenant(name: str, yes: bool, control: str) -> None:
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
     """Delete a tenant and revoke its keys."""
-    if not yes:
-        click.confirm(f"Delete {name} and revoke its keys?", abort=True, err=True)
+    confirm(f"Delete {name} and revoke its keys?", yes)
     deleted = ask_control(control, lambda stub: stub.DeleteTenant(control_pb2.DeleteTenantRequest(name=name)))
-    click.echo(f"{name} deleted, {deleted.num_revoked_keys} keys revoked")
+    number = deleted.num_revoked_keys
+    emit("deleted", {"name": name, "revoked_keys": number}, output, f"{name} deleted, {number} keys revoked")
 
 
 @click.command("tenants")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
 @watch_option
-@control_option
-@output_option("table", "wide", "json", "yaml", "name")
+@control_options("table", "wide", "json", "yaml", "name")
 def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, output: str) -> None:
     """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
 
@@ -139,15 +148,10 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
         if names:
             calls = [stub.GetTenant(control_pb2.GetTenantRequest(name=name)) for name in names]
             return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
-        found: list[tenants_pb2.Tenant] = []
-        token = ""
-        while True:
-            request = control_pb2.ListTenantsRequest(page_size=min(1000, limit - len(found)), page_token=token)
-            page = await stub.ListTenants(request)
-            found += page.tenants
-            token = page.next_page_token
-            if not token or len(found) >= limit:
-                return found, page.num_tenants
+        found, last = await _paged(
+            lambda **page: stub.ListTenants(control_pb2.ListTenantsRequest(**page)), "tenants", limit
+        )
+        return found, last.num_tenants
 
     def read() -> list[dict[str, Any]]:
         found, total = ask_control(control, listed)
@@ -155,37 +159,50 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
             note(f"{len(found)} of {total} tenants (--limit)")
         return [tenant_row(tenant) for tenant in found]
 
-    shown = ("name", "weight", "models", *_QUOTAS)
+    shown = ("name", "weight", "models", *QUOTAS)
     show_rows("tenants", read, (*shown, "version") if output == "wide" else shown, output, watch=watch)
 
 
 @click.command("keys")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
 @watch_option
-@control_option
-@output_option("table", "json", "yaml", "name")
-def get_keys(tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
-    """List API keys by tenant: their ids, what they open, and until when. Never the keys."""
+@control_options("table", "wide", "json", "yaml", "name")
+def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
+    """List API keys by tenant: their ids, what they open, and until when. Never the keys.
+
+    With IDs only those; exit code 3 if one of them does not exist.
+    """
 
     def read() -> list[dict[str, Any]]:
-        return [key_row(key) for key in ask_control(control, lambda stub: all_keys(stub, tenant, limit))]
+        keys = ask_control(control, lambda stub: all_keys(stub, tenant, _ALL if ids else limit))
+        return named(ids, "key", [key_row(key) for key in keys])
 
-    show_rows("keys", read, KEY_COLUMNS, output, watch=watch)
+    shown = (*KEY_COLUMNS, "created") if output == "wide" else KEY_COLUMNS
+    show_rows("keys", read, shown, output, watch=watch)
 
 
-async def all_keys(stub: Control, tenant: str = "", limit: int = 1_000_000) -> list[tenants_pb2.ApiKey]:
+async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[tenants_pb2.ApiKey]:
     """Of one tenant or of all, page by page."""
-    found: list[tenants_pb2.ApiKey] = []
+
+    def ask(**page: Any) -> Awaitable[control_pb2.ListKeysResponse]:
+        return stub.ListKeys(control_pb2.ListKeysRequest(tenant=tenant, **page))
+
+    found: list[tenants_pb2.ApiKey] = (await _paged(ask, "keys", limit))[0]
+    return found
+
+
+async def _paged(ask: Callable[..., Awaitable[Any]], rows: str, limit: int) -> tuple[list[Any], Any]:
+    """So many of what `ask(page_size=, page_token=)` gives under this name; and the last answer."""
+    found: list[Any] = []
     token = ""
     while True:
-        size = min(1000, limit - len(found))
-        request = control_pb2.ListKeysRequest(tenant=tenant, page_size=size, page_token=token)
-        page = await stub.ListKeys(request)
-        found += page.keys
-        token = page.next_page_token
+        answer = await ask(page_size=min(_PAGE, limit - len(found)), page_token=token)
+        found += getattr(answer, rows)
+        token = answer.next_page_token
         if not token or len(found) >= limit:
-            return found
+            return found, answer
 
 
 def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
@@ -194,7 +211,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         "name": tenant.name,
         "weight": round(tenant.weight, 4) or 1.0,
         "models": list(tenant.models),
-        **{name: getattr(quota, name) if quota.HasField(name) else None for name in _QUOTAS},  # type: ignore[arg-type]
+        **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
         "version": tenant.version,
     }
 

@@ -14,11 +14,11 @@ import click
 import grpc
 from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
-from outrider_controller.cli.control import Control, ask_control, control_option
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import emit_json, output_option, table_lines
+from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.output import emit, table_lines
 from outrider_controller.cli.sequences import acceptance, note_unreachable
 from outrider_controller.cli.speculation import decision_row
+from outrider_controller.cli.watching import repeated
 from outrider_controller.control.rows import worker_row
 
 _TENANTS = (
@@ -38,7 +38,6 @@ _EXPLAINED = 50
 _SERVING = (worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET)
 # Cursor to the top; what is left of a line, and of the screen, is cleared.
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-_FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,36 +64,25 @@ class Sample:
     metavar="S",
     help="Over which rates are reckoned.",
 )
-@control_option
-@output_option("table", "json")
+@control_options("table", "json", "yaml")
 def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
-    JUDGED-PER-S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
+    VERIFIED-PER-S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
     counts for the workers that it is on. MODE, SAVING (in plain rounds a round) and PRICE (of a drafted token, in
     tokens) are the plan's, for each target that has one; `outrider explain TENANT` has the reasons.
     """
     live = sys.stdout.isatty() and not once and output == "table"
     before = _sample(control)
-    while True:
-        time.sleep(interval)
-        try:
-            now = _sample(control)
-        except CommandError as error:
-            if not live or error.exit_code not in _FOR_A_WHILE:
-                raise
-            _draw([str(error)])
-            continue
-        if live:
+    time.sleep(interval)
+    if live:
+        for now in repeated(lambda: _sample(control), interval, lambda problem: _draw([problem]), lambda: True):
             _draw(page(before, now))
             before = now
-            continue
-        note_unreachable(now.unreachable)
-        if output == "json":
-            emit_json("top", {"tenants": tenant_rows(before, now), "workers": worker_rows(before, now)})
-        else:
-            click.echo("\n".join(page(before, now)))
-        return
+    now = _sample(control)
+    note_unreachable(now.unreachable)
+    body = {"tenants": tenant_rows(before, now), "workers": worker_rows(before, now)}
+    emit("top", body, output, "\n".join(page(before, now)))
 
 
 def _sample(control: str) -> Sample:

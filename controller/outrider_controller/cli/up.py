@@ -19,13 +19,13 @@ from outrider.user_cache import state_directory
 from outrider_controller.cli import contexts
 from outrider_controller.cli.configured import options_from_file
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import columns, emit_json, note, output_option
+from outrider_controller.cli.output import columns, emit, note, output_option
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.supervisor import Supervisor
 from outrider_controller.control.rows import worker_rows
-from outrider_controller.private import make_private
+from outrider_controller.private import make_private, write_whole
 
 _ACTORS = ("router", "control")
 
@@ -85,11 +85,9 @@ async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> i
         stack = await exits.enter_async_context(Stack(config, note))
         contexts.publish(name, stack.endpoints, token_file)
         rows = await process_rows(stack)
-        if output == "json":
-            emit_json("up", {"context": name, **stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows})
-        else:
-            requests = _first_requests(stack, name)
-            click.echo(f"\n{process_table(rows)}\n\n{requests}\n\nCtrl-C stops everything.")
+        body = {"context": name, **stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows}
+        text = f"\n{process_table(rows)}\n\n{_first_requests(stack, name)}\n\nCtrl-C stops everything."
+        emit("up", body, output, text)
         try:
             await (_supervise(stack) if restart else _until_one_dies(stack))
         except asyncio.CancelledError:
@@ -107,17 +105,11 @@ def _with_state(config: StackConfig, name: str) -> tuple[StackConfig, Path]:
         state_dir = make_private(make_private(state_directory()) / name)
         secret_file, token_file = state_dir / "cluster-secret", state_dir / "operator-token"
         if not secret_file.exists():
-            _write_private(secret_file, secrets.token_hex(32))
-        _write_private(token_file, ClusterSecret.read(secret_file).token(Role.OPERATOR))
+            write_whole(secret_file, secrets.token_hex(32))
+        write_whole(token_file, ClusterSecret.read(secret_file).token(Role.OPERATOR))
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     return replace(config, secret_file=secret_file, state_dir=state_dir), token_file
-
-
-def _write_private(file: Path, text: str) -> None:
-    """No other user ever reads it."""
-    file.touch(mode=0o600)
-    file.write_text(text)
 
 
 async def _supervise(stack: Stack) -> None:

@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import click
 from outrider.rpc.v1 import usage_pb2
 
-from outrider_controller.cli.control import ask_control, control_option
-from outrider_controller.cli.output import moment, output_option, print_rows
+from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.output import moment
+from outrider_controller.cli.spans import span_option
+from outrider_controller.cli.watching import show_rows, watch_option
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
-_UNITS = {"m": 60, "h": 3600, "d": 86_400}
 _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _ago(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Seconds."""
-    match = re.fullmatch(r"(\d{1,6})([mhd])", value)
-    if match is None or not int(match[1]):
-        raise click.BadParameter(f"{value!r} is not a time like 30m, 24h or 7d")
-    return int(match[1]) * _UNITS[match[2]]
+COLUMNS = (*_TOKENS, "target_s", "draft_s")
+since_option = span_option("--since", "since_s", "24h", "From so long ago on.", least_s=1)
 
 
 @click.command("usage")
 @click.argument("tenant", default="", metavar="[TENANT]")
-@click.option("--since", callback=_ago, default="24h", show_default=True, metavar="TIME", help="From so long ago on.")
+@since_option
 @click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="A row for each.")
-@control_option
-@output_option("table", "wide", "json", "yaml")
-def get_usage(tenant: str, since: int, by: str, control: str, output: str) -> None:
+@watch_option
+@control_options("table", "wide", "json", "yaml", "name")
+def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, output: str) -> None:
     """What tenants have used: tokens, and the time of targets and drafts that they took.
 
     Hours are whole: the one that --since falls into is the first. Times are in seconds. Useful is what accepted
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
+    key = ("tenant",) if by == "total" else ("tenant", "since")
+    shown = (*key, *_TOKENS, *_DRAFTED, *_TIMES) if output == "wide" else (*key, *COLUMNS)
+
+    def read() -> list[dict[str, Any]]:
+        return ask_control(control, lambda stub: usage_rows(stub, tenant, since_s, by))
+
+    show_rows("usage", read, shown, output, watch=watch, key=key)
+
+
+async def usage_rows(stub: Control, tenant: str, since_s: int, by: str) -> list[dict[str, Any]]:
+    """A row for each tenant and interval."""
     interval = usage_pb2.UsageInterval.ValueType(_INTERVALS[by])
-    request = usage_pb2.GetUsageRequest(tenant=tenant, since_unix_s=max(1, int(time.time()) - since), by=interval)
-    rows = [_row(row) for row in ask_control(control, lambda stub: stub.GetUsage(request)).rows]
-    shown = ("tenant", "since", *_TOKENS) if by != "total" else ("tenant", *_TOKENS)
-    shown = (*shown, *_DRAFTED, *_TIMES) if output == "wide" else (*shown, "target_s", "draft_s")
-    print_rows("usage", "usage", rows, shown, output)
+    since = max(1, int(time.time()) - since_s)
+    answer = await stub.GetUsage(usage_pb2.GetUsageRequest(tenant=tenant, since_unix_s=since, by=interval))
+    return [usage_row(row) for row in answer.rows]
 
 
-def _row(row: usage_pb2.UsageRow) -> dict[str, Any]:
+def usage_row(row: usage_pb2.UsageRow) -> dict[str, Any]:
     used = row.usage
     times = {name: getattr(used, name.removesuffix("s") + "us") / 1e6 for name in _TIMES}
     return {
@@ -61,3 +62,17 @@ def _row(row: usage_pb2.UsageRow) -> dict[str, Any]:
         "draft_s": times["draft_useful_s"] + times["draft_wasted_s"],
         **times,
     }
+
+
+def shares(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of a row's tokens and times; None where there were none."""
+    return {
+        "cached_share": _share(row["cached_tokens"], row["prompt_tokens"]),
+        "acceptance": _share(row["accepted_tokens"], row["verified_tokens"]),
+        "target_wasted_share": _share(row["target_wasted_s"], row["target_s"]),
+        "draft_wasted_share": _share(row["draft_wasted_s"], row["draft_s"]),
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 3) if whole else None

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from outrider_controller.cli.output import emit_json, output_option
+from outrider_controller.cli.output import emit, output_option
 
 _OF_INTEREST = ("outrider", "torch", "transformers", "ray", "grpcio", "protobuf", "redis")
 
@@ -16,11 +16,8 @@ _OF_INTEREST = ("outrider", "torch", "transformers", "ray", "grpcio", "protobuf"
 @output_option("text", "json")
 def version_command(output: str) -> None:
     """Print the version; with -o json those of the main dependencies too."""
-    if output == "json":
-        found = {name: _version(name) for name in _OF_INTEREST}
-        emit_json("version", {"python": platform.python_version(), "packages": found})
-    else:
-        click.echo(_version("outrider"))
+    found = {name: _version(name) for name in _OF_INTEREST}
+    emit("version", {"python": platform.python_version(), "packages": found}, output, found["outrider"] or "unknown")
 
 
 def _version(name: str) -> str | None:

@@ -179,6 +179,17 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     assert "nobody" in outrider("describe", "tenant", "nobody", code=3)
     assert "no key nobody" in outrider("describe", "key", "nobody", code=3)
 
+    assert outrider("get", "sequence", "long", "-o", "name") == "long\n"
+    assert "no sequence nothing" in outrider("get", "sequences", "nothing", code=3)
+    assert outrider("describe", "workers", draft, "-o", "yaml").startswith("schema: outrider/worker-description/v1\n")
+    described = outrider("describe", "sequence", "long", "-o", "json")
+    assert (described["sequence"]["state"], described["sequence"]["target"]) == ("running", target)
+    assert {move["worker"] for move in described["moves"]} == {target, draft}
+    assert ["State:", "length"] in [
+        line.split() for line in outrider("describe", "sequence", "chatcmpl-ended").splitlines()
+    ]
+    assert "nothing" in outrider("describe", "sequence", "nothing", code=3)
+
     found = outrider("top", "--interval", "0.5", "-o", "json")
     (tenant,) = found["tenants"]
     assert tenant["tenant"] == "acme" and tenant["tokens_per_s"] > 0 and tenant["acceptance"] == 1.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from outrider.metadata import MetadataStore
 from outrider.metadata.ledger import TenantUsage
 from outrider.rpc.v1 import tenants_pb2
@@ -88,10 +91,33 @@ def test_a_key_is_printed_once_listed_and_revoked(
     assert command(control, "get", "keys", "--tenant", "acme") == 0
     listed = capsys.readouterr().out
     assert made["id"] in listed and made["key"] not in listed
-    assert command(control, "revoke", "key", made["id"]) == 0
-    assert command(control, "revoke", "key", made["id"]) == 3
+    assert command(control, "get", "key", made["id"], "-o", "wide") == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["ID", "TENANT", "SCOPES", "EXPIRES", "VALID", "CREATED"]
+    assert command(control, "get", "keys", made["id"], "nobody") == 3
+    assert command(control, "revoke", "key", made["id"]) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert command(control, "describe", "keys", made["id"], "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["key"]["scopes"] == ["infer"]
+    assert command(control, "revoke", "key", made["id"], "--yes") == 0
+    assert command(control, "revoke", "key", made["id"], "--yes") == 3
     assert command(control, "create", "key", "nobody") == 3
     assert command(control, "create", "key", "acme", "--expires", "soon") == 2
+
+
+def test_files_and_stdin_are_applied_together_or_not_at_all(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = str(write(tmp_path, GOOD))
+
+    def apply(stdin: str) -> subprocess.CompletedProcess[str]:
+        start = (sys.executable, "-m", "outrider_controller.cli", "apply", "--control", control, "-o", "name")
+        return subprocess.run([*start, "-f", first, "-f", "-"], input=stdin, capture_output=True, text=True, timeout=60)
+
+    assert apply("tenants: [{name: piped}, {name: acme}]").returncode == 2
+    assert "no field" in apply("tenants: [{nam: piped}]").stderr
+    assert command(control, "get", "tenants", "-o", "name") == 0
+    assert capsys.readouterr().out == ""
+    assert apply("tenants: [{name: piped}]").stdout.split() == ["acme", "other", "piped"]
 
 
 @pytest.mark.parametrize(
@@ -189,4 +215,12 @@ def test_usage_is_told_by_tenant_and_by_hour(
     assert command(control, "get", "usage", "--since", "100d") == 2
     assert "since_unix_s" in capsys.readouterr().err
     assert command(control, "get", "usage", "--since", "yesterday") == 2
-    assert "30m, 24h or 7d" in capsys.readouterr().err
+    assert "30s, 10m, 12h or 90d" in capsys.readouterr().err
+    assert command(control, "get", "usage", "-o", "name", "--by", "hour") == 0
+    assert capsys.readouterr().out == "usage-1\nusage-2\n"
+    assert command(control, "describe", "usage", "usage-1", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["usage"]["requests"], found["usage"]["target_wasted_share"], len(found["hours"])) == (4, 0.0, 2)
+    assert command(control, "describe", "usage", "default") == 0
+    assert ["Acceptance:", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert command(control, "describe", "usage", "nobody") == 3

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from outrider_controller.private import make_private, scratch_directory
+from outrider_controller.private import make_private, scratch_directory, write_whole
 
 CHILD = """
 import sys, time
@@ -62,3 +62,13 @@ def test_what_a_killed_process_left_goes_with_the_next_start_and_what_lives_stay
     with scratch_directory(tmp_path):
         assert not left.exists()
     assert (tmp_path / "not-ours").is_dir()
+
+
+def test_a_file_is_replaced_as_a_whole_and_others_read_neither_it_nor_what_was_open_before(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    file.chmod(0o644)
+    with file.open() as reader:
+        write_whole(file, "new")
+        assert (reader.read(), file.read_text(), file.stat().st_mode & 0o777) == ("old", "new", 0o600)
+    assert list(tmp_path.iterdir()) == [file]

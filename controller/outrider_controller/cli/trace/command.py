@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.control import control_option
+from outrider_controller.cli.control import control_options
 from outrider_controller.cli.endpoints import endpoint_option
-from outrider_controller.cli.output import colours, emit_json, json_file_option, output_option, write_json
+from outrider_controller.cli.output import colours, emit, json_file_option, write_json
 from outrider_controller.cli.trace import asking, table
 from outrider_controller.cli.trace.rows import trace_row
 from outrider_controller.cli.trace.tokens import TokenPainter, printable, token_ids
@@ -23,12 +23,11 @@ _SETTLE_S = 1.0
 
 @click.command("trace")
 @click.argument("request_id", metavar="REQUEST")
-@control_option
+@control_options("text", "json")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
 @click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this one itself; may be repeated.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")
 @click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
-@output_option("text", "json")
 @json_file_option
 def trace_command(
     request_id: str,
@@ -61,7 +60,7 @@ def trace_command(
     parts = asyncio.run(show(request_id, control, grpc, routers, colour=colour, follow=follow, quiet=output == "json"))
     body = {"traces": [trace_row(part) for part in parts]}
     if output == "json":
-        emit_json("trace", body)
+        emit("trace", body, output)
     write_json(json_file, "trace", body)
 
 
