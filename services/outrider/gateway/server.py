@@ -150,7 +150,7 @@ async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout
     """Clients are told to connect elsewhere, and nothing new is let in. Returns when what runs has ended, or late."""
     await life.drain()
     life.go_away(timeout_s)
-    bounds.close_idle()
+    bounds.leave()
     if life.drain_delay_s:
         # What was on its way while clients were told is still let in.
         await asyncio.sleep(_CROSSING_S)

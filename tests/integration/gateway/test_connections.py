@@ -130,6 +130,36 @@ async def test_of_too_many_connections_the_one_that_rested_longest_makes_room(
         assert await serves(running.http_address)
 
 
+async def test_a_stream_that_ends_during_the_drain_closes_its_connection(
+    gateway: OpenGateway, router: ScriptedRouter
+) -> None:
+    ends = {40: asyncio.Event(), 41: asyncio.Event()}
+
+    async def held(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        [prompt] = request.prompt_token_ids
+        yield round_of([42])
+        await ends[prompt].wait()
+        yield round_of([2], finish_reason=sequence_pb2.FINISH_REASON_STOP)
+
+    router.script = held
+    async with routing(router) as address, AsyncExitStack() as stack:
+        running = await stack.enter_async_context(gateway(address, drain_timeout_s=60))
+        connections = []
+        for prompt in ends:
+            reader, writer = await connect(running.http_address)
+            body = json.dumps({"model": MODEL, "prompt": [prompt], "stream": True}).encode()
+            writer.write(HEAD + b"Host: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            await reader.readuntil(b"data: ")
+            connections.append((reader, writer))
+        leaving = asyncio.create_task(stack.aclose())
+        await until(lambda: running.core.admission.draining)
+        for (reader, _), end in zip(connections, ends.values(), strict=True):
+            end.set()
+            # The second one still holds the gateway while the first one's connection ends.
+            assert (await rest_of(reader)).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+        await leaving
+
+
 async def test_a_connection_beyond_busy_ones_is_told_so(gateway: OpenGateway, router: ScriptedRouter) -> None:
     router.script = saying([40, 41, 42, 2], pause_s=0.3)
     async with routing(router) as address, gateway(address, limits=Limits(max_connections=2)) as running:

@@ -29,9 +29,13 @@ class Bounds:
     max_connections: int
     resting: dict[Connection, None] = field(default_factory=dict)
     """Connections without a whole request under way, the one that has rested longest first."""
+    left: bool = False
 
-    def close_idle(self) -> None:
-        """Connections between two requests: their clients connect again, elsewhere if there is somewhere else."""
+    def leave(self) -> None:
+        """Closes connections between two requests now, and others as soon as they have answered, also those whose
+        answer began before anybody knew: their clients connect again, elsewhere if there is somewhere else.
+        """
+        self.left = True
         for connection in [one for one in self.resting if one.idle]:
             connection.transport.close()
 
@@ -98,6 +102,9 @@ class Connection(H11Protocol):
         # Before the call: a pipelined request may begin in it. uvicorn closes at idle_timeout_s unless some byte comes;
         # the timer set here runs on, so that bytes without end, of a head or of a body nobody wants, win nothing.
         self._rest(self._limits.idle_timeout_s + self._limits.header_timeout_s)
+        if self._bounds.left:
+            # After what is still to be sent. A further request would only be refused.
+            self.transport.close()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
