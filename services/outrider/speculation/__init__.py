@@ -14,7 +14,7 @@ from outrider.options.sampling import (
 )
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.logits import Grammar, LogitsProcessor
-from outrider.speculation.proposals import Proposal, likeliest, propose
+from outrider.speculation.proposals import Proposal, propose
 from outrider.speculation.verification import verify
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "SamplingParams",
     "Verdict",
     "VerificationMode",
-    "likeliest",
     "propose",
     "verify",
 ]

@@ -79,6 +79,21 @@ class Verdict:
     """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One per token where they are asked for."""
+    error: InvalidRequest | None = None
+    """Why the target cannot say anything here; then nothing is emitted."""
+
+    def cut_before(self, row: int, error: InvalidRequest) -> None:
+        """Emits nothing that `row` or a later one decides; without the first row there is only the error.
+
+        Exact: what is emitted depends on earlier rows alone.
+        """
+        if row == 0:
+            self.token_ids, self.num_accepted, self.num_verified, self.path, self.error = [], 0, 0, [], error
+            return
+        reached = next((count for count, each in enumerate(self.path, start=1) if each >= row), None)
+        if reached is not None:
+            self.token_ids, self.path = self.token_ids[:reached], self.path[:reached]
+            self.num_accepted = self.num_verified = reached
 
 
 class NotFinite(ArithmeticError):

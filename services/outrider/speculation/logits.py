@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.options.logits import LogitsOptions
+from outrider.errors import InvalidRequest
+from outrider.options.logits import MAX_BAD_WORD_TOKENS, LogitsOptions
 
 
 class Grammar(Protocol):
@@ -24,10 +25,20 @@ class Grammar(Protocol):
         """These tokens were committed."""
 
     def allowed(self, prefix: Sequence[int]) -> Tensor | None:
-        """bool [vocab]: what may come after the committed tokens and `prefix`. None where the prefix may not."""
+        """bool [vocab]: what may come after the committed tokens and `prefix`. None where the prefix may not. Raises
+        InvalidRequest where that costs more than a step may spend on it."""
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these may follow, one after the other."""
+
+
+class RowRefused(Exception):
+    """A grammar has no mask for this row, and later rows were not looked at."""
+
+    def __init__(self, row: int, error: InvalidRequest) -> None:
+        super().__init__(row)
+        self.row = row
+        self.error = error
 
 
 class LogitsProcessor:
@@ -55,6 +66,9 @@ class LogitsProcessor:
         self._forbidden: Tensor | None = None
         """bool: not among the allowed ones."""
         self._bias: tuple[Tensor, Tensor] | None = None
+        self._always_banned: Tensor | None = None
+        """int64: the bad words of one token."""
+        self._runs = _by_token_before_last(options.bad_words)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
@@ -69,9 +83,13 @@ class LogitsProcessor:
         return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
     def apply(self, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
-        """Changes logits [rows, vocab] in place. Row i follows the committed tokens and then `prefixes[i]`."""
-        for row, prefix in zip(logits, prefixes, strict=True):
-            self._apply(row, prefix)
+        """Changes logits [rows, vocab] in place. Row i follows the committed tokens and then `prefixes[i]`. Raises
+        RowRefused."""
+        for number, (row, prefix) in enumerate(zip(logits, prefixes, strict=True)):
+            try:
+                self._apply(row, prefix)
+            except InvalidRequest as error:
+                raise RowRefused(number, error) from error
 
     def _apply(self, row: Tensor, prefix: Sequence[int]) -> None:
         options = self._options
@@ -83,7 +101,8 @@ class LogitsProcessor:
             row.masked_fill_(self._forbidden_tokens(row), -torch.inf)
         if self._grammar is not None and (allowed := self._grammar.allowed(prefix)) is not None:
             row.masked_fill_(~allowed.to(row.device), -torch.inf)
-        if banned := self._banned(prefix):
+        banned = self._banned(row, prefix)
+        if len(banned):
             _ban(row, banned)
 
     def _penalise(self, row: Tensor, prefix: Sequence[int]) -> None:
@@ -102,14 +121,25 @@ class LogitsProcessor:
         if options.frequency_penalty or options.presence_penalty:
             row -= counts * options.frequency_penalty + seen * options.presence_penalty
 
-    def _banned(self, prefix: Sequence[int]) -> list[int]:
-        """Tokens that may not come next, by what came before."""
-        options = self._options
-        banned = list(self._stops) if len(self._output) + len(prefix) < options.min_tokens else []
-        for *before, last in options.bad_words:
-            if _ends_with(self._output, prefix, before):
-                banned.append(last)
-        return banned
+    def _banned(self, row: Tensor, prefix: Sequence[int]) -> Tensor:
+        """int64: tokens that may not come next, by what came before."""
+        if self._always_banned is None:
+            alone = [word[0] for word in self._options.bad_words if len(word) == 1]
+            self._always_banned = torch.tensor(alone, dtype=torch.int64, device=row.device)
+        banned = list(self._stops) if len(self._output) + len(prefix) < self._options.min_tokens else []
+        banned += self._last_of_runs(prefix)
+        if not banned:
+            return self._always_banned
+        return torch.cat([self._always_banned, torch.tensor(banned, dtype=torch.int64, device=row.device)])
+
+    def _last_of_runs(self, prefix: Sequence[int]) -> list[int]:
+        if not self._runs or not (prefix or self._output):
+            return []
+        runs = self._runs.get(prefix[-1] if prefix else self._output[-1], ())
+        if not runs:
+            return []
+        tail = (*self._output[-MAX_BAD_WORD_TOKENS:], *prefix)
+        return [last for before, last in runs if tail[-len(before) :] == before]
 
     def _biases(self, row: Tensor) -> tuple[Tensor, Tensor]:
         if self._bias is None:
@@ -132,16 +162,19 @@ def _counted(counts: Tensor, token_ids: Sequence[int]) -> Tensor:
     return counts.index_add(0, ids, torch.ones(len(token_ids), dtype=counts.dtype, device=counts.device))
 
 
-def _ban(row: Tensor, banned: Sequence[int]) -> None:
+def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+    """The words of two tokens or more, each as (all but the last, the last). A row looks at few of them, however many
+    there are."""
+    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    for word in words:
+        if len(word) > 1:
+            found.setdefault(word[-2], []).append((word[:-1], word[-1]))
+    return found
+
+
+def _ban(row: Tensor, ids: Tensor) -> None:
     """Unless nothing were left: then what is allowed goes before what is banned, and the request has its answer."""
-    ids = torch.tensor(banned, dtype=torch.int64, device=row.device)
     held = row[ids]
     row[ids] = -torch.inf
     if bool(row.max() == -torch.inf):
         row[ids] = held
-
-
-def _ends_with(output: Sequence[int], prefix: Sequence[int], end: Sequence[int]) -> bool:
-    count = len(end)
-    tail = [*output[len(output) - max(0, count - len(prefix)) :], *prefix][-count:] if count else []
-    return tail == list(end)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
@@ -84,39 +83,6 @@ def propose_batched(
     return proposals
 
 
-def likeliest(
-    logits: Tensor,
-    params: SamplingParams,
-    mode: VerificationMode,
-    positions: Sequence[int],
-    count: int,
-    token_map: Tensor | None = None,
-) -> list[list[Proposal]]:
-    """For each row of logits [rows, width] of one sequence the `count` tokens that the target is likeliest to say.
-
-    Likeliest first; the first is what `propose` would say. Not in ratio mode, whose drafts must be drawn.
-    """
-    if mode is VerificationMode.RATIO:
-        raise ValueError("likeliest: not in ratio mode")
-    if mode is VerificationMode.GREEDY or params.greedy:
-        top = logits.softmax(-1).topk(min(count, logits.shape[-1]))
-        ids = top.indices if token_map is None else token_map[top.indices]
-        pairs = torch.stack((ids, top.values), -1).tolist()
-        return [[Proposal(int(token_id), chance) for token_id, chance in row] for row in pairs]
-    return [
-        _nearest(support(row, params, token_map), params.seed, position, count)
-        for row, position in zip(logits.cpu(), positions, strict=True)
-    ]
-
-
-def _nearest(chances: Support, seed: int, position: int, count: int) -> list[Proposal]:
-    """Those nearest to being the noise's choice. How near is taken for how likely: the target has a p of its own."""
-    scores = chances.probs.log() + gumbel(seed, position, chances.token_ids)
-    top = scores.softmax(-1).topk(min(count, len(scores)))
-    ids = chances.token_ids[top.indices].tolist()
-    return [Proposal(*pair) for pair in zip(ids, top.values.tolist(), strict=True)]
-
-
 def _certain(token_id: int) -> DraftDistribution:
     return DraftDistribution((token_id,), (Q_TOTAL,))
 
@@ -127,7 +93,7 @@ def _draw_coupled(chances: Support, seed: int, position: int, num_others: int) -
     token_id, chance = int(chances.token_ids[index]), float(chances.probs[index])
     if not num_others:
         return Proposal(token_id, chance)
-    # As in `likeliest`.
+    # How near a token is to being the noise's choice is taken for how likely it is: the target has a p of its own.
     top = scores.softmax(-1).topk(min(1 + num_others, len(scores)))
     ranked = zip(chances.token_ids[top.indices].tolist(), top.values.tolist(), strict=True)
     return Proposal(token_id, chance, others=tuple(pair for pair in ranked if pair[0] != token_id))

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.logits import RowRefused
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
 
@@ -22,28 +23,36 @@ def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """Judges every candidate. logits [sum of num_rows, vocab], candidates in order.
 
     Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. The rows of a candidate with
-    a processor are changed in place. Raises NotFinite.
+    a processor are changed in place. Where a processor refuses a row, its candidate ends before that row, with an error
+    if that is the first; the others are not affected. Raises NotFinite.
 
     On a GPU all rows are judged at once, by `batched.py`: every look at a number would wait for the device. On a CPU
     one after another, as far as the judgement gets: a row after a rejection would be work for nothing.
     """
-    _process(logits, candidates)
-    if logits.is_cuda:
-        return verify_batched(logits, candidates)
-    return verify_rows(logits, candidates)
+    refused = _process(logits, candidates)
+    verdicts = verify_batched(logits, candidates) if logits.is_cuda else verify_rows(logits, candidates)
+    for number, at in refused.items():
+        verdicts[number].cut_before(at.row, at.error)
+    return verdicts
 
 
-def _process(logits: Tensor, candidates: Sequence[Candidate]) -> None:
+def _process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:
+    """Returns which candidates have a row that was refused."""
+    refused: dict[int, RowRefused] = {}
     if all(candidate.processor is None for candidate in candidates):
-        return
+        return refused
     start = 0
     # An engine's logits may be tensors of that mode, which are changed in it alone.
     with torch.inference_mode():
-        for candidate in candidates:
+        for number, candidate in enumerate(candidates):
             end = start + candidate.num_rows
             if candidate.processor is not None:
-                candidate.processor.apply(logits[start:end], candidate.prefixes())
+                try:
+                    candidate.processor.apply(logits[start:end], candidate.prefixes())
+                except RowRefused as error:
+                    refused[number] = error
             start = end
+    return refused
 
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

@@ -34,6 +34,10 @@ _FIELD = "logits.grammar"
 MAX_COMPILE_S = 10.0
 """The largest grammar that a message holds takes about a second on a slow core."""
 _MAX_CACHED = 64
+STEP_FUEL = 50_000
+"""What the lexer may spend on one mask, which is made on the step thread, beside everybody's tokens: some 4 ms."""
+# Of 1 to 2 kB each.
+_MAX_LEXER_STATES = 50_000
 _THREADS = 2
 
 
@@ -82,9 +86,15 @@ class GrammarCompiler:
     """
 
     def __init__(
-        self, checkpoint: Path, vocab_size: int, eos_token_ids: Sequence[int], max_s: float = MAX_COMPILE_S
+        self,
+        checkpoint: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_s: float = MAX_COMPILE_S,
+        step_fuel: int = STEP_FUEL,
     ) -> None:
         self._max_s = max_s
+        self._step_fuel = step_fuel
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile grammar")
         self._cached: OrderedDict[bytes, LLMatcher] = OrderedDict()
         """At the beginning of each, by its hash. Used last comes last."""
@@ -105,10 +115,12 @@ class GrammarCompiler:
             raise InvalidRequest(_FIELD, f"could not be compiled within {self._max_s:g} s") from None
 
     def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
-        """The place in the grammar after `committed`. Raises InvalidRequest or NotSupported."""
+        """The place in the grammar after `committed`, with its mask made. Raises InvalidRequest or NotSupported."""
         # A copy: what a sequence commits stays its own.
         found = GrammarMatcher(self._begin(grammar).deep_copy(), self._vocab_size, self._eos_token_ids)
         found.advance(committed)
+        # The first mask is the dearest, and copies share what it took: made here, it holds up no step.
+        found.allowed(())
         return found
 
     def _begin(self, grammar: str) -> LLMatcher:
@@ -122,9 +134,12 @@ class GrammarCompiler:
             if matcher := self._cached.get(digest):
                 self._cached.move_to_end(digest)
                 return matcher
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        limits = LLParserLimits(
+            step_lexer_fuel=self._step_fuel, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+        )
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             # The rest of what the library says is its own state.
             raise InvalidRequest(_FIELD, matcher.get_error().partition("\n")[0])

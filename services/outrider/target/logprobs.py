@@ -60,4 +60,8 @@ def add_logprobs(deciding: Sequence[PlannedRow], asked: dict[int, Tensor], verdi
     for number, logits in asked.items():
         verdict, options = verdicts[number], deciding[number].sequence.opening.logprobs
         assert options is not None
-        verdict.logprobs = logprobs_of(logits[[0, *verdict.path]], verdict.token_ids, options.num_top)
+        if verdict.error is not None:
+            continue
+        # One row fewer than it has where nothing of its own follows the last accepted token.
+        rows = [0, *verdict.path][: len(verdict.token_ids)]
+        verdict.logprobs = logprobs_of(logits[rows], verdict.token_ids, options.num_top)

@@ -55,7 +55,8 @@ def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[
     asked = asked_rows(deciding, logits)
     verdicts = verify(logits, [_candidate(row) for row in deciding]) if deciding else []
     add_logprobs(deciding, asked, verdicts)
-    found = iter(verdicts)
+    # What a request asks for and cannot have is no fault of the model: nothing is run again.
+    found = iter(verdict.error or verdict for verdict in verdicts)
     return [next(found) if row.decides else None for row in rows]
 
 

@@ -191,8 +191,9 @@ class TargetWorker:
             try:
                 self._settle(row, result)
             except Exception as error:
-                log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
-                self.stats.num_step_failures += 1
+                if not isinstance(error, InvalidRequest):
+                    log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
+                    self.stats.num_step_failures += 1
                 self._engine.discard(kv_of(row.sequence))
                 row.sequence.kv = None
                 self._fail(row.sequence.key, error)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
+    Grammar,
     LogitsOptions,
     LogitsProcessor,
     SamplingParams,
@@ -120,6 +121,52 @@ def test_bad_words_are_those_of_transformers() -> None:
         torch.tensor([output]), model(output)[None]
     )[0]
     assert torch.equal(processed(LogitsOptions(bad_words=words), output, model(output)), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.lists(st.lists(st.integers(5, 8), min_size=1, max_size=4).map(tuple), min_size=1, max_size=12),
+    output=st.lists(st.integers(5, 8), min_size=1, max_size=6),
+    cut=st.integers(0, 6),
+)
+def test_runs_are_found_where_output_and_draft_meet(words: list[tuple[int, ...]], output: list[int], cut: int) -> None:
+    wanted = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=STOP)(
+        torch.tensor([output]), model(output)[None]
+    )[0]
+    found = processed(LogitsOptions(bad_words=tuple(words)), output[:cut], model(output), output[cut:])
+    assert torch.equal(found, wanted)
+
+
+def test_a_row_looks_only_at_runs_that_its_last_token_may_end() -> None:
+    words = tuple((token_id, token_id + 1) for token_id in range(20))
+    processor = LogitsProcessor(LogitsOptions(bad_words=words), PROMPT, [7])
+    assert processor._runs[7] == [((7,), 8)]
+
+
+def test_where_a_grammar_refuses_a_row_the_candidate_ends_before_it_and_the_others_do_not() -> None:
+    class Refusing(Grammar):
+        def advance(self, token_ids: Sequence[int]) -> None: ...
+
+        def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+            if len(prefix) >= at:
+                raise InvalidRequest("logits.grammar", "is too complex")
+            return None
+
+        def num_allowed(self, token_ids: Sequence[int]) -> int:
+            return len(token_ids)
+
+    rows = torch.stack([model([token_id]) for token_id in (1, 2, 3)])
+    draft = rows.argmax(-1).tolist()[:2]
+    params = SamplingParams(temperature=0)
+    for at in range(3):
+        processor = LogitsProcessor(LogitsOptions(), PROMPT, grammar=Refusing())
+        refused = Candidate(params, VerificationMode.GREEDY, 3, draft, processor=processor)
+        beside = Candidate(params, VerificationMode.GREEDY, 3, draft)
+        ended, whole = verify(torch.cat([rows, rows]), [refused, beside])
+        assert (whole.num_accepted, len(whole.token_ids), whole.error) == (2, 3, None)
+        assert ended.token_ids == whole.token_ids[:at]
+        assert (ended.error is not None) is (at == 0)
+        assert ended.num_accepted == ended.num_verified == at
 
 
 def test_frequency_and_presence_are_subtracted_as_openai_documents() -> None:

@@ -19,6 +19,7 @@ from outrider.target.events import Compiled
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
+from torch import Tensor
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 
@@ -158,6 +159,56 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
     sequence.drafts.token_ids = TOKENIZER.encode("noise")
     sequence._cut_impossible()
     assert sequence.drafts.token_ids == TOKENIZER.encode("noi")
+
+
+class Exhausted(Grammar):
+    """Allows everything, and has no mask once so many tokens follow the prompt."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._left -= len(token_ids)
+
+    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+        if len(prefix) >= self._left:
+            raise InvalidRequest("logits.grammar", "is too complex")
+        return None
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return len(token_ids)
+
+
+@pytest.mark.parametrize("mode", [VerificationMode.GREEDY, VerificationMode.COUPLED])
+@pytest.mark.parametrize("how", ["none", "right", "random", "beside"])
+def test_a_grammar_that_is_exhausted_ends_its_sequence_at_the_same_token_and_no_row_is_run_again(
+    tiny: Path, mode: VerificationMode, how: str
+) -> None:
+    params = GREEDY if mode is VerificationMode.GREEDY else SAMPLED
+    asked = [opening(prompt, params=params, max_new_tokens=20) for prompt in PROMPTS[:3]]
+    plain = Bench(tiny)
+    for number, each in enumerate(asked):
+        plain.open(number, each)
+    plain.run()
+    texts = {number: plain.tokens[key(number)] for number in range(3)}
+    bench = Bench(tiny)
+    for number, each in enumerate(asked):
+        grammar = {"logits": LogitsOptions(grammar="x"), "grammar": Exhausted(7)} if number == 1 else {}
+        bench.open(number, replace(each, **grammar))  # type: ignore[arg-type]
+    retracted: list[object] = []
+    bench.engine.retract = lambda *args: retracted.append(args)  # type: ignore[method-assign]
+    bench.run(Liar(texts, how)) if how != "none" else bench.run()
+    assert [type(error) for error in bench.answers[key(1)].errors] == [InvalidRequest]
+    assert bench.answers[key(1)].text == texts[1][len(PROMPTS[1]) :][:7]
+    assert all(bench.tokens[key(number)] == texts[number] for number in (0, 2))
+    assert not retracted, "the step was run once"
+
+
+def test_a_grammar_whose_first_mask_costs_too_much_is_refused_as_it_is_compiled(tiny: Path) -> None:
+    grammar = "\n".join(["start: A | B", "A: /(.*a){2}b/", "B: /(.*a){3}b/"])
+    GrammarCompiler(tiny, VOCAB, [EOS]).compile(grammar, ())
+    with pytest.raises(InvalidRequest, match="too complex"):
+        GrammarCompiler(tiny, VOCAB, [EOS], step_fuel=100).compile(grammar, ())
 
 
 def test_what_was_said_elsewhere_has_to_follow_the_grammar(compiler: GrammarCompiler) -> None:
