@@ -98,7 +98,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* POD_IP stands before METADATA_URL and the user's own, which may refer to it. */}}
+{{/* POD_IP stands before the user's own, which may refer to it. OUTRIDER_METADATA is --metadata: a password in it is on no command line. */}}
 {{- define "outrider.env" -}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
@@ -106,7 +106,7 @@ annotations: {{- toYaml . | nindent 2 }}
   value: /tmp
 - name: OUTRIDER_CACHE
   value: /var/cache/outrider
-- name: METADATA_URL
+- name: OUTRIDER_METADATA
 {{- if .root.Values.redis.urlSecret }}
   valueFrom: {secretKeyRef: {name: {{ .root.Values.redis.urlSecret | quote }}, key: url}}
 {{- else if .root.Values.redis.enabled }}
@@ -255,8 +255,6 @@ readinessProbe:
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command: [python, -m, outrider_controller.{{ .module }}]
   args:
-    - --metadata
-    - $(METADATA_URL)
     {{- include "outrider.tlsArgs" .context | nindent 4 }}
     - --listen
     - 0.0.0.0:{{ .port }}
@@ -308,8 +306,6 @@ readinessProbe:
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   command: [python, -m, outrider_controller]
   args:
-    - --metadata
-    - $(METADATA_URL)
     {{- include "outrider.tlsArgs" . | nindent 4 }}
     - --control-listen
     - 0.0.0.0:9003

@@ -98,7 +98,7 @@ def problems(found: Object, version: str) -> list[str]:
     if found["kind"] in CUSTOM_KINDS:
         return []
     if found["kind"] == "RayCluster":
-        return [problem for template in _templates(found) for problem in _template_problems(template, version)]
+        return [problem for template in pods_of(found) for problem in _template_problems(template, version)]
     group, _, api = found["apiVersion"].rpartition("/")
     name = f"{found['kind']}-{group.split('.')[0]}-{api}" if group else f"{found['kind']}-{api}"
     errors = _validator(name.lower(), version).iter_errors(found)
@@ -130,11 +130,11 @@ def _read(name: str, version: str) -> Any:
 def pod_specs(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
     """Labels and spec of every pod that the objects make."""
     for found in objects:
-        for pod in [found] if found["kind"] == "Pod" else _templates(found):
+        for pod in [found] if found["kind"] == "Pod" else pods_of(found):
             yield pod["metadata"]["labels"], pod["spec"]
 
 
-def _templates(found: Object) -> list[Object]:
+def pods_of(found: Object) -> list[Object]:
     """Of the pods that a workload makes."""
     spec = found.get("spec", {})
     groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]] if found["kind"] == "RayCluster" else [spec]

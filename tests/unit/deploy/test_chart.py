@@ -27,6 +27,7 @@ from tests.unit.deploy.chart import (
     notes,
     of_kind,
     pod_specs,
+    pods_of,
     problems,
     profile,
     refused,
@@ -41,6 +42,12 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "outrider_controller": parse_controller,
 }
 SELECTORS = ("matchLabels", "selector")
+
+
+@pytest.fixture(autouse=True)
+def metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every container has in its environment."""
+    monkeypatch.setenv("OUTRIDER_METADATA", "redis://redis:6379")
 
 
 @pytest.fixture(params=CASES)
@@ -205,8 +212,8 @@ def test_who_is_told_of_alerts_comes_from_a_secret_to_the_process_that_tells(
 
 def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
     """With variables filled in as a kubelet does, and with paths of volumes made, below `root`."""
-    values = {"POD_IP": "10.1.2.3", "METADATA_URL": "redis://redis:6379"}
-    assert values.keys() <= {variable["name"] for variable in container["env"]}
+    values = {"POD_IP": "10.1.2.3"}
+    assert values.keys() | {"OUTRIDER_METADATA"} <= {variable["name"] for variable in container["env"]}
     word = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word)
     before, mount, path = word.partition("/models/")
     if mount:
@@ -349,6 +356,30 @@ def test_the_network_policies_let_in_exactly_who_has_to_call() -> None:
     assert {port for _, to, port in allowed_out if to == "anybody"} == {53, 443}
     covered = {policy["spec"]["podSelector"]["matchLabels"][_ROLE] for policy in of_kind(objects, "NetworkPolicy")}
     assert covered == {labels[_ROLE] for labels, _ in pod_specs(objects)}
+
+
+@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+def test_a_url_from_a_secret_is_on_no_command_line(mode: str) -> None:
+    values = {"controller": {"mode": mode}, "redis": {"enabled": False, "urlSecret": "hidden"}}
+    told = [one for one in containers(rendered(values)) if "outrider" in str(one.get("command"))]
+    assert len(told) >= 4
+    for container in told:
+        (variable,) = [one for one in container["env"] if one["name"] == "OUTRIDER_METADATA"]
+        assert variable["valueFrom"] == {"secretKeyRef": {"name": "hidden", "key": "url"}}
+        assert not [word for word in container["args"] if word == "--metadata" or "$(OUTRIDER" in word]
+
+
+@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+def test_a_node_can_be_drained_of_a_controllers_pods_one_at_a_time(mode: str) -> None:
+    objects = rendered({"controller": {"mode": mode, "ray": {"workers": 3}}})
+    (budget,) = [one for one in of_kind(objects, "PodDisruptionBudget") if _name(one) == "demo-controller"]
+    chosen = budget["spec"]["selector"]["matchLabels"].items()
+    owners = [one for one in objects if any(chosen <= pod["metadata"]["labels"].items() for pod in pods_of(one))]
+    if {one["kind"] for one in owners} <= {"Deployment", "StatefulSet"}:
+        assert budget["spec"]["maxUnavailable"] == 1
+    else:
+        # What has no subresource for scale needs a number of pods that stay: here of a head and three workers.
+        assert budget["spec"].get("maxUnavailable") is None and budget["spec"]["minAvailable"] == 3
 
 
 def test_a_redis_with_sentinels_is_taken_and_reached() -> None:
