@@ -6,7 +6,7 @@ Columns, not objects: ten thousand tenants are looked at every second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,12 @@ class Beliefs:
         for target, draft in self._groups:
             if target == cell.target and (values := self.of(pairing := Pairing(*cell, draft)))[-1]:
                 yield pairing, values
+
+    def without(self, tenants: Collection[str]) -> Beliefs:
+        """What is left where those are forgotten."""
+        left = Beliefs()
+        left.restore((pairing, self.of(pairing)) for pairing in self.pairings if pairing.tenant not in tenants)
+        return left
 
     def restore(self, state: Iterable[tuple[Pairing, Sequence[float]]]) -> None:
         """Takes what another process knew, in the place of what is known here of the same pairings."""

@@ -5,7 +5,7 @@ The control plane has one for the whole cluster; a router has one for the time i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outrider_controller.autoscaler.belief import Beliefs
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
@@ -32,6 +32,13 @@ class Planner:
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         self.beliefs.learn(evidence)
+
+    def forget(self, tenants: Collection[str]) -> list[Cell]:
+        """What was known of them, and decided. Returns the cells that have no decision any more."""
+        gone = [cell for cell in self.plan.cells if cell.tenant in tenants]
+        self.beliefs, self._planned_for = self.beliefs.without(tenants), ()
+        self._resumed = {cell: one for cell, one in self._resumed.items() if cell.tenant not in tenants}
+        return gone
 
     def step(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet, now_s: float) -> dict[Cell, Decision]:
         """The decisions that are new or other than before. `tenants`: those for whom operators have set something."""

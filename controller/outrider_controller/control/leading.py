@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import NoReturn, Protocol
 
@@ -178,6 +178,8 @@ class PlanLeader:
             now_s = self._clock()
             if await self._policies.read(now_s) or now_s - self._planned_s >= _PLAN_EVERY_S:
                 self._planned_s = now_s
+                if self._policies.deleted:
+                    await self._forget(self._policies.deleted)
                 self._plan(now_s)
             self._demand.look(await self._draft_workers(), [one.busy for one in self.followers], now_s)
             if now_s - self._saved_s >= _SAVE_EVERY_S:
@@ -210,6 +212,15 @@ class PlanLeader:
         self.alerts = Alerts()
         self._demand.stop()
         self.followers.end()
+
+    async def _forget(self, tenants: Collection[str]) -> None:
+        """They were deleted: another one of the same name begins as everybody."""
+        gone = self._planner.forget(tenants)
+        self._unsaved.difference_update(gone)
+        self.followers.send(
+            {cell: policy.TenantDecision(tenant=cell.tenant, target=cell.target, removed=True) for cell in gone}
+        )
+        await self._policies.forgotten()
 
     async def _draft_workers(self) -> Counter[str]:
         drafts = [one.info for one in await self._leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

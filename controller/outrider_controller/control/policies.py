@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Protocol
 
+from outrider.errors import NotFound
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
 from outrider_controller.autoscaler.plan import TenantPolicy
@@ -27,6 +29,10 @@ class Tenants(Protocol):
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants.Tenant], int]: ...
 
+    async def deleted(self) -> set[str]: ...
+
+    async def forgotten(self, names: Iterable[str]) -> None: ...
+
 
 class TenantPolicies:
     """As last read."""
@@ -37,6 +43,8 @@ class TenantPolicies:
         self._set: dict[str, tenants.SpeculationPolicy] = {}
         self._overrides: dict[str, tenants.SpeculationOverride] = {}
         self._read_s = float("-inf")
+        self.deleted: set[str] = set()
+        """Tenants for which no plan is to be made any more."""
 
     def outdated(self) -> None:
         """All of it is read the next time."""
@@ -51,7 +59,8 @@ class TenantPolicies:
         if now_s - self._read_s >= _READ_TENANTS_EVERY_S:
             self._read_s = now_s
             found = {one.name: given async for one in self._tenants() if (given := speculation_of(one)) is not None}
-            changed, self._set = changed or found != self._set, found
+            self.deleted = await self._records.deleted()
+            changed, self._set = changed or found != self._set or bool(self.deleted), found
         return changed
 
     def by_tenant(self) -> dict[str, TenantPolicy]:
@@ -63,7 +72,14 @@ class TenantPolicies:
         """The store lost its memory: overrides that it has no more are written anew."""
         kept = await self._store.overrides() or {}
         for tenant in self._overrides.keys() - kept.keys():
-            await self._store.set_override(tenant, self._overrides[tenant])
+            # Whose record was applied again meanwhile, though not this tenant's.
+            with suppress(NotFound):
+                await self._store.set_override(tenant, self._overrides[tenant])
+
+    async def forgotten(self) -> None:
+        """Nothing is planned any more for those that were deleted."""
+        await self._records.forgotten(self.deleted)
+        self.deleted = set()
 
     async def _tenants(self) -> AsyncIterator[tenants.Tenant]:
         after = ""

@@ -117,7 +117,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def DeleteTenant(
         self, request: control.DeleteTenantRequest, context: Context
     ) -> control.DeleteTenantResponse:
-        return control.DeleteTenantResponse(num_revoked_keys=await self._tenancy.delete(request.name))
+        num_keys = await self._tenancy.delete(request.name)
+        self._leader.changed()
+        return control.DeleteTenantResponse(num_revoked_keys=num_keys)
 
     async def ListKeys(self, request: control.ListKeysRequest, context: Context) -> control.ListKeysResponse:
         return await self._tenancy.keys(request)

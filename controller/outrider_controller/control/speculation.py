@@ -30,7 +30,9 @@ class Speculation:
         self._wall_clock = wall_clock
 
     async def set(self, request: control.SetSpeculationRequest) -> tenants.SpeculationOverride:
-        """What holds from now on. Raises InvalidRequest; Unavailable where that cannot be written."""
+        """What holds from now on. Raises InvalidRequest; NotFound for a tenant that is not defined where others are;
+        Unavailable where that cannot be written.
+        """
         check_name("tenant", request.tenant)
         if request.setting not in tenants.SpeculationSetting.values() or not request.setting:
             raise InvalidRequest("setting", f"{request.setting} is none of on, off and auto")

@@ -19,6 +19,7 @@ from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import until_first_ends
 
+from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.plan_messages import (
     beliefs_from_proto,
     decision_from_proto,
@@ -111,8 +112,10 @@ class Follower:
     def _take(self, decisions: Any) -> None:
         # What lasts until a moment is counted by the loop's clock here.
         clock_s = asyncio.get_running_loop().time() - time.time()
-        decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions)
+        removed = [Cell(one.tenant, one.target) for one in decisions if one.removed]
+        decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions if not one.removed)
         beliefs = [belief for one in decisions for belief in beliefs_from_proto(one)]
+        self._steering.policy.forget(removed)
         self._steering.policy.follow(decided, beliefs)
-        self._steering.plan_changed(decided.keys())
+        self._steering.plan_changed({*removed, *decided})
         self._tried.set()

@@ -60,6 +60,11 @@ class Policy:
         decisions = self.decisions
         return decisions.get(Cell(tenant, target)) or decisions.get(Cell(ANYBODY, target)) or _UNPLANNED
 
+    def decides(self, cells: Collection[Cell], tenant: str, target: str) -> bool:
+        """Whether the decision of one of these cells holds for the tenant: that for anybody, where it has no other."""
+        own = Cell(tenant, target)
+        return own in cells or (Cell(ANYBODY, target) in cells and own not in self.decisions)
+
     def allowance(self, request: Request) -> Allowance:
         decision, config = self.decision(request.tenant, request.model), self.config
         policy = decision.policy
@@ -99,6 +104,13 @@ class Policy:
         self.led, self._left_s = True, None
         self.decisions.update(decisions)
         self._beliefs.update(beliefs)
+
+    def forget(self, cells: Collection[Cell]) -> None:
+        """Their tenants were deleted."""
+        for cell in cells:
+            self.decisions.pop(cell, None)
+            for pairing in [one for one in self._beliefs if one.cell == cell]:
+                del self._beliefs[pairing]
 
     def lost(self, now_s: float) -> None:
         """The control plane is away."""

@@ -68,7 +68,7 @@ class Steering:
         """What was decided anew holds for requests under way as for those to come."""
         for active in list(self._table.requests) if cells else ():
             request = active.request
-            if Cell(request.tenant, request.model) in cells:
+            if self.policy.decides(cells, request.tenant, request.model):
                 setting = active.speculation.allow(self.policy.allowance(request))
                 if setting is not None:
                     self._table.set_speculation(active, setting)

@@ -43,6 +43,8 @@ class Keys:
         """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of whoever wrote last."""
         self.overrides = f"{namespace}:overrides"
         """Hash: tenant → a serialized SpeculationOverride."""
+        self.deleted_tenants = f"{namespace}:deletedtenants"
+        """Set of names, until the control plane that leads has forgotten what it believes of them."""
         self.ledgers = f"{namespace}:ledgers"
         """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from outrider.errors import Unavailable
 from outrider.metadata.keys import Keys
 from outrider.metadata.leader import LeaderLease
-from outrider.metadata.tenants import MAX_AUDIT_ENTRIES
+from outrider.metadata.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
 from outrider.rpc.v1 import policy_pb2, tenants_pb2
 
 if TYPE_CHECKING:
@@ -28,10 +28,15 @@ if tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') > tonumber(ARGV[1]) the
 redis.call('HSET', KEYS[1], 'epoch', unpack(ARGV))
 return 1
 """
+# Where tenants are defined, one that is not has been misspelt.
 _OVERRIDE = f"""
+if redis.call('ZCARD', KEYS[3]) > 0 and ARGV[1] ~= '{DEFAULT_TENANT}' and redis.call('EXISTS', KEYS[4]) == 0 then
+  return 0
+end
 if ARGV[2] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*',
   'action', 'set speculation', 'name', ARGV[1], 'to', ARGV[3], 'by', ARGV[4])
+return 1
 """
 
 
@@ -73,17 +78,21 @@ class PlanStore:
         return [_parsed(policy_pb2.TenantDecision, value) for value in wanted]
 
     async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
-        """None takes back what was said. Raises Unavailable."""
+        """None takes it back. Raises Unavailable; NotFound where tenants are defined, and this one is not."""
         value = b"" if override is None else override.SerializeToString()
         name = "auto" if override is None else tenants_pb2.SpeculationSetting.Name(override.setting).lower()
         said = (name.removeprefix("speculation_setting_"), "" if override is None else override.by)
 
-        async def work(redis: Redis) -> Any:
-            await redis.eval(_OVERRIDE, 2, self._keys.overrides, self._keys.audit, tenant, value, *said)
-            return True
+        keys = (self._keys.overrides, self._keys.audit, self._keys.tenants, self._keys.tenant(tenant))
 
-        if await self._link.call_in_background(work) is None:
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *said)
+
+        known = await self._link.call_in_background(work)
+        if known is None:
             raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
+        if not known:
+            raise unknown_tenant(tenant, "tenant")
 
     async def overrides(self) -> dict[str, tenants_pb2.SpeculationOverride] | None:
         """Those in force, by tenant; None while Redis is away."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -83,6 +83,12 @@ for _, member in ipairs(members) do
   redis.call('HDEL', KEYS[5], id)
   redis.call('ZREM', KEYS[4], member)
 end
+redis.call('HDEL', KEYS[7], ARGV[1])
+local plan = redis.call('HGETALL', KEYS[8])
+for i = 1, #plan, 2 do
+  if string.sub(plan[i], 1, #ARGV[1] + 1) == ARGV[1] .. '/' then redis.call('HDEL', KEYS[8], plan[i]) end
+end
+redis.call('SADD', KEYS[9], ARGV[1])
 audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2])
 return #members
 """
@@ -176,7 +182,7 @@ class TenantStore:
 
         record, version = await self._do(work)
         if record is None:
-            raise _no_tenant(name)
+            raise unknown_tenant(name)
         return _parse(record, version)
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
@@ -215,7 +221,10 @@ class TenantStore:
         ]
 
     async def delete(self, name: str, *, by: str) -> int:
-        """How many keys went with it. Raises NotFound."""
+        """How many keys went with it. What operators have set of its speculation, and what was planned, go too.
+
+        Raises NotFound.
+        """
         keys = (
             self._keys.tenants,
             self._keys.tenant(""),
@@ -223,6 +232,9 @@ class TenantStore:
             self._keys.api_keys,
             self._keys.api_key_digests,
             self._keys.api_key(""),
+            self._keys.overrides,
+            self._keys.plan,
+            self._keys.deleted_tenants,
         )
 
         async def work(redis: Redis) -> Any:
@@ -230,8 +242,24 @@ class TenantStore:
 
         num_keys = int(await self._do(work))
         if num_keys < 0:
-            raise _no_tenant(name)
+            raise unknown_tenant(name)
         return num_keys
+
+    async def deleted(self) -> set[str]:
+        """Those that a plan may still be made for."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.smembers(self._keys.deleted_tenants)
+
+        return {name.decode() for name in await self._do(work)}
+
+    async def forgotten(self, names: Iterable[str]) -> None:
+        """No plan is made any more for these that were deleted."""
+
+        async def work(redis: Redis) -> Any:
+            return await redis.srem(self._keys.deleted_tenants, *names)
+
+        await self._do(work)
 
     async def page_of_keys(self, tenant: str, after: str, limit: int) -> tuple[list[tenants_pb2.ApiKey], str]:
         """Keys by tenant and id, of one tenant or of all; and where the next page begins, empty at the end."""
@@ -270,7 +298,7 @@ class TenantStore:
 
         answer = int(await self._do(work))
         if answer == -1:
-            raise _no_tenant(key.tenant, "tenant")
+            raise unknown_tenant(key.tenant, "tenant")
         if answer == -2:
             raise Conflict(
                 f"{key.tenant} has {MAX_KEYS_PER_TENANT} keys, the most there may be", reason="TOO_MANY_KEYS"
@@ -336,7 +364,7 @@ def _named(tenants: Sequence[tenants_pb2.Tenant], name: str) -> str:
     return f"tenants[{index}].version"
 
 
-def _no_tenant(name: str, where: str = "name") -> NotFound:
+def unknown_tenant(name: str, where: str = "name") -> NotFound:
     return NotFound(f"no tenant {json.dumps(name[:80])}", reason="UNKNOWN_TENANT", field=where)
 
 

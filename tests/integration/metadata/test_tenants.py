@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from outrider.errors import Conflict, NotFound, Unavailable
 from outrider.metadata import MetadataStore
-from outrider.metadata.tenants import MAX_KEYS_PER_TENANT, is_expired
-from outrider.rpc.v1 import control_pb2, tenants_pb2
+from outrider.metadata.tenants import DEFAULT_TENANT, MAX_KEYS_PER_TENANT, is_expired
+from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
 
 Tenant, Quota, ApiKey = tenants_pb2.Tenant, tenants_pb2.Quota, tenants_pb2.ApiKey
 
@@ -120,3 +120,32 @@ async def test_without_the_store_reading_says_nothing_and_writing_is_refused(tmp
         assert await store.tenants.find(None) is None
         with pytest.raises(Unavailable):
             await store.tenants.put([Tenant(name="a")], by="me")
+
+
+async def test_what_was_set_and_planned_goes_with_a_tenant(store: MetadataStore) -> None:
+    await store.tenants.put([Tenant(name="a"), Tenant(name="ab")], by="me")
+    off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF)
+    decisions = [policy_pb2.TenantDecision(tenant=name, target="m") for name in ("a", "ab", "")]
+    await store.plans.save(1, decisions)
+    for name in ("a", "ab"):
+        await store.plans.set_override(name, off)
+    await store.tenants.delete("a", by="me")
+    assert await store.plans.overrides() == {"ab": off}
+    kept = await store.plans.load()
+    assert kept is not None
+    assert {one.tenant for one in kept} == {"ab", ""}
+    assert await store.tenants.deleted() == {"a"}
+    await store.tenants.forgotten(["a"])
+    assert await store.tenants.deleted() == set()
+
+
+async def test_speculation_is_set_only_for_tenants_that_are_defined_where_any_is(store: MetadataStore) -> None:
+    on = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_ON)
+    await store.plans.set_override("anybody", on)
+    await store.tenants.put([Tenant(name="a")], by="me")
+    await store.plans.set_override("a", on)
+    await store.plans.set_override(DEFAULT_TENANT, on)
+    for override in (on, None):
+        with pytest.raises(NotFound, match="misspelt") as caught:
+            await store.plans.set_override("misspelt", override)
+        assert caught.value.field == "tenant"

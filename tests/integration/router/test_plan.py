@@ -250,3 +250,25 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
         assert not await fleet.store.plans.save(1, [])
         await first.tick()
         assert first.epoch == 0
+
+
+async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_everybody(fleet: Any) -> None:
+    await fleet.target()
+    draft = await fleet.draft()
+    named = [tenants_pb2.Tenant(name=name) for name in ("t", "u")]
+    async with control_plane(fleet) as stub:
+        router = await fleet.start()
+        await until(lambda: follows(router))
+        await stub.PutTenants(control_pb2.PutTenantsRequest(tenants=named))
+        show(router, draft, -0.8)
+        await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF))
+        await until(lambda: decision(router).reason is Reason.OPERATOR_OFF)
+        await stub.DeleteTenant(control_pb2.DeleteTenantRequest(name="t"))
+        await until(lambda: ("t", MODEL) not in router.dispatcher.policy.decisions)
+        await stub.PutTenants(control_pb2.PutTenantsRequest(tenants=named))
+        explained = await stub.Explain(control_pb2.ExplainRequest(tenant="t"))
+        assert not explained.known
+        assert [(one.tenant, one.override.setting) for one in explained.decisions] == [("", AUTO)]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="tt", setting=OFF))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -9,6 +9,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.planner import ANYBODY
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission import Request
 from outrider_controller.router.config import PolicyConfig
@@ -121,3 +122,19 @@ def test_an_operators_cap_expires_without_the_control_plane_too() -> None:
     assert policy.allowance(a_request()).max_draft_tokens == 2
     policy.replan(FLEET, 20.0)
     assert policy.allowance(a_request()).max_draft_tokens == 4
+
+
+def test_a_decision_for_anybody_holds_for_tenants_without_one_of_their_own() -> None:
+    own, anybody = Cell("t", "m"), Cell(ANYBODY, "m")
+    policy = Policy(PolicyConfig(), decisions={own: Decision(Mode.ON, Reason.SAVES)})
+    assert [policy.decides([anybody], tenant, "m") for tenant in ("t", "new")] == [False, True]
+    assert [policy.decides([own], tenant, "m") for tenant in ("t", "new")] == [True, False]
+    assert not policy.decides([anybody], "new", "another model")
+
+
+def test_of_a_deleted_tenant_nothing_is_left() -> None:
+    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=TenantPolicy(Setting.OFF))}, -0.5)
+    policy.forget([Cell("t", "m")])
+    assert policy.decision("t", "m").policy == TenantPolicy()
+    policy.replan(FLEET, ALONE_AFTER_S)
+    assert Cell("t", "m") not in policy.decisions

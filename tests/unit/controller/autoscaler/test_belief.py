@@ -64,3 +64,11 @@ def test_evidence_adds_up() -> None:
     both.merge(one)
     both.merge(one)
     assert both == Evidence(rounds=8, tokens=16, saved=4.0, saved_squared=2.0, late=2, verified=6, accepted=4)
+
+
+def test_what_is_known_of_others_stays_where_a_tenant_is_forgotten() -> None:
+    beliefs, other = Beliefs(), Pairing("other", "target", "draft@1")
+    beliefs.learn({ACME: evidence(200, -0.2), other: evidence(50, 0.4)})
+    left = beliefs.without({"acme"})
+    assert left.pairings == [other]
+    assert left.of(other) == beliefs.of(other)
