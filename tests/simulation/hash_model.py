@@ -121,11 +121,6 @@ class _Cells(list[int]):
         for block in blocks:
             self[block * block_size : (block + 1) * block_size] = [-1] * block_size
 
-    def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
-        for source, copy in zip(sources, copies, strict=True):
-            for offset in range(block_size):
-                self[copy * block_size + offset] = self[source * block_size + offset]
-
 
 class HashEngine(Engine):
     """The real engine on a cache of tokens."""

@@ -77,11 +77,6 @@ class BlockPool:
             self._references[block] += 1
         return found
 
-    def share(self, blocks: list[int]) -> None:
-        """One more reference to each of these held blocks."""
-        for block in blocks:
-            self._references[block] += 1
-
     def publish(self, block: int, block_hash: bytes) -> None:
         """Makes `block` findable. If another block already has the hash, that one stays the findable one."""
         if block_hash in self._block_of or block in self._hash_of:

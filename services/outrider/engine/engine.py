@@ -246,31 +246,6 @@ class Engine:
         self._unclean.extend(sibling.block for sibling in sequence.siblings)
         self.close(sequence)
 
-    def fork(self, sequence: EngineSequence, lengths: Sequence[int]) -> list[EngineSequence]:
-        """For each length a sequence that goes on from there: full blocks are shared, what a last one holds is copied.
-
-        Close them before `sequence` is rewound. Raises OutOfBlocks, with nothing changed. Not for a group's share of
-        a model, whose followers would not hear of it.
-        """
-        if self._group is not None:
-            raise NotImplementedError("fork: in a tensor-parallel group")
-        size = self.info.block_size
-        # [lengths] those that end within a block, and a block for each.
-        torn = [number for number, length in enumerate(lengths) if length % size]
-        copies = self._pool.allocate(len(torn))
-        self._cache.wipe(self._unclean, size)
-        self._unclean = []
-        forks = []
-        for length in lengths:
-            shared = length // size
-            blocks, hashes = sequence.blocks[:shared], sequence.hashes[:shared]
-            self._pool.share(blocks)
-            forks.append(EngineSequence(sequence.salt, sequence.tokens[:length], blocks, hashes))
-        for number, block in zip(torn, copies, strict=True):
-            forks[number].blocks.append(block)
-        self._cache.copy_blocks([sequence.blocks[lengths[number] // size] for number in torn], copies, size)
-        return forks
-
     def publish(self, sequence: EngineSequence, committed_len: int) -> None:
         """Lets other sequences find the blocks that lie wholly below `committed_len`."""
         size = self.info.block_size

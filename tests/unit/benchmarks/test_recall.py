@@ -33,10 +33,11 @@ def logits_of(engine: Engine) -> list[torch.Tensor]:
     sequence = engine.open([])
     engine.forward([Row(sequence, TEXT[:20], 0)])
     found = [engine.forward([Row(sequence, TEXT[20:23], 2)]).clone()]
-    [fork] = engine.fork(sequence, [22])
+    other = engine.open([])
+    engine.forward([Row(other, TEXT[:22], 0)])
     engine.rewind(sequence, 21)
-    found.append(engine.forward([Row(sequence, TEXT[30:33], 3), Row(fork, TEXT[33:34], 1)]).clone())
-    engine.close(fork)
+    found.append(engine.forward([Row(sequence, TEXT[30:33], 3), Row(other, TEXT[33:34], 1)]).clone())
+    engine.close(other)
     engine.close(sequence)
     return found
 
@@ -48,7 +49,7 @@ def test_what_is_recalled_is_what_would_have_been_computed(checkpoint: Path) -> 
         for found, wanted in zip(logits_of(recalling), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert recalling.num_computed == 2, "the second time all is known"
-    assert recalling.num_recalled == 4, "nobody wants to know anything of the prompt's first part, either time"
+    assert recalling.num_recalled == 6, "nobody wants to know anything of two of the parts, either time"
     assert recalling.num_free_blocks == plain.num_free_blocks - 2, "those of what was computed last"
 
 

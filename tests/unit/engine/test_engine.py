@@ -130,34 +130,6 @@ def test_out_of_blocks_changes_nothing(tiny: Path) -> None:
     assert (first.cached_len, second.cached_len, engine.num_free_blocks) == (20, 0, 1)
 
 
-@pytest.mark.parametrize("length", [16, 19, 20, 7, 0])
-def test_a_fork_goes_on_from_any_length_and_leaves_the_sequence_as_it_was(
-    engine: Engine, reference: AutoModelForCausalLM, length: int
-) -> None:
-    prompt, more = tokens(20), tokens(9, seed=3)
-    free, sequence = engine.num_free_blocks, engine.open([])
-    engine.forward([Row(sequence, prompt, 1)])
-    forks = engine.fork(sequence, [length, length])
-    assert [fork.tokens for fork in forks] == [prompt[:length]] * 2
-    for fork, feed in zip(forks, (more, more[::-1]), strict=True):
-        want = expected(reference, [*prompt[:length], *feed])[-1:]
-        assert_close(engine.forward([Row(fork, feed, 1)]), want)
-    assert_close(engine.forward([Row(sequence, more, 1)]), expected(reference, [*prompt, *more])[-1:])
-    for one in (*forks, sequence):
-        engine.close(one)
-    assert engine.num_free_blocks == free
-
-
-def test_a_fork_that_does_not_fit_changes_nothing(tiny: Path) -> None:
-    engine = load_engine(tiny, config(num_blocks=4))
-    sequence = engine.open([])
-    engine.forward([Row(sequence, tokens(20), 1)])
-    with pytest.raises(OutOfBlocks):
-        engine.fork(sequence, [20, 19])
-    engine.close(sequence)
-    assert engine.num_free_blocks == 4
-
-
 def test_an_evicted_prefix_is_reported_and_recomputed(tiny: Path, reference: AutoModelForCausalLM) -> None:
     engine = load_engine(tiny, config(num_blocks=4))
     prompt = tokens(24)

@@ -139,16 +139,6 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
     assert torch.equal(weight, load_file(draft / "draft.safetensors")["layers.1.mlp.down_proj.weight"])
 
 
-def test_a_fork_copies_what_its_last_block_holds(tmp_path: Path, load: Load) -> None:
-    engine, prompt = load(checkpoint(tmp_path)), tokens(45)
-    sequence = engine.open([])
-    engine.forward([Row(sequence, prompt, 1)])
-    for fork, length in zip(engine.fork(sequence, [40, 33, 32]), [40, 33, 32], strict=True):
-        got = engine.forward([Row(fork, [7, 8], 2)]).clone()
-        fresh = engine.open([])
-        assert torch.equal(got, engine.forward([Row(fresh, [*prompt[:length], 7, 8], 2)]))
-
-
 @pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from outrider.speculation import (
     NotFinite,
     SamplingParams,
     VerificationMode,
-    likeliest,
     propose,
     verify,
 )
@@ -115,19 +115,15 @@ def test_a_token_without_weight_is_never_drawn() -> None:
         assert _draw(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
 
 
-@given(st.integers(0, 1000), sampling | st.just(GREEDY), st.integers(1, 8))
-def test_the_likeliest_token_is_the_one_that_would_be_proposed(seed: int, params: SamplingParams, count: int) -> None:
-    mode = VerificationMode.GREEDY if params.greedy else VerificationMode.COUPLED
+@given(st.integers(0, 1000), sampling | st.just(GREEDY), st.sampled_from(VerificationMode), st.integers(1, 8))
+def test_what_is_named_beside_a_token_is_ranked_and_changes_nothing_of_the_token(
+    seed: int, params: SamplingParams, mode: VerificationMode, count: int
+) -> None:
     logits, positions = logits_of(4, seed, ties=False), [3, 4, 5, 9]
-    ranked = likeliest(logits, params, mode, positions, count)
-    proposed = propose(logits, [params] * 4, [mode] * 4, positions)
-    for row, proposal in zip(ranked, proposed, strict=True):
-        assert row[0].token_id == proposal.token_id
-        chances = [one.confidence for one in row]
-        assert chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1.0001
-        assert len({one.token_id for one in row}) == len(row) <= count
-
-
-def test_in_ratio_mode_nothing_is_ranked() -> None:
-    with pytest.raises(ValueError, match="ratio"):
-        likeliest(logits_of(1, 0), SamplingParams(temperature=1.0), VerificationMode.RATIO, [1], 2)
+    named = propose(logits, [params] * 4, [mode] * 4, positions, num_others=count)
+    for proposal, alone in zip(named, propose(logits, [params] * 4, [mode] * 4, positions), strict=True):
+        assert replace(proposal, others=()) == alone
+        tokens, chances = [token for token, _ in proposal.others], [chance for _, chance in proposal.others]
+        assert chances == sorted(chances, reverse=True) and sum(chances) < 1.0001
+        assert len({*tokens, proposal.token_id}) == 1 + len(tokens) <= 1 + count
+        assert not (tokens and mode is VerificationMode.RATIO)

@@ -54,17 +54,6 @@ class KVCache:
         for cached in (*self.keys, *self.values):
             cached.view(cached.shape[0], -1, block_size * cached.shape[2]).index_fill_(1, at, 0)
 
-    def copy_blocks(self, sources: list[int], copies: list[int], block_size: int) -> None:
-        """Whatever lies in each of `sources`, to the block of the same number in `copies`."""
-        if not sources:
-            return
-        device = self.keys[0].device
-        source, copy = (torch.tensor(x, dtype=torch.int64, device=device) for x in (sources, copies))
-        for cached in (*self.keys, *self.values):
-            # An implementation may order a block's elements as it likes, but keeps a block's in one place.
-            blocks = cached.view(cached.shape[0], -1, block_size * cached.shape[2])
-            blocks.index_copy_(1, copy, blocks.index_select(1, source))
-
 
 MAX_OWN_TOKENS = 63
 """Most tokens of a row with a tree mask: its bits are those of one signed 64-bit number."""
