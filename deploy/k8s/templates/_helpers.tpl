@@ -159,7 +159,7 @@ annotations: {{- toYaml . | nindent 2 }}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /var/cache/outrider}
 - {name: shm, mountPath: /dev/shm}
-{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
+{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}
 - {name: cluster, mountPath: /run/secrets/cluster, readOnly: true}
 {{- end }}
 {{- if and .root.Values.alerts.webhookSecret (eq .role "controller") }}
@@ -174,6 +174,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
+{{- with .placement.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "outrider.volumes" -}}
@@ -187,7 +190,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.cache.sizeLimit | quote }}}
 {{- end }}
-{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller")) }}
+{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}
 - name: cluster
   secret: {secretName: {{ .root.Values.clusterSecret | quote }}, defaultMode: 0440}
 {{- end }}
@@ -206,6 +209,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
 - name: models
   persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim | quote }}, readOnly: true}
+{{- end }}
+{{- with .placement.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 

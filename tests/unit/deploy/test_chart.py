@@ -227,6 +227,16 @@ def _as_in_a_pod(word: str, container: Object, root: Path) -> str:
     return word
 
 
+def test_with_a_cluster_secret_every_process_asks_for_a_role(tmp_path: Path) -> None:
+    asked = set()
+    for container in containers(rendered({"clusterSecret": "c", "controller": {"mode": "plain"}})):
+        if container["command"][:2] == ["python", "-m"]:
+            words = [_as_in_a_pod(word, container, tmp_path) for word in container["args"]]
+            assert words[words.index("--cluster-secret-file") + 1] == str(tmp_path / "secret")
+            asked.add(container["name"])
+    assert {"gateway", "target", "draft", "control", "router-0"} <= asked
+
+
 def test_with_secrets_of_certificates_no_process_serves_in_plain_text(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     roles = {"gateway": [Role.GATEWAY], "controller": [Role.ROUTER, Role.CONTROL]}
@@ -382,6 +392,41 @@ def test_a_node_can_be_drained_of_a_controllers_pods_one_at_a_time(mode: str) ->
         assert budget["spec"].get("maxUnavailable") is None and budget["spec"]["minAvailable"] == 3
 
 
+def test_a_pool_of_no_replicas_has_none() -> None:
+    objects = rendered({"drafts": {"main": {"replicas": 0}}})
+    replicas = {_name(one): one["spec"]["replicas"] for one in of_kind(objects, "Deployment")}
+    assert replicas == {"demo-target-main": 1, "demo-draft-main": 0, "demo-gateway": 1}
+
+
+@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+def test_every_role_takes_volumes_and_variables_of_the_operators_own(mode: str) -> None:
+    own = {
+        "env": [{"name": "OTEL_SERVICE_NAME", "value": "own"}],
+        "extraVolumes": [{"name": "own", "configMap": {"name": "own"}}],
+        "extraVolumeMounts": [{"name": "own", "mountPath": "/own", "readOnly": True}],
+    }
+    pools = {"targets": {"main": own}, "drafts": {"main": own}}
+    objects = rendered({**pools, "gateway": own, "controller": {"mode": mode, **own}})
+    pods = [(labels, spec) for labels, spec in pod_specs(objects) if labels[_ROLE] not in ("redis", "test")]
+    assert {labels[_ROLE] for labels, _ in pods} == {"target", "draft", "gateway", "controller"}
+    for _, spec in pods:
+        assert own["extraVolumes"][0] in spec["volumes"]
+        for container in spec["containers"]:
+            assert own["extraVolumeMounts"][0] in container["volumeMounts"] and own["env"][0] in container["env"]
+    assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
+
+
+def test_pods_may_call_what_the_operator_names_besides() -> None:
+    collector = {"to": [{"namespaceSelector": {"matchLabels": {_NAMESPACE: "tracing"}}}], "ports": [{"port": 4317}]}
+    allowed = _edges(of_kind(rendered({"networkPolicy": {"egress": [collector]}}), "NetworkPolicy"), "egress", "to")
+    assert {a for a, b, port in allowed if (b, port) == ("tracing", 4317)} == {
+        "gateway",
+        "controller",
+        "target",
+        "draft",
+    }
+
+
 def test_a_redis_with_sentinels_is_taken_and_reached() -> None:
     for scheme in ("redis+sentinel", "rediss+sentinel"):
         url = f"{scheme}://outrider@sentinel-0:26379,sentinel-1:26379/main?password_file=/run/secrets/redis/password"
@@ -434,6 +479,7 @@ def test_on_a_ray_cluster_routers_are_called_on_the_ports_that_a_system_chooses(
 
 
 _ROLE = "app.kubernetes.io/component"
+_NAMESPACE = "kubernetes.io/metadata.name"
 ANY_PORT = 0
 
 
@@ -454,7 +500,7 @@ def _peer(peer: Mapping[str, Any]) -> str:
     if not peer:
         return "anybody"
     if "namespaceSelector" in peer:
-        name: str = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        name: str = peer["namespaceSelector"]["matchLabels"][_NAMESPACE]
         return name
     role: str = peer["podSelector"].get("matchLabels", {}).get(_ROLE, "namespace")
     return role
@@ -479,6 +525,10 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
     assert named in refused(values)
 
 
+_SCALING = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "averageValue": "1"}
+_KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -486,6 +536,8 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
         ({"controller": {"replicas": 2}}, "cacheSaltSecret"),
         ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
+        ({"targets": {"main": {"gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
+        ({"drafts": {"main": {"autoscaling": _SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
     ],
 )
 def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
