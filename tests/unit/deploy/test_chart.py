@@ -427,6 +427,26 @@ def test_pods_may_call_what_the_operator_names_besides() -> None:
     }
 
 
+def test_pools_scale_by_what_their_own_pods_count_or_by_what_others_count_of_them() -> None:
+    own = {**_SCALING, "metric": "outrider_draft_num_requests_running"}
+    of_others = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "value": "700m"}
+    for scaling, kind in ((own, "Pods"), (of_others, "External")):
+        objects = rendered({"drafts": {"main": {"autoscaling": scaling}}})
+        (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
+        (metric,) = scaler["spec"]["metrics"]
+        assert metric["type"] == kind and metric[kind.lower()]["metric"]["name"] == scaling["metric"]
+        assert problems(scaler, versions()[-1]) == []
+    queries = []
+    for trigger in ({"metric": "outrider_x"}, {"query": 'avg(outrider_y{namespace="{{ .Release.Namespace }}"})'}):
+        keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", **trigger}
+        (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
+        queries.append(scaled["spec"]["triggers"][0]["metadata"]["query"])
+    assert queries == [
+        'sum(outrider_x{namespace="llm",pod=~"demo-target-main-.*"})',
+        'avg(outrider_y{namespace="llm"})',
+    ]
+
+
 def test_a_redis_with_sentinels_is_taken_and_reached() -> None:
     for scheme in ("redis+sentinel", "rediss+sentinel"):
         url = f"{scheme}://outrider@sentinel-0:26379,sentinel-1:26379/main?password_file=/run/secrets/redis/password"
@@ -538,6 +558,8 @@ _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outride
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
         ({"targets": {"main": {"gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
         ({"drafts": {"main": {"autoscaling": _SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": {k: v for k, v in _KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"autoscaling": _SCALING | {"averageValue": ""}}}}, "drafts.main.autoscaling"),
     ],
 )
 def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
