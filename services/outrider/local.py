@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DrafterKind, load_drafter, merge
+from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter, merge
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
@@ -190,7 +190,7 @@ class Pair:
                 opening.prompt,
                 opening.params,
                 opening.mode,
-                max_draft_tokens=opening.speculation.max_draft_tokens,
+                limits=DraftLimits(opening.speculation.max_draft_tokens),
                 max_new_tokens=opening.stopping.max_new_tokens,
                 stop_token_ids=opening.stopping.stop_token_ids,
                 salt=opening.salt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.drafters import Opening
+from outrider.drafters import DraftLimits, Opening
 from outrider.worker.events import SequenceKey, WorkerEvent
 
 
@@ -30,10 +30,8 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class Limited:
     key: SequenceKey
-    max_draft_tokens: int
-    run_ahead_tokens: int
+    limits: DraftLimits
     received_s: float
-    min_chance: float = 0.0
 
 
 DraftEvent = Opened | Committed | Limited

@@ -12,7 +12,7 @@ from functools import partial
 from outrider.draft import events
 from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
-from outrider.drafters import Opening, merge
+from outrider.drafters import DraftLimits, Opening, merge
 from outrider.errors import OutriderError
 from outrider.protocol.convert import (
     distribution_to_proto,
@@ -48,24 +48,19 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         key = SequenceKey(stream, commit.sequence_id)
         yield _checked(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
-        count, ahead = _allowed(setting.speculation, limits)
-        key, least = SequenceKey(stream, setting.sequence_id), _min_chance(setting.speculation)
-        yield events.Limited(key, count, ahead, now_s, least)
+        key = SequenceKey(stream, setting.sequence_id)
+        yield events.Limited(key, _allowed(setting.speculation, limits), now_s)
     for close in request.closes:
         yield Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> tuple[int, int]:
-    """Most tokens of a proposal, and beyond it: what was asked for, as far as this worker goes."""
+def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> DraftLimits:
+    """What was asked for, as far as this worker goes."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
-    if not count:
-        return 0, 0
-    return count, min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS)
-
-
-def _min_chance(speculation: sequence_pb2.Speculation) -> float:
+    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
     # Written so that what is no number says nothing.
-    return min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
+    least = min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
+    return DraftLimits(count, ahead, least)
 
 
 def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
@@ -87,15 +82,12 @@ def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, n
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
     """Raises InvalidRequest."""
-    count, ahead = _allowed(message.speculation, limits)
     opening = Opening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
         params=sampling_from_proto(message.sampling),
         mode=mode_from_proto(message.mode),
-        max_draft_tokens=count,
-        run_ahead_tokens=ahead,
-        min_chance=_min_chance(message.speculation),
+        limits=_allowed(message.speculation, limits),
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,

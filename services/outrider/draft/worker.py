@@ -62,7 +62,7 @@ class DraftWorker:
 
     @property
     def load(self) -> Load:
-        running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.max_draft_tokens)
+        running = sum(1 for o in self._open.values() if o.sequence is not None and o.sequence.limits.max_draft_tokens)
         free = self._drafter.num_free_blocks
         return Load(running, len(self._due), free, len(self._open), self.draining, row_ns=round(self._cost.row_s * 1e9))
 
@@ -244,15 +244,15 @@ class DraftWorker:
         sequence = self._find(event.key)
         if sequence is None:
             return
-        grown = event.max_draft_tokens > sequence.max_draft_tokens
-        self._drafter.set_limit(sequence, event.max_draft_tokens, event.run_ahead_tokens, event.min_chance)
-        if not event.max_draft_tokens:
+        grown = event.limits.max_draft_tokens > sequence.limits.max_draft_tokens
+        self._drafter.set_limits(sequence, event.limits)
+        if not event.limits.max_draft_tokens:
             self._rest(event.key)
         elif grown:
             self._make_due(event.key, sequence, event.received_s)
 
     def _make_due(self, key: SequenceKey, sequence: DraftSequence, since_s: float) -> None:
-        if not sequence.max_draft_tokens:
+        if not sequence.limits.max_draft_tokens:
             return
         # A sequence that already waits keeps its place, or one that commits often would never catch up.
         self._due[key] = since_s

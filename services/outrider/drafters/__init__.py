@@ -10,11 +10,12 @@ from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.outcomes import merge
-from outrider.drafters.sequence import CommitMismatch, Drafted, DraftSequence, Opening
+from outrider.drafters.sequence import CommitMismatch, Drafted, DraftLimits, DraftSequence, Opening
 
 __all__ = [
     "CombinedDrafter",
     "CommitMismatch",
+    "DraftLimits",
     "DraftSequence",
     "Drafted",
     "Drafter",

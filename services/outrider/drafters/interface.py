@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.drafters.config import DrafterKind
-from outrider.drafters.sequence import Drafted, DraftSequence, Opening
+from outrider.drafters.sequence import Drafted, DraftLimits, DraftSequence, Opening
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,10 @@ class Drafter(ABC):
         sequence.commit(base_len, token_ids)
         self.on_commit(sequence, known_len)
 
-    def set_limit(
-        self,
-        sequence: DraftSequence,
-        max_draft_tokens: int,
-        run_ahead_tokens: int = 0,
-        min_chance: float = 0.0,
-    ) -> None:
-        """Most tokens of a proposal, and beyond it, from now on. 0 pauses the sequence: it then holds no KV blocks."""
-        sequence.max_draft_tokens = max_draft_tokens
-        sequence.run_ahead_tokens = run_ahead_tokens
-        sequence.min_chance = min_chance
-        if not max_draft_tokens:
+    def set_limits(self, sequence: DraftSequence, limits: DraftLimits) -> None:
+        """From now on. A sequence that may draft nothing is paused: it then holds no KV blocks."""
+        sequence.limits = limits
+        if not limits.max_draft_tokens:
             sequence.drop_guess()
             self.release(sequence)
 

@@ -123,7 +123,7 @@ class ModelDrafter(Drafter):
         standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
         wanted = min(len(standing.token_ids) + 1, room) if ahead else max(len(standing.token_ids), room)
-        least = max(self._config.min_confidence, sequence.min_chance)
+        least = max(self._config.min_confidence, sequence.limits.min_chance)
         return Chain(standing, wanted, least, sequence.opening.stop_token_ids)
 
     def _most(self, sequence: DraftSequence, count: int) -> int:

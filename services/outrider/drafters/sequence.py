@@ -18,6 +18,18 @@ class CommitMismatch(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """How far a sequence's draft may go."""
+
+    max_draft_tokens: int = 0
+    """Most tokens of one proposal; 0 pauses the sequence."""
+    run_ahead_tokens: int = 0
+    """Tokens that may be guessed beyond a proposal, before the next commit comes."""
+    min_chance: float = 0.0
+    """Joint chance from which on the target verifies a token: nothing is proposed after less, and nothing at 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """All that a drafter needs to take over a sequence at any point of its life."""
 
@@ -26,12 +38,8 @@ class Opening:
     mode: VerificationMode
     committed: Sequence[int] = ()
     """Output tokens committed so far."""
-    max_draft_tokens: int = 0
-    """Most tokens of one proposal; 0 pauses the sequence."""
-    run_ahead_tokens: int = 0
-    """Tokens that may be guessed beyond a proposal, before anything is heard of it."""
-    min_chance: float = 0.0
-    """Joint chance from which on the target judges a token: nothing is proposed after less, and nothing at all at 1."""
+    limits: DraftLimits = DraftLimits()
+    """To begin with."""
     max_new_tokens: int | None = None
     """Output tokens after which the target ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -45,10 +53,6 @@ class Opening:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise InvalidRequest("prompt_token_ids", "must have at least one token")
-        if self.max_draft_tokens < 0:
-            raise InvalidRequest("speculation.max_draft_tokens", "must not be negative")
-        if self.run_ahead_tokens < 0:
-            raise InvalidRequest("speculation.run_ahead_tokens", "must not be negative")
 
 
 class Beside(NamedTuple):
@@ -93,26 +97,17 @@ class DraftSequence:
     """What was committed, and what was guessed beyond it."""
 
     opening: Opening
-    max_draft_tokens: int
-    run_ahead_tokens: int
+    limits: DraftLimits
     tokens: list[int]
     """Prompt and committed output: the truth. Only `commit` extends it."""
     guess: Drafted = field(default_factory=Drafted)
     """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
-    min_chance: float = 0.0
     epoch: int = 0
     """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
 
     @classmethod
     def start(cls, opening: Opening) -> DraftSequence:
-        tokens = [*opening.prompt, *opening.committed]
-        return cls(
-            opening,
-            opening.max_draft_tokens,
-            opening.run_ahead_tokens,
-            tokens,
-            min_chance=opening.min_chance,
-        )
+        return cls(opening, opening.limits, [*opening.prompt, *opening.committed])
 
     @property
     def committed_len(self) -> int:
@@ -122,15 +117,15 @@ class DraftSequence:
     @property
     def room(self) -> int:
         """Most tokens worth proposing now: one of those that remain is always the target's own."""
-        return self._within_remaining(self.max_draft_tokens)
+        return self._within_remaining(self.limits.max_draft_tokens)
 
     @property
     def reach(self) -> int:
         """Most tokens worth guessing, those of the rounds after this one included."""
-        return self._within_remaining(self.max_draft_tokens + self.run_ahead_tokens)
+        return self._within_remaining(self.limits.max_draft_tokens + self.limits.run_ahead_tokens)
 
     def _within_remaining(self, count: int) -> int:
-        if self.min_chance >= 1:
+        if self.limits.min_chance >= 1:
             return 0
         if self.opening.max_new_tokens is None:
             return count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.drafters import Drafted, NgramDrafter, Opening
+from outrider.drafters import Drafted, DraftLimits, NgramDrafter, Opening
 from outrider.drafters.sequence import Beside
 from outrider.speculation import SamplingParams, VerificationMode
 
@@ -10,7 +10,7 @@ from benchmarks.support import changed_draft
 from benchmarks.support.changed_draft import BadDrafter, stalling, wrong
 
 TEXT = [20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
-OPENING = Opening(TEXT, max_draft_tokens=4, params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
+OPENING = Opening(TEXT, limits=DraftLimits(4), params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
 
 
 def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind, Opening
+from outrider.drafters import DrafterKind, DraftLimits, Opening
 from outrider.drafters.loading import drafter_on
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loader import load_engine
@@ -66,7 +66,7 @@ def test_a_drafter_says_the_same(checkpoint: Path) -> None:
     said = []
     for engine in (make_engine(checkpoint), RecallingEngine(make_engine(checkpoint))):
         drafter = drafter_on(engine, DrafterKind.MODEL)
-        opening = Opening(TEXT, max_draft_tokens=5, params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
+        opening = Opening(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(5))
         [drafted] = drafter.draft([drafter.open(opening)])
         assert drafted is not None and drafted.token_ids
         said.append(drafted.token_ids)

@@ -8,7 +8,7 @@ import pytest
 from outrider.draft import events
 from outrider.draft.report import Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
-from outrider.drafters import Drafted
+from outrider.drafters import Drafted, DraftLimits
 from outrider.drafters.sequence import Beside
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
@@ -41,7 +41,7 @@ def test_an_opening_arrives_whole() -> None:
     assert (opening.prompt, opening.committed, opening.salt) == ((1, 2, 3), (4,), b"salt")
     assert opening.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
     assert opening.mode is VerificationMode.COUPLED
-    assert (opening.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
+    assert (opening.limits.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
 
 
 def test_events_keep_the_order_of_the_fields() -> None:
@@ -58,7 +58,7 @@ def test_events_keep_the_order_of_the_fields() -> None:
     assert rest == [
         events.Committed(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
         events.Committed(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
-        events.Limited(SequenceKey(1, 2), 8, 0, 2.0),
+        events.Limited(SequenceKey(1, 2), DraftLimits(8), 2.0),
         Closed(SequenceKey(1, 1)),
     ]
 

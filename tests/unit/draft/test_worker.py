@@ -8,7 +8,7 @@ import pytest
 from outrider.draft.events import Committed, Event, Limited, Opened
 from outrider.draft.report import Report
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafted, Drafter, DraftSequence, NgramConfig, NgramDrafter, Opening
+from outrider.drafters import Drafted, Drafter, DraftLimits, DraftSequence, NgramConfig, NgramDrafter, Opening
 from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
@@ -20,7 +20,7 @@ PROMPT = (20, 21, 22, 23, 20, 21)
 
 def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> Opened:
     params = SamplingParams(temperature=0)
-    opening = Opening(prompt, params, VerificationMode.GREEDY, max_draft_tokens=max_draft_tokens)
+    opening = Opening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens))
     return Opened(key, opening, received_s=1.0)
 
 
@@ -69,14 +69,14 @@ def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
 def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
     assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
     assert not turn(worker, committed(ONE, 6, 22)).proposals
-    [proposed] = turn(worker, Limited(ONE, 2, 0, 3.0)).proposals
+    [proposed] = turn(worker, Limited(ONE, DraftLimits(2, 0), 3.0)).proposals
     assert (proposed.base_len, proposed.drafted.token_ids) == (7, [23, 20])
-    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, 0, 0, 4.0)).proposals
+    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, DraftLimits(0, 0), 4.0)).proposals
 
 
 def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
-    assert not turn(worker, Limited(ONE, 1, 0, 3.0)).proposals
+    assert not turn(worker, Limited(ONE, DraftLimits(1, 0), 3.0)).proposals
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert proposed.drafted.token_ids == [23]
 
@@ -90,7 +90,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
-    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, 3, 0, 1.0), Closed(ONE))
+    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, DraftLimits(3, 0), 1.0), Closed(ONE))
     assert not report.proposals and not report.failures
     assert worker.stats.num_unknown == 3
 
@@ -205,21 +205,21 @@ def said(report: Report) -> list[tuple[int, list[int]]]:
 def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_guess_ended(
     counting: DraftWorker,
 ) -> None:
-    start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, 2, 2, received_s=1.0))
+    start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, DraftLimits(2, 2), received_s=1.0))
     assert said(start) == [(2, [3, 4])]
     assert [said(turn(counting)) for _ in range(3)] == [[(4, [5])], [(5, [6])], []]
     assert not counting.has_work
 
 
 def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
-    turn(counting, opened(ONE, (1, 2)), Limited(ONE, 3, 8, received_s=1.0))
+    turn(counting, opened(ONE, (1, 2)), Limited(ONE, DraftLimits(3, 8), received_s=1.0))
     turn(counting)
     assert said(turn(counting, committed(ONE, 2, 70))) == [(3, [71, 72, 73])]
     assert said(turn(counting)) == [(6, [74])]
 
 
 def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(counting, opened(ONE, (1, 2)), Limited(ONE, 3, 8, received_s=1.0))
+    turn(counting, opened(ONE, (1, 2)), Limited(ONE, DraftLimits(3, 8), received_s=1.0))
 
     def broken(self: object, sequences: object) -> None:
         raise RuntimeError("no forward today")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outrider.drafters import Opening
+from outrider.drafters import DraftLimits, Opening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
@@ -44,8 +44,9 @@ def greedy_continuation(make_engine: MakeEngine) -> Continue:
 def greedy() -> Callable[..., Opening]:
     """A greedy opening that may draft four tokens, unless told otherwise."""
 
-    def make(prompt: list[int], **more: object) -> Opening:
-        settings = {"max_draft_tokens": 4, "params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY}
+    def make(prompt: list[int], max_draft_tokens: int = 4, run_ahead_tokens: int = 0, **more: object) -> Opening:
+        limits = DraftLimits(max_draft_tokens, run_ahead_tokens)
+        settings = {"limits": limits, "params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY}
         return Opening(prompt, **{**settings, **more})  # type: ignore[arg-type]
 
     return make

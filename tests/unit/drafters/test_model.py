@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from outrider.drafters import Drafted, Drafter, DraftSequence, ModelConfig, ModelDrafter, Opening
+from outrider.drafters import Drafted, Drafter, DraftLimits, DraftSequence, ModelConfig, ModelDrafter, Opening
 from outrider.engine import Engine, Row
 from outrider.speculation import SamplingParams, VerificationMode
 from torch import Tensor
@@ -125,8 +125,8 @@ def test_whatever_is_committed_the_proposals_are_those_of_a_fresh_model(
             extra = [rng.randrange(384)] if rng.random() < 0.7 or not kept else []
             drafter.commit(sequence, sequence.committed_len, kept + extra)
         if rng.random() < 0.3:
-            drafter.set_limit(sequences[0], 0)
-            drafter.set_limit(sequences[0], 4)
+            drafter.set_limits(sequences[0], DraftLimits(0))
+            drafter.set_limits(sequences[0], DraftLimits(4))
 
 
 def test_many_sequences_are_drafted_in_the_forwards_of_one(
@@ -177,12 +177,12 @@ def test_a_paused_sequence_holds_no_blocks_and_catches_up_after_the_pause(
     sequence = drafter.open(greedy(PROMPT))
     draft_one(drafter, sequence)
     assert engine.num_free_blocks < free
-    drafter.set_limit(sequence, 0)
+    drafter.set_limits(sequence, DraftLimits(0))
     assert engine.num_free_blocks == free
     missed = [random.Random(1).randrange(384) for _ in range(40)]
     for token in missed:
         drafter.commit(sequence, sequence.committed_len, [token])
-    drafter.set_limit(sequence, 4)
+    drafter.set_limits(sequence, DraftLimits(4))
     assert draft_one(drafter, sequence) == greedy_continuation([*PROMPT, *missed], 4)
 
 

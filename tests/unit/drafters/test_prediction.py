@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import NgramDrafter, Opening
+from outrider.drafters import DraftLimits, NgramDrafter, Opening
 from outrider.options.prediction import Prediction
 from outrider.speculation import SamplingParams, VerificationMode
 
@@ -93,7 +93,7 @@ def test_the_drafter_proposes_it_before_any_match_and_goes_on_where_it_is_taken_
 
 def test_in_ratio_mode_it_is_drawn_without_chance() -> None:
     opening = Opening(
-        [5, 6], SamplingParams(temperature=1.0), VerificationMode.RATIO, max_draft_tokens=2, prediction=PREDICTED
+        [5, 6], SamplingParams(temperature=1.0), VerificationMode.RATIO, limits=DraftLimits(2), prediction=PREDICTED
     )
     drafter = NgramDrafter(vocab_size=300, max_context_len=1000)
     [drafted] = drafter.draft([drafter.open(opening)])

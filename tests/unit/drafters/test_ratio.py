@@ -7,7 +7,16 @@ from collections import Counter
 
 import pytest
 import torch
-from outrider.drafters import CombinedDrafter, Drafted, ModelConfig, ModelDrafter, NgramConfig, NgramDrafter, Opening
+from outrider.drafters import (
+    CombinedDrafter,
+    Drafted,
+    DraftLimits,
+    ModelConfig,
+    ModelDrafter,
+    NgramConfig,
+    NgramDrafter,
+    Opening,
+)
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 
@@ -46,7 +55,7 @@ HISTORY = [3, 4, 5, A, 9, 4, 5, B, 10, 1]
 def judged(drafter: CombinedDrafter, seed: int) -> int:
     """What is said after 5, where the target says 2, 3, 4 and 5 itself while all that is drafted is on its way."""
     params = SamplingParams(temperature=1.0, seed=seed)
-    sequence = drafter.open(Opening(HISTORY, params, VerificationMode.RATIO, max_draft_tokens=5, max_new_tokens=6))
+    sequence = drafter.open(Opening(HISTORY, params, VerificationMode.RATIO, limits=DraftLimits(5), max_new_tokens=6))
     said: list[OfferedDraft] = []
     for token in (2, 3, 4, 5):
         [drafted] = drafter.draft([sequence])

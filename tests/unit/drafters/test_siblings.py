@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import Drafted, ModelConfig, ModelDrafter, Opening, rounds
+from outrider.drafters import Drafted, DraftLimits, ModelConfig, ModelDrafter, Opening, rounds
 from outrider.drafters.rounds import Chain
 from outrider.drafters.sequence import Beside
 from outrider.engine import Engine
@@ -48,7 +48,7 @@ def test_a_model_names_what_it_thinks_likely_instead(
 ) -> None:
     params = SamplingParams(temperature=0.0 if mode is VerificationMode.GREEDY else 1.5, seed=3)
     drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(Opening(PROMPT, params, mode, max_draft_tokens=4))
+    sequence = drafter.open(Opening(PROMPT, params, mode, limits=DraftLimits(4)))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None and len(drafted.token_ids) == 4
     if mode is VerificationMode.RATIO:
