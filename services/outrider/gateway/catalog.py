@@ -53,8 +53,16 @@ class Catalog:
     """Of a model by its name."""
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
+    target_wait_s: float = 300.0
+    """How long requests wait for a model that no target serves any more."""
+    router_wait_s: float = 30.0
+    """How long they do where no router answers."""
+    clock: Callable[[], float] = time.monotonic
     _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
     _live: frozenset[str] = frozenset()
+    _last_live_s: dict[str, float] = field(default_factory=dict)
+    _answered_s: float = float("-inf")
+    """When a router did last."""
     _loading: dict[_Tokenizer, _Loading] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -71,19 +79,34 @@ class Catalog:
     @property
     def ready(self) -> list[str]:
         """Names of those among them whose tokenizers are loaded: requests for them are answered at once."""
-        loaded = {model for (model, _), loading in self._loading.items() if _loaded(loading.task)}
-        return sorted(self._live & loaded)
+        return sorted(self._live & self._readable)
+
+    @property
+    def awaited(self) -> list[str]:
+        """Names of those that were ready and may soon be again: requests for them wait for a target or a router."""
+        now_s = self.clock()
+        if now_s - self._answered_s > self.router_wait_s:
+            return []
+        recent = {name for name, live_s in list(self._last_live_s.items()) if now_s - live_s <= self.target_wait_s}
+        return sorted((recent - self._live) & self._readable)
+
+    @property
+    def _readable(self) -> set[str]:
+        return {model for (model, _), loading in list(self._loading.items()) if _loaded(loading.task)}
 
     async def refresh(self) -> None:
         """Asks the routers. When none answers, everything stays as last known but nothing counts as live."""
         async with self._refreshing:
-            if time.monotonic() - self._refreshed_s < _MIN_REFRESH_S:
+            if self.clock() - self._refreshed_s < _MIN_REFRESH_S:
                 return
             answers = await asyncio.gather(*(_ask(router) for router in await self.routers.every()))
-            found = {model.model: model for answer in answers for model in answer}
+            found = {model.model: model for answer in answers for model in answer or ()}
             self._served.update(found)
             self._live = frozenset(found)
-            self._refreshed_s = time.monotonic()
+            self._refreshed_s = now_s = self.clock()
+            self._last_live_s.update(dict.fromkeys(found, now_s))
+            if any(answer is not None for answer in answers):
+                self._answered_s = now_s
         for served in found.values():
             if served.tokenizer_sha256:
                 self._load(served)
@@ -142,13 +165,14 @@ class Catalog:
             del self._loading[key]
 
 
-async def _ask(router: Router) -> list[router_pb2.ServedModel]:
+async def _ask(router: Router) -> list[router_pb2.ServedModel] | None:
+    """None without an answer."""
     try:
         answer = await router.stub.ListModels(
             router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S, metadata=router.credential
         )
     except grpc.aio.AioRpcError:
-        return []
+        return None
     return list(answer.models)
 
 

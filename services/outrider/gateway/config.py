@@ -61,8 +61,13 @@ class Failover:
     """Seconds before the second attempt to reach a router; doubled each time."""
     longest_pause_s: float = 1.0
     """Most seconds between two attempts."""
+    wait_for_restart_s: float = 300.0
+    """Seconds that the gateway says it is ready though no target serves a model any more: as long as routers wait for
+    one, by their option of this name. Without a router it does so for `window_s`."""
 
     def __post_init__(self) -> None:
+        if self.wait_for_restart_s < 0:
+            raise ConfigError("failover: wait_for_restart_s has to be at least 0")
         if not (self.window_s > 0 and self.max_moves >= 0 and 0 < self.first_pause_s <= self.longest_pause_s):
             raise ConfigError("failover: window_s and the pauses have to be above 0, max_moves at least 0")
 

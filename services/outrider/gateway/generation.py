@@ -161,9 +161,9 @@ class _Job:
     @property
     def _logprobs(self) -> sequence_pb2.LogprobsOptions | None:
         options = self.generation.options
-        if options.logprobs is None:
+        if (asked := options.asked_logprobs) is None:
             return None
-        return sequence_pb2.LogprobsOptions(num_top=options.logprobs, prompt=options.echo)
+        return sequence_pb2.LogprobsOptions(num_top=asked.num_top, prompt=asked.prompt)
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """One round's tokens, up to where the answer ends."""
@@ -174,7 +174,7 @@ class _Job:
             piece = self._ended_by_router(piece, response.finish_reason)
         self.prediction.follow(piece.token_ids)
         self.stats.add_tokens(len(piece.token_ids), now_s)
-        if self.generation.options.logprobs is not None and len(response.logprobs) != len(response.token_ids):
+        if self.generation.options.asked_logprobs and len(response.logprobs) != len(response.token_ids):
             given = len(response.logprobs), len(response.token_ids)
             about = {"request_id": self.id, "tenant": self.tenant.name}
             log.error("the router gave %d log probabilities for %d tokens", *given, extra=about)
@@ -260,7 +260,7 @@ class Generator:
         """Why no request is to be sent now; empty when one is. May be asked from any thread."""
         if self.admission.leaving or self.admission.draining:
             return "draining"
-        return "" if self.catalog.ready else "no model is ready"
+        return "" if self.catalog.ready or self.catalog.awaited else "no model is ready"
 
     @asynccontextmanager
     async def start(
@@ -357,8 +357,9 @@ class Generator:
     ) -> tuple[list[int], int]:
         """The prompt's tokens, and the most that may follow them."""
         token_ids, options = await _tokenise(model, generation, self.threads), generation.options
-        if options.logprobs is not None and options.echo:
-            _check_prompt_logprobs(LogprobsOptions(options.logprobs, prompt=True), len(token_ids))
+        if (asked := options.asked_logprobs) is not None:
+            where = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
+            _check_prompt_logprobs(where, asked, len(token_ids))
         return token_ids, _max_tokens(model, len(token_ids), generation, default_max_tokens)
 
     async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
@@ -477,10 +478,10 @@ def _token_bytes(tokenizer: ModelTokenizer, prompt: Prompt) -> TokenBytes:
     return tokenizer.marked_bytes if isinstance(prompt, ChatPrompt) else tokenizer.token_bytes
 
 
-def _check_prompt_logprobs(asked: LogprobsOptions, prompt_len: int) -> None:
+def _check_prompt_logprobs(where: str, asked: LogprobsOptions, prompt_len: int) -> None:
     if asked.num_of_prompt(prompt_len) > MAX_PROMPT_LOGPROBS:
         message = f"of a prompt of {prompt_len} tokens would be {asked.num_of_prompt(prompt_len)} numbers"
-        raise InvalidRequest("logprobs", f"{message}; at most {MAX_PROMPT_LOGPROBS} are allowed")
+        raise InvalidRequest(where, f"{message}; at most {MAX_PROMPT_LOGPROBS} are allowed")
 
 
 def _prompt_tokens(generation: Generation) -> float:

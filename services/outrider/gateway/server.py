@@ -121,7 +121,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         )
         ops.ready["server"] = lambda: core.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
-        await stack.enter_async_context(_background(_keep_current(core.catalog, life)))
+        await stack.enter_async_context(_background(_keep_current(core, life)))
         if store is not None:
             await stack.enter_async_context(_background(quotas.run()))
             lease = store.register(info, config.advertised(life.address), lambda: _load(core.admission))
@@ -186,7 +186,12 @@ def _core(
     quotas: QuotaKeeper,
 ) -> Generator:
     return Generator(
-        catalog=Catalog(routers, config.parsers),
+        catalog=Catalog(
+            routers,
+            config.parsers,
+            target_wait_s=config.failover.wait_for_restart_s,
+            router_wait_s=config.failover.window_s,
+        ),
         routers=routers,
         admission=Admission(config.limits.max_running),
         metrics=metrics,
@@ -214,15 +219,15 @@ def _load(admission: Admission) -> worker_pb2.WorkerLoad:
     return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving)
 
 
-async def _keep_current(catalog: Catalog, life: ServerLife) -> None:
-    """Health follows what can be answered: SERVING while some model is ready."""
+async def _keep_current(core: Generator, life: ServerLife) -> None:
+    """Health follows what can be answered: SERVING while some model is ready, or may soon be again."""
     while True:
         try:
-            await catalog.refresh()
+            await core.catalog.refresh()
         except Exception:
             log.exception("the list of models could not be refreshed")
-        if not life.leaving.is_set() and life.health.serving != bool(catalog.ready):
-            await (life.health.set_serving() if catalog.ready else life.health.set_not_serving())
+        if not life.leaving.is_set() and life.health.serving != (answers := not core.problem):
+            await (life.health.set_serving() if answers else life.health.set_not_serving())
         await asyncio.sleep(_REFRESH_S)
 
 

@@ -330,6 +330,15 @@ async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
     assert exposition("outrider_gateway_requests_running") == 0
 
 
+async def test_a_gateway_stays_ready_while_a_model_may_come_back(serve: Any, router: ScriptedRouter) -> None:
+    async with serve() as (gateway, client), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
+        await client.completions.create(model=MODEL, prompt="abc", max_tokens=5)
+        router.models = ()
+        await until(lambda: bool(gateway.core.catalog.awaited))
+        health = await http.get("/health")
+    assert (health.status_code, health.json()["models"], health.json()["awaited"]) == (200, [], [MODEL])
+
+
 async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
     serve: Any, router: ScriptedRouter, ids: list[int]
 ) -> None:

@@ -27,9 +27,10 @@ class Routers:
     models: list[router_pb2.ServedModel] = field(default_factory=list)
     send: asyncio.Event = field(default_factory=asyncio.Event)
     num_asked: int = 0
+    away: bool = False
 
     async def every(self) -> list[Any]:
-        return [await self.pick()]
+        return [] if self.away else [await self.pick()]
 
     async def pick(self) -> Any:
         stub = SimpleNamespace(ListModels=self._list_models, GetTokenizer=self._get_tokenizer)
@@ -67,6 +68,31 @@ async def test_a_model_is_ready_once_its_tokenizer_has_come(tmp_path: Path, monk
     assert (await catalog.get(MODEL)).vocab_size == 384
     assert await refreshed(catalog) == [MODEL]
     assert routers.num_asked == 1
+    await catalog.close()
+
+
+async def test_a_model_that_was_ready_is_awaited_for_as_long_as_requests_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    routers, now_s = Routers(), [0.0]
+    catalog = Catalog(routers, target_wait_s=300, router_wait_s=30, clock=lambda: now_s[0])  # type: ignore[arg-type]
+    assert (await refreshed(catalog), catalog.awaited) == ([], [])
+    routers.models.append(served(sha256_of(tiny_tokenizer_bytes())))
+    routers.send.set()
+    await refreshed(catalog)
+    await catalog.get(MODEL)
+    assert (await refreshed(catalog), catalog.awaited) == ([MODEL], [])
+    del routers.models[:]
+    for at_s, awaited in ((299, [MODEL]), (301, [])):
+        now_s[0] = at_s
+        assert (await refreshed(catalog), catalog.awaited) == ([], awaited)
+    routers.models.append(served(sha256_of(tiny_tokenizer_bytes())))
+    assert await refreshed(catalog) == [MODEL]
+    routers.away = True
+    for at_s, awaited in ((330, [MODEL]), (332, [])):
+        now_s[0] = at_s
+        assert (await refreshed(catalog), catalog.awaited) == ([], awaited)
     await catalog.close()
 
 

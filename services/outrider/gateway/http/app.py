@@ -173,10 +173,11 @@ class _Listings:
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
 
     async def health(self, request: Request) -> Response:
-        """200 while requests are taken and some model is ready; 503 says why not."""
-        models = self.core.catalog.ready
-        reason = self.core.problem
-        body = {"status": reason or "ok", "models": models, "running": self.core.admission.running}
+        """200 while requests are taken and some model is ready, or was and may soon be again; 503 says why not."""
+        catalog, reason = self.core.catalog, self.core.problem
+        status = reason or ("ok" if catalog.ready else "waiting for models to come back")
+        running = self.core.admission.running
+        body = {"status": status, "models": catalog.ready, "awaited": catalog.awaited, "running": running}
         return JSONResponse(body, status_code=503 if reason else 200)
 
 
