@@ -1,4 +1,4 @@
-"""Every process of a cluster with certificates: requests go through, and each port keeps others out."""
+"""Every process of a cluster with certificates, or a secret: requests go through, and each port keeps others out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.server import RunningGateway, running
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import connect_to, create_channel
-from outrider.rpc.roles import Role
+from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig
@@ -51,11 +51,12 @@ class Running:
 
 
 @asynccontextmanager
-async def everything(directory: Path, tiny: Path) -> AsyncIterator[Running]:
+async def everything(directory: Path, tiny: Path, secret: ClusterSecret | None = None) -> AsyncIterator[Running]:
+    """With certificates, or with `secret` instead."""
     cluster = Cluster(directory / "tls")
-    tls = {role: str(cluster.files(role).directory) for role in Role}
+    tls = {role: "" if secret else str(cluster.files(role).directory) for role in Role}
     public = cluster.issue("public", "127.0.0.1")
-    common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
+    common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE, "secret": secret}
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(EmbeddedServer.start(directory / "redis"))
         store = await stack.enter_async_context(MetadataStore.connect(redis.url))
@@ -67,14 +68,17 @@ async def everything(directory: Path, tiny: Path) -> AsyncIterator[Running]:
         draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
         target_config = TargetConfig(**common, model_name="tiny", tls_dir=tls[Role.TARGET])
         target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
-        router = await stack.enter_async_context(running_router(RouterConfig(tls_dir=tls[Role.ROUTER]), store))
-        control = await stack.enter_async_context(running_control(ControlConfig(tls_dir=tls[Role.CONTROL]), store))
+        router_config = RouterConfig(tls_dir=tls[Role.ROUTER], secret=secret)
+        control_config = ControlConfig(tls_dir=tls[Role.CONTROL], secret=secret)
+        router = await stack.enter_async_context(running_router(router_config, store))
+        control = await stack.enter_async_context(running_control(control_config, store))
         gateway_config = GatewayConfig(
             listen_grpc="127.0.0.1:0",
             listen_http="127.0.0.1:0",
             metadata_url=redis.url,
             tls_dir=tls[Role.GATEWAY],
             public_tls_dir=str(public.directory),
+            secret=secret,
         )
         gateway = await stack.enter_async_context(running(gateway_config))
         addresses = {
@@ -117,6 +121,21 @@ async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_e
             assert (await gateway.answer(request)).finish_reason
 
 
+async def test_with_a_secret_alone_drafts_serve_targets_and_targets_routers_and_each_refuses_the_others(
+    tmp_path: Path, tiny: Path
+) -> None:
+    secret = ClusterSecret(b"sixteen bytes and more")
+    async with everything(tmp_path, tiny, secret) as cluster:
+        answers = [await ask(cluster)]
+        async with asyncio.timeout(30):
+            while not any(answer.metrics.speculative_decoding.num_draft_tokens for answer in answers):
+                answers.append(await ask(cluster))
+        for role, caller in ((Role.TARGET, Role.GATEWAY), (Role.DRAFT, Role.ROUTER)):
+            address, method = cluster.addresses[role], METHODS[role]
+            assert await refused(create_channel(address), method) == "UNAUTHENTICATED"
+            assert await refused(create_channel(address), method, credential(secret, caller)) == "PERMISSION_DENIED"
+
+
 METHODS = {
     Role.TARGET: "/outrider.rpc.v1.TargetService/GetInfo",
     Role.DRAFT: "/outrider.rpc.v1.DraftService/GetInfo",
@@ -134,8 +153,8 @@ async def ask(cluster: Running) -> generation_pb2.GenerateResponse:
         return await stub.Generate(request, timeout=60)
 
 
-async def refused(channel: grpc.aio.Channel, method: str) -> str:
+async def refused(channel: grpc.aio.Channel, method: str, metadata: tuple[tuple[str, str], ...] = ()) -> str:
     async with channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary(method)(b"", timeout=10)
+            await channel.unary_unary(method)(b"", timeout=10, metadata=metadata)
     return from_rpc_error(caught.value).code.name

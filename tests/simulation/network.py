@@ -132,7 +132,7 @@ class Channel:
         return call
 
     def unary_unary(self, path: str, **_: Any) -> Any:
-        async def call(request: Any, timeout: float | None = None) -> Any:
+        async def call(request: Any, timeout: float | None = None, **_: Any) -> Any:
             try:
                 async with asyncio.timeout(timeout):
                     return await self._ask(path, request)

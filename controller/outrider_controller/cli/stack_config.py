@@ -65,7 +65,7 @@ class StackConfig:
     run_dir: Path | None = None
     """Logs, and the private Redis socket; made in the cache directory when not given."""
     secret_file: Path | None = None
-    """Of the cluster's secret: with one, routers and control plane ask callers who they are."""
+    """Of the cluster's secret: with one, routers, workers and control plane ask callers who they are."""
     state_dir: Path | None = None
     """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
     start_timeout_s: float = 300.0
@@ -182,7 +182,7 @@ class Planner:
         flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
         if config.kv_cache_bytes:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
-        return (*flags, *(() if config.prefix_cache else ("--no-prefix-cache",)))
+        return (*flags, *self._secret, *(() if config.prefix_cache else ("--no-prefix-cache",)))
 
     def _spec(self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...]) -> ProcessSpec:
         argv = (sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])

@@ -15,6 +15,7 @@ from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.protocol.outbox import Outbox
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.roles import Role, credential
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc
@@ -68,6 +69,7 @@ class Fleet:
         """By model: the target of it that was leased last, whether or not it is still there."""
         self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
         self.connect = connect
+        self.credential = credential(config.secret, Role.ROUTER)
         self._leases = leases
         self._config = config
         self._listener = listener
@@ -160,7 +162,13 @@ class Fleet:
             self.seen[record.info.model] = record.info
             if worker_id not in links:
                 links[worker_id] = TargetLink(
-                    worker_id, record.address, self._listener, config.link, config.failover, self.connect
+                    worker_id,
+                    record.address,
+                    self._listener,
+                    config.link,
+                    config.failover,
+                    self.connect,
+                    self.credential,
                 )
         # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
@@ -233,7 +241,9 @@ class TargetLink:
         link: LinkConfig,
         failover: FailoverConfig,
         connect: Connect = create_channel,
+        credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        """`credential`: metadata of each call."""
         self.worker_id = worker_id
         self.address = address
         self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, link.max_message_bytes)
@@ -245,7 +255,7 @@ class TargetLink:
         self.up = False
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has ended, well or not."""
-        connection = _Connection(self, listener, link, failover, connect)
+        connection = _Connection(self, listener, link, failover, connect, credential)
         self._task = asyncio.create_task(connection.run(), name=f"link {worker_id}")
 
     @property
@@ -261,13 +271,20 @@ class _Connection:
     """Keeps a target's stream open, and reports when it breaks."""
 
     def __init__(
-        self, owner: TargetLink, listener: Listener, link: LinkConfig, failover: FailoverConfig, connect: Connect
+        self,
+        owner: TargetLink,
+        listener: Listener,
+        link: LinkConfig,
+        failover: FailoverConfig,
+        connect: Connect,
+        credential: tuple[tuple[str, str], ...],
     ) -> None:
         self._owner = owner
         self._listener = listener
         self._config = link
         self._failover = failover
         self._connect = connect
+        self._credential = credential
         self._clock = asyncio.get_running_loop().time
         self._received_s = 0.0
         self._reported = ""
@@ -291,10 +308,10 @@ class _Connection:
     async def _serve(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
         """One connection, from GetInfo to the end of its stream."""
         request = target.TargetServiceGetInfoRequest()
-        reply = await stub.GetInfo(request, timeout=self._config.connect_timeout_s)
+        reply = await stub.GetInfo(request, timeout=self._config.connect_timeout_s, metadata=self._credential)
         if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self._owner.worker_id):
             raise StreamEnded(problem)
-        call, why = stub.Verify(), "the link was stopped"
+        call, why = stub.Verify(metadata=self._credential), "the link was stopped"
         try:
             self._came_up(reply)
             await until_first_ends(
@@ -354,7 +371,8 @@ class _Connection:
     async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
         """Whatever it answers: one that drains, or is not ready for others, still works on what it has."""
         try:
-            await stub.GetInfo(target.TargetServiceGetInfoRequest(), timeout=self._failover.probe_timeout_s)
+            request, timeout_s = target.TargetServiceGetInfoRequest(), self._failover.probe_timeout_s
+            await stub.GetInfo(request, timeout=timeout_s, metadata=self._credential)
         except grpc.RpcError:
             return False
         return True

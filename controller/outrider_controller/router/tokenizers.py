@@ -23,8 +23,9 @@ async def tokenizer_chunks(fleet: Fleet, model: str, sha256: str) -> AsyncIterat
     # A connection of its own: the target's other one carries what people wait for.
     async with fleet.connect(target.address) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
+        request = target_pb2.TargetServiceGetTokenizerRequest()
         try:
-            async for part in stub.GetTokenizer(target_pb2.TargetServiceGetTokenizerRequest(), timeout=_TIMEOUT_S):
+            async for part in stub.GetTokenizer(request, timeout=_TIMEOUT_S, metadata=fleet.credential):
                 yield part.chunk
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the target broke off: {error.details() or error.code().name}") from error

@@ -212,6 +212,11 @@ class ClusterSecret:
         return matching[0] if matching else None
 
 
+def credential(secret: ClusterSecret | None, role: Role) -> tuple[tuple[str, str], ...]:
+    """Call metadata of a process of this role; none where the cluster has no secret."""
+    return bearer(secret.token(role)) if secret is not None else ()
+
+
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Call metadata that carries the token; none for an empty one."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()

@@ -49,9 +49,11 @@ class DraftLink:
         replied: Callable[[DraftLink, draft_pb2.DraftResponse], None],
         ended: Callable[[DraftLink, Unavailable], None],
         idle: Callable[[DraftLink], None],
+        credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
         """Begins to connect. The listeners are called in the event loop and must neither raise nor block; `ended` is
-        called once, unless the link is stopped. After `idle` nothing more may be opened on it."""
+        called once, unless the link is stopped. After `idle` nothing more may be opened on it. `credential`: metadata
+        of each call."""
         self.worker_id = worker_id
         self.address = address
         self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
@@ -60,6 +62,7 @@ class DraftLink:
         self.last_closed: OrderedDict[int, SequenceKey] = OrderedDict()
         """What was open there and may still be spoken of."""
         self._connect = connect
+        self._credential = credential
         self._received = False
         self._asked_s: float | None = None
         self._replied = replied
@@ -87,7 +90,7 @@ class DraftLink:
         try:
             async with self._connect(self.address) as channel:
                 stub = draft_pb2_grpc.DraftServiceStub(channel)
-                reply = await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_CONNECT_TIMEOUT_S)
+                reply = await self._get_info(stub, _CONNECT_TIMEOUT_S)
                 problem = "another worker answers at its address"
                 if reply.info.worker_id == self.worker_id:
                     reason = "DRAFT_GONE"
@@ -103,13 +106,19 @@ class DraftLink:
 
     async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
         """Reads, writes and watches until one of the three ends, then ends all. Raises StreamEnded."""
-        call: Any = stub.Draft()
+        call: Any = stub.Draft(metadata=self._credential)
         try:
             await until_first_ends(
                 read_stream(call, self._take_reply), write_stream(call, self.outbox.take), self._watch(stub)
             )
         finally:
             call.cancel()
+
+    async def _get_info(
+        self, stub: draft_pb2_grpc.DraftServiceAsyncStub, timeout_s: float
+    ) -> draft_pb2.DraftServiceGetInfoResponse:
+        request = draft_pb2.DraftServiceGetInfoRequest()
+        return await stub.GetInfo(request, timeout=timeout_s, metadata=self._credential)
 
     def _take_reply(self, reply: draft_pb2.DraftResponse) -> None:
         self._received, self._asked_s = True, None
@@ -130,7 +139,7 @@ class DraftLink:
             if self._asked_s is not None and asyncio.get_running_loop().time() - self._asked_s > _MAX_UNANSWERED_S:
                 raise StreamEnded("it answers nothing of what it is asked")
             try:
-                await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest(), timeout=_SILENCE_S)
+                await self._get_info(stub, _SILENCE_S)
                 failed = 0
             except grpc.RpcError:
                 failed += 1

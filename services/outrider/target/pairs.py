@@ -115,14 +115,17 @@ class Pairs:
         leases: DraftLeases,
         connect: Connect = create_channel,
         stats: TargetStats | None = None,
+        credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits."""
+        """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits. `credential`:
+        metadata of calls to drafts."""
         self._limits = limits
         self._clock = clock
         self._post = post
         self._answer = answer
         self._leases = leases
         self._connect = connect
+        self._credential = credential
         self._stats = stats or TargetStats()
         self._open: dict[SequenceKey, _Open] = {}
         self._links: dict[tuple[str, str], DraftLink] = {}
@@ -305,7 +308,9 @@ class Pairs:
         """None where there are as many as may be."""
         name = draft.worker_id, draft.address
         if name not in self._links and len(self._links) < _MAX_LINKS:
-            self._links[name] = DraftLink(*name, self._connect, self._replied, self._link_ended, self._forget)
+            self._links[name] = DraftLink(
+                *name, self._connect, self._replied, self._link_ended, self._forget, self._credential
+            )
         return self._links.get(name)
 
     def _forget(self, link: DraftLink) -> None:

@@ -20,7 +20,7 @@ from outrider.engine.loader import load_engine
 from outrider.engine.parallel.sharding import rank_device
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import Role
+from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -147,5 +147,6 @@ def _servicer(
         make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(resolve(config.model)),
+        credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )

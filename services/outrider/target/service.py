@@ -41,10 +41,11 @@ class TargetServicer(
         max_silence_s: float = 1.0,
         read_leases: ReadLeases = no_leases,
         tokenizer: bytes = b"",
+        credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`connect`: to the drafts that routers name; `read_leases`: which of them there are; `tokenizer`: what
-        gateways need, serialised. A stream that heard nothing for `max_silence_s` hears of the next step, whatever is
-        in it."""
+        """`connect`: to the drafts that routers name, with `credential` as metadata of each call; `read_leases`: which
+        drafts there are; `tokenizer`: what gateways need, serialised. A stream that heard nothing for `max_silence_s`
+        hears of the next step, whatever is in it."""
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
         self.stats = worker.stats
         self._limits = limits
@@ -52,7 +53,7 @@ class TargetServicer(
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
-        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, leases, connect, worker.stats)
+        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, leases, connect, worker.stats, credential)
 
     async def __aexit__(self, *exception: object) -> None:
         for task in self._compiling:

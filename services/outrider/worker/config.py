@@ -9,6 +9,7 @@ from outrider.configuration import Option
 from outrider.engine import EngineConfig
 from outrider.model_names import hub_model, served_name
 from outrider.process_config import ProcessConfig
+from outrider.rpc.roles import ClusterSecret
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -42,6 +43,10 @@ class WorkerConfig(ProcessConfig):
     step_timeout_s: float = 60.0
     """Seconds that a step may last before the worker ends itself, so that its sequences move to others. Of processes
     that divide one model also how long one may be silent, before all start again."""
+
+    secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
+    """A file with the secret of the cluster. With one, or with certificates, only routers may call a target, and only
+    targets a draft; without, everybody who reaches the port."""
 
     def __post_init__(self) -> None:
         self.check_process()

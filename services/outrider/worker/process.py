@@ -125,7 +125,7 @@ async def serve(
         servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
         refused = RefusedCalls(ops.registry, [service])
         handshakes = Handshakes(ops.registry)
-        guard = RoleGuard(certificates=config.tls is not None)
+        guard = RoleGuard(config.secret, certificates=config.tls is not None)
         server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
         add(servicer, server)
         credentials = cluster_port(config.tls, handshakes.began)
