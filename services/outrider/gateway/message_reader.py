@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.gateway.generation import Answer
+from outrider.gateway.generation import Answer, Chunk
 from outrider.gateway.parsers.message import MessageParser
-from outrider.gateway.parsers.reasoning import ReasoningParser
+from outrider.gateway.parsers.reasoning import CLOSE, OPEN, ReasoningParser
 from outrider.gateway.parsers.tool_calls import (
     FORMATS,
     CallDelta,
@@ -20,6 +20,7 @@ from outrider.gateway.parsers.tool_calls import (
     ToolParser,
 )
 from outrider.gateway.requests import ChatPrompt
+from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools import ToolUse
 
 Json = dict[str, Any]
@@ -35,17 +36,31 @@ class MessageReader:
     _use: ToolUse | None = None
     _id_chars: int = 24
     _ids: list[str] = field(default_factory=list)
+    _thought: _ThoughtTokens = field(default_factory=lambda: _ThoughtTokens())
+    _reasoned: bool = False
 
     @classmethod
     def of(cls, answer: Answer) -> MessageReader:
         use = answer.prompt.tools if isinstance(answer.prompt, ChatPrompt) else None
         written_in = answer.tokenizer.tool_format
-        parser = MessageParser(_reasoning(answer), _tools(use, written_in), _max_calls(use))
+        reasoning = _reasoning(answer)
+        parser = MessageParser(reasoning, _tools(use, written_in), _max_calls(use))
         # Mistral's templates take no other ids.
-        return cls(parser, use, 9 if written_in == "mistral" else 24)
+        reader = cls(parser, use, 9 if written_in == "mistral" else 24)
+        if reasoning is not None:
+            reader._thought = _ThoughtTokens.of(answer.tokenizer, inside=reasoning.inside)
+        return reader
 
-    def push(self, text: str, *, finished: bool) -> Delta:
-        return self._parser.push(text, finished=finished)
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """So far; 0 where the marks of a thought are no tokens."""
+        return self._thought.count if self._reasoned else 0
+
+    def push(self, chunk: Chunk) -> Delta:
+        delta = self._parser.push(chunk.text, finished=chunk.finish is not None)
+        self._thought.push(chunk.token_ids)
+        self._reasoned |= bool(delta.reasoning)
+        return delta
 
     def finish_reason(self, reason: str) -> str:
         """To be asked for at the end. A named tool leaves the model nothing to decide: OpenAI says stop."""
@@ -60,6 +75,31 @@ class MessageReader:
         self._ids.append(new_call_id(self._id_chars))
         named = {"name": delta.name} | function
         return {"index": delta.index, "id": self._ids[-1], "type": "function", "function": named}
+
+
+@dataclass(slots=True)
+class _ThoughtTokens:
+    """Counts those between the marks, which are tokens of most models that think."""
+
+    opening: int | None = None
+    closing: int | None = None
+    inside: bool = False
+    count: int = 0
+
+    @classmethod
+    def of(cls, tokenizer: ModelTokenizer, *, inside: bool) -> _ThoughtTokens:
+        closing = tokenizer.tokenizer.token_to_id(CLOSE)
+        return cls() if closing is None else cls(tokenizer.tokenizer.token_to_id(OPEN), closing, inside)
+
+    def push(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids if self.closing is not None else ():
+            if token_id == self.closing:
+                # An answer has one thought.
+                self.opening, self.inside = None, False
+            elif token_id == self.opening:
+                self.inside = True
+            else:
+                self.count += self.inside
 
 
 def joined(deltas: Sequence[Json]) -> list[Json]:

@@ -14,7 +14,7 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools import ToolUse
-from outrider.options.logprobs import MAX_TOP_LOGPROBS
+from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
 
 MAX_STOPS = 16
@@ -113,12 +113,20 @@ class Options:
     """They are asked for to compare answers, and not shown."""
     echo: bool = False
     """The prompt is part of the answer, with its logprobs if those are asked for."""
+    prompt_logprobs: int | None = None
+    """Likeliest tokens to tell at each position of the prompt, beside the one that stands there; None tells nothing."""
     prompt_only: bool = False
     """With echo: what follows the prompt is left out."""
 
     @property
     def shows_logprobs(self) -> bool:
         return self.logprobs is not None and not self.hide_logprobs
+
+    @property
+    def asked_logprobs(self) -> LogprobsOptions | None:
+        """Enough for all that is told of them."""
+        most = max((count for count in (self.logprobs, self.prompt_logprobs) if count is not None), default=None)
+        return None if most is None else LogprobsOptions(most, self.echo or self.prompt_logprobs is not None)
 
     def __post_init__(self) -> None:
         # The wire carries 32-bit floats, so it is their values that have to be in range.
@@ -135,9 +143,9 @@ class Options:
             _require("max_draft_tokens", self.max_draft_tokens, allowed, f"from 0 to {MAX_DRAFT_TOKENS}")
         if self.max_tokens is not None and self.logits.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens", f"{self.logits.min_tokens} is more than max_tokens, {self.max_tokens}")
-        if self.logprobs is not None:
-            allowed = 0 <= self.logprobs <= MAX_TOP_LOGPROBS
-            _require("logprobs", self.logprobs, allowed, f"from 0 to {MAX_TOP_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                _require(name, count, 0 <= count <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}")
         if self.logits.structured is not None and self.ignore_eos:
             raise InvalidRequest("ignore_eos", f"cannot be together with {self.logits.structured.field}")
         self._check_stops()

@@ -126,10 +126,13 @@ async def test_an_error_in_mid_stream_is_an_event(ask: Any) -> None:
     async with ask("x") as (client, router, _):
         router.script = breaking
         stream = await client.responses.create(model=MODEL, input="Hm?", stream=True)
+        events: list[Any] = []
         with pytest.raises(openai.APIError, match="all targets are gone"):
             async for event in stream:
+                events.append(event)
                 if event.type == "error":
                     raise openai.APIError(event.message, None, body=None)  # type: ignore[arg-type]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -14,6 +14,8 @@ from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
     MODEL,
     ScriptedRouter,
+    echoing,
+    logprob,
     routing,
     saying,
     tiny_tokenizer_bytes,
@@ -76,3 +78,30 @@ async def test_minus_one_is_no_limit_and_no_seed(serve: Any) -> None:
     async with serve(router) as client:
         await posted(client, "/completions", prompt="a", top_k=-1, seed=-1)
     assert (router.requests[0].sampling.top_k, router.requests[0].seeded) == (0, False)
+
+
+async def test_logprobs_of_the_prompt_are_those_of_its_tokens_but_the_first(
+    serve: Any, tokenizer: ModelTokenizer
+) -> None:
+    async with serve(ScriptedRouter(echoing)) as client:
+        completion = await posted(client, "/completions", prompt=[70, 71, 72], prompt_logprobs=1, n=2, logprobs=0)
+        bare = await posted(client, "/completions", prompt=[70, 71], prompt_logprobs=0)
+        chat = await posted(client, "/chat/completions", messages=ASKED, prompt_logprobs=0, max_tokens=1)
+    told = [(str(token_id), tokenizer.spell(token_id), rank) for token_id, rank in ((71, None), (72, 1))]
+    for choice in completion["choices"]:
+        nothing, second, _ = choice["prompt_logprobs"]
+        assert nothing is None
+        assert [(name, each["decoded_token"], each["rank"]) for name, each in second.items()] == told
+        assert [each["logprob"] for each in second.values()] == pytest.approx([logprob(71), logprob(72)])
+        # One of the prompt's likeliest, and none of the answer's.
+        assert [len(top) for top in choice["logprobs"]["top_logprobs"]] == [1] * len(choice["logprobs"]["tokens"])
+    assert bare["choices"][0]["logprobs"] is None and list(bare["choices"][0]["prompt_logprobs"][1]) == ["71"]
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
+async def test_logprobs_of_the_prompt_are_refused_by_name_where_they_cannot_be(serve: Any) -> None:
+    async with serve(ScriptedRouter(echoing, max_context_len=100_000)) as client:
+        for fields in ({"stream": True}, {"prompt_logprobs": -1}, {"prompt_logprobs": 20, "prompt": [5] * 9000}):
+            body = {"model": MODEL, "prompt": "a", "prompt_logprobs": 1} | fields
+            answer = await client.post("/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs"), answer.text

@@ -66,8 +66,8 @@ class Writer(Protocol):
     def events(self, choices: Choices, body: Any) -> AsyncGenerator[bytes, None]:
         """All of a stream. Nothing is yielded before the first token or error."""
 
-    def failed(self, error: HttpError) -> bytes:
-        """The event of an error in mid-stream, the last one."""
+    def failed(self, error: HttpError, num_events: int) -> bytes:
+        """The event of an error in mid-stream, the last one, after so many others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +111,19 @@ class _Endpoint:
 
     async def _stream(self, body: GenerationBody, answering: Answering, send: Send) -> None:
         """Errors before the first token get their own status; later ones can only be an event in the stream."""
-        begun = False
+        num_events = 0
         try:
             async with answering as choices, aclosing(self.writer.events(choices, body)) as events:
                 async for event in events:
-                    if not begun:
+                    if not num_events:
                         await sse.open_stream(send, choices.id)
-                        begun = True
+                    num_events += 1
                     await sse.send_event(send, event)
         except Exception as error:
             http_error = _as_http(error, body)
-            if not begun:
+            if not num_events:
                 raise http_error from error
-            await sse.send_event(send, self.writer.failed(http_error))
+            await sse.send_event(send, self.writer.failed(http_error, num_events))
         await sse.close_stream(send)
 
 

@@ -15,6 +15,7 @@ def usage(counts: Usage) -> Json:
     details = {
         "accepted_prediction_tokens": counts.accepted_prediction_tokens,
         "rejected_prediction_tokens": counts.rejected_prediction_tokens,
+        "reasoning_tokens": counts.reasoning_tokens,
     }
     return {
         "prompt_tokens": counts.prompt_tokens,

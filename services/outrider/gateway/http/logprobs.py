@@ -15,7 +15,7 @@ Json = dict[str, Any]
 _LOWEST = -9999.0
 
 
-def chat(tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Json:
+def chat(tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int) -> Json:
     def entry(token_id: int, logprob: float) -> Json:
         return {
             "token": tokenizer.spell(token_id),
@@ -24,11 +24,32 @@ def chat(tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence
         }
 
     content = [
-        entry(token_id, each.logprob)
-        | {"top_logprobs": [entry(*top) for top in zip(each.top_token_ids, each.top_logprobs, strict=True)]}
+        entry(token_id, each.logprob) | {"top_logprobs": [entry(*top) for top in _top(each, num_top)]}
         for token_id, each in zip(token_ids, logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
+
+
+def prompt(
+    tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
+) -> list[Json | None]:
+    """As vLLM has them: nothing of the first token, which follows nothing, and of each other by token ids."""
+
+    def entry(token_id: int, logprob: float, rank: int | None) -> Json:
+        return {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": tokenizer.spell(token_id)}
+
+    def position(token_id: int, each: TokenLogprobs) -> Json:
+        # How likely the token was among all is known where it is one of the likeliest.
+        ranks = {top: rank for rank, top in enumerate(each.top_token_ids, start=1)}
+        own = {str(token_id): entry(token_id, each.logprob, ranks.get(token_id))}
+        return own | {str(top): entry(top, value, ranks[top]) for top, value in _top(each, num_top)}
+
+    return [None, *map(position, token_ids[1:], logprobs)]
+
+
+def _top(each: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
+    """No more than were asked for here: the prompt's may be more, or fewer."""
+    return list(zip(each.top_token_ids[:num_top], each.top_logprobs[:num_top], strict=True))
 
 
 @dataclass(slots=True)
@@ -36,12 +57,13 @@ class CompletionLogprobs:
     """Of one answer: it knows how much text has come."""
 
     tokenizer: ModelTokenizer
+    num_top: int
     _detokeniser: Detokeniser
     _offset: int = 0
 
     @classmethod
-    def begin(cls, tokenizer: ModelTokenizer) -> CompletionLogprobs:
-        return cls(tokenizer, Detokeniser(tokenizer.token_bytes))
+    def begin(cls, tokenizer: ModelTokenizer, num_top: int) -> CompletionLogprobs:
+        return cls(tokenizer, num_top, Detokeniser(tokenizer.token_bytes))
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> Json:
         """None: the first token of a text, which follows nothing."""
@@ -53,14 +75,11 @@ class CompletionLogprobs:
         return {
             "tokens": [self.tokenizer.spell(token_id) for token_id in token_ids],
             "token_logprobs": [each and max(each.logprob, _LOWEST) for each in logprobs],
-            "top_logprobs": [each and self._top(token_id, each) for token_id, each in pairs],
+            "top_logprobs": [each and self._likeliest(token_id, each) for token_id, each in pairs],
             "text_offset": offsets,
         }
 
-    def _top(self, token_id: int, each: TokenLogprobs) -> Json:
+    def _likeliest(self, token_id: int, each: TokenLogprobs) -> Json:
         """The token that came is always among them, as OpenAI documents it."""
-        found = {
-            self.tokenizer.spell(top): max(value, _LOWEST)
-            for top, value in zip(each.top_token_ids, each.top_logprobs, strict=True)
-        }
+        found = {self.tokenizer.spell(top): max(value, _LOWEST) for top, value in _top(each, self.num_top)}
         return found | {self.tokenizer.spell(token_id): max(each.logprob, _LOWEST)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -119,9 +119,9 @@ class ResponsesWriter:
             chunks.append(chunk)
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id)
         joined = Chunk.join(chunks)
-        for _ in output.add(reader.push(joined.text, finished=True), reader):
+        for _ in output.add(reader.push(joined), reader):
             pass
-        return _response(choices, body, output, int(time.time()), joined, stats.usage) | stats.metrics
+        return _response(choices, body, output, int(time.time()), joined, _counted(stats, reader)) | stats.metrics
 
     async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
@@ -138,19 +138,19 @@ class ResponsesWriter:
                 begun, nothing = True, _response(choices, body, output, created_s, None, None)
                 yield event({"type": "response.created", "response": nothing})
                 yield event({"type": "response.in_progress", "response": nothing})
-            for data in output.add(reader.push(chunk.text, finished=chunk.finish is not None), reader):
+            for data in output.add(reader.push(chunk), reader):
                 yield event(data)
             if chunk.finish is not None:
                 status = _status(chunk)
                 for data in output.close(status):
                     yield event(data)
-                done = _response(choices, body, output, created_s, chunk, stats.usage)
+                done = _response(choices, body, output, created_s, chunk, _counted(stats, reader))
                 yield event({"type": f"response.{status}", "response": done | stats.metrics})
 
-    def failed(self, error: HttpError) -> bytes:
-        """In mid-stream. Of what came before the client has the numbers."""
+    def failed(self, error: HttpError, num_events: int) -> bytes:
+        """In mid-stream."""
         described = {"message": error.message, "code": error.code, "param": error.param}
-        return _event({"type": "error", "sequence_number": 0, **described})
+        return _event({"type": "error", "sequence_number": num_events, **described})
 
 
 def _event(data: Json) -> bytes:
@@ -200,11 +200,15 @@ def _response(
     }
 
 
+def _counted(stats: ChoiceStats, reader: MessageReader) -> Usage:
+    return replace(stats.usage, reasoning_tokens=reader.num_reasoning_tokens)
+
+
 def _usage(counts: Usage) -> Json:
     return {
         "input_tokens": counts.prompt_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens},
         "output_tokens": counts.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
     }

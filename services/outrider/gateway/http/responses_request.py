@@ -40,6 +40,7 @@ class ResponsesRequest(MessageBody):
         "prompt": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": (),
+        "prompt_logprobs": (),
         "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
         "response_format": (),
         "service_tier": ("auto", "default"),

@@ -147,6 +147,7 @@ class GenerationBody(Body):
     min_tokens: int | None = None
     response_format: Any = None
     prediction: Any = None
+    prompt_logprobs: int | None = None
     structured_outputs: Any = None
     # vLLM's older names.
     guided_json: Any = None
@@ -196,6 +197,8 @@ class GenerationBody(Body):
             self._check_stream_options(self.stream_options)
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise InvalidRequest("n", f"{self.num_choices} is not allowed; it has to be from 1 to {MAX_CHOICES}")
+        if self.stream and self.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs", "is not allowed with stream: true")
         options, prompts, predicted = self._options(), self.to_prompts(), prediction(self.prediction)
         if (count := len(prompts) * self.num_answers) > MAX_CHOICES:
             raise InvalidRequest("prompt", f"{count} answers in one request; at most {MAX_CHOICES} are allowed")
@@ -242,6 +245,7 @@ class GenerationBody(Body):
             ignore_eos=bool(self.ignore_eos),
             logits=self._logits(),
             logprobs=self._num_logprobs(),
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def _logits(self) -> LogitsChoice:
@@ -263,11 +267,11 @@ class GenerationBody(Body):
 
     def _asked_format(self) -> Structured | None:
         """The one that is asked for, of the fields that may."""
-        first, *others = (*self._formats(), None)
-        if first is not None and others[0] is not None:
-            one, other = (each.field.partition(".")[0] for each in (others[0], first))
-            raise InvalidRequest(one, f"cannot be together with {other}")
-        return first
+        found = list(self._formats())
+        if len(found) > 1:
+            first, second = (each.field.partition(".")[0] for each in found[:2])
+            raise InvalidRequest(second, f"cannot be together with {first}")
+        return found[0] if found else None
 
     def _formats(self) -> Iterator[Structured]:
         if self.response_format is not None and (found := from_response_format(self.response_format)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from outrider.gateway.generation import Answer, Chunk
 from outrider.gateway.http import logprobs
@@ -27,6 +28,7 @@ class Written:
     finish_reason: str | None
     reasoning: str = ""
     tool_calls: tuple[Json, ...] = ()
+    prompt_logprobs: list[Json | None] | None = None
 
     @property
     def adds(self) -> bool:
@@ -34,40 +36,69 @@ class Written:
         return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.tool_calls)
 
 
-class Choice(Protocol):
+@dataclass(slots=True)
+class Choice(ABC):
     """One answer on its way to the client."""
 
     index: int
+    answer: Answer
 
+    @abstractmethod
     def write(self, chunk: Chunk) -> Written:
         """What this chunk adds, or all chunks joined to one."""
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """So far."""
+        return 0
 
-class Shape(Protocol):
+    def _prompt_logprobs(self, chunk: Chunk) -> list[Json | None] | None:
+        answer, num_top = self.answer, self.answer.options.prompt_logprobs
+        if num_top is None:
+            return None
+        return logprobs.prompt(answer.tokenizer, answer.prompt_token_ids, chunk.prompt_logprobs, num_top)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(ABC):
     """How one endpoint writes answers."""
 
+    id: str
+    model: str
+    created_s: int
+    prefix: ClassVar[str]
+    """Of its ids."""
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    @abstractmethod
     def choice(self, index: int, answer: Answer) -> Choice: ...
 
+    @abstractmethod
     def whole(self, choices: list[Written], counts: Usage) -> Json: ...
 
     def opening(self, index: int) -> list[Json]:
         """What a choice begins with in a stream, before any text."""
+        return []
 
+    @abstractmethod
     def piece(self, written: Written) -> Json: ...
 
     def closing(self, counts: Usage) -> Json:
         """The usage chunk, which has no choice."""
+        return self._head(self.chunk_kind) | {"choices": [], "usage": usage(counts)}
+
+    def _head(self, kind: str) -> Json:
+        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created_s, "model": self.model}
 
 
 @dataclass(slots=True)
-class _CompletionChoice:
-    index: int
-    answer: Answer
+class _CompletionChoice(Choice):
     _logprobs: logprobs.CompletionLogprobs = field(init=False)
     _begun: bool = False
 
     def __post_init__(self) -> None:
-        self._logprobs = logprobs.CompletionLogprobs.begin(self.answer.tokenizer)
+        self._logprobs = logprobs.CompletionLogprobs.begin(self.answer.tokenizer, self.answer.options.logprobs or 0)
 
     def write(self, chunk: Chunk) -> Written:
         options = self.answer.options
@@ -81,7 +112,8 @@ class _CompletionChoice:
             token_ids, found = [*prompt, *token_ids], [None, *chunk.prompt_logprobs, *found]
         self._begun = True
         written = self._logprobs.write(token_ids, found) if options.shows_logprobs else None
-        return Written(self.index, text, written, chunk.finish.reason if chunk.finish else None)
+        reason = chunk.finish.reason if chunk.finish else None
+        return Written(self.index, text, written, reason, prompt_logprobs=self._prompt_logprobs(chunk))
 
 
 def _decoded(answer: Answer) -> str:
@@ -89,34 +121,19 @@ def _decoded(answer: Answer) -> str:
     return "".join(map(detokeniser.push, answer.prompt_token_ids)) + detokeniser.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionShape:
-    id: str
-    model: str
-    created_s: int
+class CompletionShape(Shape):
+    prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
 
     def choice(self, index: int, answer: Answer) -> Choice:
         return _CompletionChoice(index, answer)
 
     def whole(self, choices: list[Written], counts: Usage) -> Json:
-        return self._head() | {"choices": [_completion_choice(each) for each in choices], "usage": usage(counts)}
-
-    def opening(self, index: int) -> list[Json]:
-        return []
+        written = [_completion_choice(each) | _told(each) for each in choices]
+        return self._head(self.kind) | {"choices": written, "usage": usage(counts)}
 
     def piece(self, written: Written) -> Json:
-        return self._head() | {"choices": [_completion_choice(written)]}
-
-    def closing(self, counts: Usage) -> Json:
-        return self._head() | {"choices": [], "usage": usage(counts)}
-
-    def _head(self) -> Json:
-        return {
-            "id": f"cmpl-{self.id}",
-            "object": "text_completion",
-            "created": self.created_s,
-            "model": self.model,
-        }
+        return self._head(self.chunk_kind) | {"choices": [_completion_choice(written)]}
 
 
 def _completion_choice(written: Written) -> Json:
@@ -128,30 +145,37 @@ def _completion_choice(written: Written) -> Json:
     }
 
 
+def _told(written: Written) -> Json:
+    """Of the prompt, where that was asked for."""
+    return {} if written.prompt_logprobs is None else {"prompt_logprobs": written.prompt_logprobs}
+
+
 @dataclass(slots=True)
-class _ChatChoice:
-    index: int
-    answer: Answer
+class _ChatChoice(Choice):
     _reader: MessageReader = field(init=False)
 
     def __post_init__(self) -> None:
         self._reader = MessageReader.of(self.answer)
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
     def write(self, chunk: Chunk) -> Written:
-        written = None
-        if self.answer.options.shows_logprobs:
-            written = logprobs.chat(self.answer.tokenizer, chunk.token_ids, chunk.logprobs)
-        delta = self._reader.push(chunk.text, finished=chunk.finish is not None)
+        written, options = None, self.answer.options
+        if options.shows_logprobs:
+            written = logprobs.chat(self.answer.tokenizer, chunk.token_ids, chunk.logprobs, options.logprobs or 0)
+        delta = self._reader.push(chunk)
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
         calls = tuple(self._reader.call(each) for each in delta.calls)
-        return Written(self.index, delta.content, written, reason, delta.reasoning, calls)
+        of_prompt = self._prompt_logprobs(chunk)
+        return Written(self.index, delta.content, written, reason, delta.reasoning, calls, of_prompt)
 
 
-@dataclass(frozen=True, slots=True)
-class ChatShape:
-    id: str
-    model: str
-    created_s: int
+class ChatShape(Shape):
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def choice(self, index: int, answer: Answer) -> Choice:
         return _ChatChoice(index, answer)
@@ -166,7 +190,8 @@ class ChatShape:
             }
             for each in choices
         ]
-        return self._head("chat.completion") | {"choices": written, "usage": usage(counts)}
+        # All choices have one prompt.
+        return self._head(self.kind) | {"choices": written, "usage": usage(counts)} | _told(choices[0])
 
     def opening(self, index: int) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
@@ -179,15 +204,9 @@ class ChatShape:
             delta["tool_calls"] = written.tool_calls
         return self._chunk(written.index, delta, written.logprobs, written.finish_reason)
 
-    def closing(self, counts: Usage) -> Json:
-        return self._head("chat.completion.chunk") | {"choices": [], "usage": usage(counts)}
-
-    def _head(self, kind: str) -> Json:
-        return {"id": f"chatcmpl-{self.id}", "object": kind, "created": self.created_s, "model": self.model}
-
     def _chunk(self, index: int, delta: Json, found: Json | None, finish_reason: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason}
-        return self._head("chat.completion.chunk") | {"choices": [choice]}
+        return self._head(self.chunk_kind) | {"choices": [choice]}
 
 
 def _message(written: Written) -> Json:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -18,6 +18,7 @@ from outrider.gateway.http.choice_stats import ChoiceStats
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.schemas import GenerationBody
 from outrider.gateway.http.shapes import ChatShape, Choice, CompletionShape, Json, Shape
+from outrider.gateway.stats import Usage
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -76,7 +77,7 @@ async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> Asyn
             data = _with_usage(shape.piece(written), include_usage)
             yield event(data if include_usage else data | stats.metrics)
     if include_usage:
-        yield event(shape.closing(stats.usage) | stats.metrics)
+        yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class ShapeWriter:
                 yield each
         yield DONE
 
-    def failed(self, error: HttpError) -> bytes:
+    def failed(self, error: HttpError, num_events: int) -> bytes:
         return event(error.body)
 
     def _of(self, choices: Choices) -> Shape:
@@ -130,8 +131,14 @@ async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
         stats.add(number, chunk)
         chunks[number].append(chunk)
     kept = _best([Chunk.join(of_one) for of_one in chunks], choices.per_prompt, num_choices)
-    written = [shape.choice(index, choices.answers[number]).write(chunk) for index, (number, chunk) in enumerate(kept)]
-    return shape.whole(written, stats.usage) | stats.metrics
+    writers = [shape.choice(index, choices.answers[number]) for index, (number, _) in enumerate(kept)]
+    written = [writer.write(chunk) for writer, (_, chunk) in zip(writers, kept, strict=True)]
+    return shape.whole(written, _counted(stats, writers)) | stats.metrics
+
+
+def _counted(stats: ChoiceStats, writers: Iterable[Choice]) -> Usage:
+    """To be asked for at the end."""
+    return replace(stats.usage, reasoning_tokens=sum(writer.num_reasoning_tokens for writer in writers))
 
 
 def _best(answers: list[Chunk], per_prompt: int, num_choices: int) -> list[tuple[int, Chunk]]:

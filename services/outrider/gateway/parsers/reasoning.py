@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.gateway.parsers.tool_calls import held_back
 
-_OPEN, _CLOSE = "<think>", "</think>"
+OPEN, CLOSE = "<think>", "</think>"
 _SPACE = " \t\r\n"
 
 
@@ -12,7 +12,8 @@ class ReasoningParser:
     """Of one answer. `inside`: the chat template has opened the reasoning already."""
 
     def __init__(self, *, inside: bool) -> None:
-        self._inside = inside
+        self.inside = inside
+        """What comes is a part of the reasoning."""
         self._text = ""
         """Not passed on yet."""
         self._after = False
@@ -24,31 +25,31 @@ class ReasoningParser:
         """(reasoning, content) that is certain now."""
         self._text += text
         reasoning = ""
-        if not self._after and not self._inside:
+        if not self._after and not self.inside:
             self._open()
-        if self._inside:
+        if self.inside:
             reasoning = self._reason()
         return reasoning, self._content() if self._after else ""
 
     def finish(self) -> tuple[str, str]:
         rest, self._text = self._text, ""
-        return (rest, "") if self._inside else ("", rest)
+        return (rest, "") if self.inside else ("", rest)
 
     def _open(self) -> None:
         """Reasoning stands at the beginning, or nowhere."""
         text = self._text.lstrip(_SPACE)
-        if text.startswith(_OPEN):
-            self._inside, self._text = True, text[len(_OPEN) :]
-        elif text and not _OPEN.startswith(text):
+        if text.startswith(OPEN):
+            self.inside, self._text = True, text[len(OPEN) :]
+        elif text and not OPEN.startswith(text):
             self._after, self._blank = True, False
 
     def _reason(self) -> str:
-        found, mark, rest = self._text.partition(_CLOSE)
+        found, mark, rest = self._text.partition(CLOSE)
         if mark:
-            self._text, self._inside, self._after = rest, False, True
+            self._text, self.inside, self._after = rest, False, True
             thought, self._blank = self._stripped(found), True
             return thought.rstrip(_SPACE)
-        kept = len(self._text) - held_back(self._text, (_CLOSE,))
+        kept = len(self._text) - held_back(self._text, (CLOSE,))
         # The white space before the end is no part of it.
         certain = self._text[:kept].rstrip(_SPACE)
         self._text = self._text[len(certain) :]
