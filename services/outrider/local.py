@@ -10,13 +10,13 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter, merge
+from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
@@ -208,16 +208,14 @@ class Pair:
         for failed in report.failures:
             raise failed.error
         for proposed in report.proposals:
-            drafted = proposed.drafted
-            offered = OfferedDraft(proposed.epoch, proposed.base_len, tuple(drafted.token_ids), tuple(drafted.q))
-            if drafted.siblings:
-                tree = merge([drafted])
-                offered = replace(
-                    offered,
-                    token_ids=tuple(tree.token_ids),
-                    parents=tuple(tree.parents),
-                    confidence=tuple(tree.confidence),
-                )
+            tree = proposed.drafted.tree()
+            offered = OfferedDraft(
+                proposed.epoch,
+                proposed.base_len,
+                tuple(tree.token_ids),
+                parents=tuple(tree.parents),
+                confidence=tuple(tree.confidence),
+            )
             self._target.apply(target_events.Offered(proposed.key, offered))
 
     def _step(self) -> Iterator[Committed]:

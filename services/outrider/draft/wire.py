@@ -12,7 +12,7 @@ from functools import partial
 from outrider.draft import events
 from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
-from outrider.drafters import DraftLimits, Opening, merge
+from outrider.drafters import DraftLimits, Opening
 from outrider.errors import OutriderError
 from outrider.protocol.convert import (
     distribution_to_proto,
@@ -128,22 +128,22 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
     drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
     taken_s = max(0.0, now_s - proposed.since_s)
-    tree = merge([drafted]) if drafted.siblings else None
+    tree = drafted.tree()
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
         epoch=proposed.epoch,
         base_len=proposed.base_len,
-        token_ids=tree.token_ids if tree else drafted.token_ids,
-        parents=tree.parents if tree else (),
+        token_ids=tree.token_ids,
+        parents=tree.parents,
         q=[distribution_to_proto(q) for q in drafted.q],
-        confidence=tree.confidence if tree else drafted.confidence,
+        confidence=tree.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
         source=drafted.source,
         draft_us=_us(taken_s),
         # A sequence that was catching up has worked for earlier commits, too.
         compute_us=_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
-        matched=0 if tree else drafted.matched,
+        matched=drafted.matched,
         share_us=_us(proposed.share_s),
     )
 

@@ -9,7 +9,6 @@ from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.outcomes import merge
 from outrider.drafters.sequence import CommitMismatch, Drafted, DraftLimits, DraftSequence, Opening
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "NgramDrafter",
     "Opening",
     "load_drafter",
-    "merge",
 ]

@@ -64,6 +64,15 @@ class Beside(NamedTuple):
     confidence: float
 
 
+class Tree(NamedTuple):
+    """A proposal as it travels: its own tokens come first."""
+
+    token_ids: list[int]
+    parents: list[int]
+    """Index of each token's parent, or -1; empty for a chain."""
+    confidence: list[float]
+
+
 @dataclass(slots=True)
 class Drafted:
     """A proposal for the positions from the sequence's committed length on. Empty: nothing worth judging."""
@@ -82,6 +91,16 @@ class Drafted:
 
     def begins_with(self, other: Drafted) -> bool:
         return self.token_ids[: len(other.token_ids)] == other.token_ids
+
+    def tree(self) -> Tree:
+        """The tokens and what may be verified beside them; a chain where nothing may."""
+        if not self.siblings:
+            return Tree(self.token_ids, [], self.confidence)
+        return Tree(
+            [*self.token_ids, *(one.token_id for one in self.siblings)],
+            [*range(-1, len(self.token_ids) - 1), *(one.at - 1 for one in self.siblings)],
+            [*self.confidence, *(one.confidence for one in self.siblings)],
+        )
 
     def part(self, start: int, stop: int | None = None) -> Drafted:
         """The tokens from `start` to `stop` with all that belongs to them."""

@@ -42,6 +42,22 @@ def test_what_stood_beside_a_guess_stands_beside_what_is_left_of_it() -> None:
     assert drafted.part(0, 2).siblings == [(0, 10, 0.3)]
 
 
+def test_a_guess_travels_with_what_stands_beside_it_as_a_tree_of_which_it_is_the_first_path() -> None:
+    drafted = Drafted("model", [5, 6, 7], [0.5, 0.6, 0.7], siblings=[Beside(1, 9, 0.3), Beside(0, 8, 0.4)])
+    assert list(zip(*drafted.tree(), strict=True)) == [
+        (5, -1, 0.5),
+        (6, 0, 0.6),
+        (7, 1, 0.7),
+        (9, 0, 0.3),
+        (8, -1, 0.4),
+    ]
+
+
+def test_a_guess_with_nothing_beside_it_travels_as_a_chain() -> None:
+    assert Drafted("model", [5, 6], [0.5, 0.6]).tree() == ([5, 6], [], [0.5, 0.6])
+    assert Drafted("ngram", [5, 6]).tree() == ([5, 6], [], [])
+
+
 @pytest.mark.parametrize("mode", VerificationMode)
 def test_a_model_names_what_it_thinks_likely_instead(
     make_engine: MakeEngine, greedy: Greedy, mode: VerificationMode
