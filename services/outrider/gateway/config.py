@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from outrider.address import check_address, check_listen
+from outrider.address import check_address, check_listen, is_loopback
 from outrider.configuration import ConfigError, Nested, Option, load
 from outrider.gateway.parsers.tool_calls import FORMATS
 from outrider.gateway.tokenizer.model import Parsers
@@ -17,6 +17,8 @@ from outrider.process_config import ProcessConfig
 from outrider.rpc.certificates import TlsFiles, check_plain, public_tls
 from outrider.rpc.roles import ClusterSecret, Role
 
+_LEAVING_S = 5.0
+_AGE = 0.3
 _REASONING = {"think": True, "none": False}
 
 
@@ -101,9 +103,10 @@ class GatewayConfig(ProcessConfig):
     vllm_engine_model: str = ""
     """Model for which the gRPC port is a vLLM engine too (`vllm.grpc.engine.VllmEngine`), so that other gateways can be
     put before this one. Needs the extra `vllm-grpc`. Empty: none."""
-    drain_delay_s: float = 0.0
+    drain_delay_s: float | None = None
     """Seconds after SIGTERM for which the gateway says that it is not ready, and still takes what comes: load balancers
-    go on sending for a while. Above 0, gRPC clients connect anew each three quarters of it: none is left then."""
+    go on sending for a while. Above 0, gRPC clients connect anew each 0.3 of it, so that none is left then. Not given:
+    5, and 0 where only its own machine reaches the public ports."""
     drain_timeout_s: float = 60.0
     """Seconds that running requests may take to end after SIGTERM, before they are broken off."""
 
@@ -127,10 +130,22 @@ class GatewayConfig(ProcessConfig):
                     raise ConfigError(f"{name}: {given!r} does not end in one of {', '.join(known)}")
         if self.vllm_engine_model and find_spec("smg_grpc_proto") is None:
             raise ConfigError("vllm_engine_model: needs the extra `vllm-grpc`: pip install 'outrider[vllm-grpc]'")
-        if not 0 <= self.drain_delay_s < math.inf:
-            raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.drain_delay_s:g}")
+        if not 0 <= self.leaving_s < math.inf:
+            raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.leaving_s:g}")
         for address in self.routers:
             check_address("routers", address)
+
+    @property
+    def leaving_s(self) -> float:
+        """`drain_delay_s`, or its default: nothing balances load over ports of one machine."""
+        if self.drain_delay_s is not None:
+            return self.drain_delay_s
+        return 0.0 if is_loopback(self.listen_grpc) and is_loopback(self.listen_http) else _LEAVING_S
+
+    @property
+    def connection_age_s(self) -> float:
+        """How old gRPC connections get: those that clients open until they know end before the server, too."""
+        return _AGE * self.leaving_s or math.inf
 
     def parsers(self, model: str) -> Parsers:
         """What is set for this model, before what is set for all."""

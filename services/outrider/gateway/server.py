@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -49,8 +48,6 @@ from outrider.telemetry.tracing import Tracing, open_tracing
 log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
 _CROSSING_S = 0.2
-# Of the drain's delay: as old gRPC connections get, so that all of them end before the server does.
-_AGE = 0.75
 _BACKLOG = 2048
 
 
@@ -99,7 +96,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 max_streams=limits.max_streams,
                 first_bytes_s=limits.header_timeout_s,
                 idle_s=limits.idle_timeout_s,
-                age_s=_AGE * config.drain_delay_s if config.drain_delay_s else math.inf,
+                age_s=config.connection_age_s,
             ),
         )
         for _, add_to in services:
@@ -111,7 +108,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 services=[service for service, _ in services],
                 signals=signals,
                 credentials=public_port(config.public_tls, handshakes.began),
-                drain_delay_s=config.drain_delay_s,
+                drain_delay_s=config.leaving_s,
             )
         )
         await stack.enter_async_context(_background(_say_leaving(core.admission, life)))

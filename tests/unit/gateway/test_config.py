@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from outrider.address import split_address
 from outrider.gateway.config import parse_arguments as parse
@@ -56,3 +58,12 @@ def test_a_gateway_on_all_interfaces_says_where_to_reach_it(capsys: pytest.Captu
         parse(reachable)
     assert "give public_tls_dir, or insecure for plain text" in capsys.readouterr().err
     assert parse([*reachable, "--insecure"]).advertise == "10.0.0.7:8001"
+
+
+def test_a_gateway_that_others_reach_leaves_in_time_for_them_to_turn_away() -> None:
+    alone, reached = ["--router", "a:1"], ["--router", "a:1", "--listen-http", "10.0.0.7:80", "--insecure"]
+    assert (parse(alone).leaving_s, parse(alone).connection_age_s) == (0, math.inf)
+    assert parse(reached).leaving_s == 5
+    assert parse([*reached, "--drain-delay", "0"]).leaving_s == 0
+    # A connection that was opened late in the delay ends within it.
+    assert parse([*alone, "--drain-delay", "40"]).connection_age_s == pytest.approx(12)
