@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -14,46 +13,29 @@ from outrider.telemetry.logging import configure_logging
 from outrider_controller.config import ControllerConfig, parse_arguments
 from outrider_controller.environment import prepare_ray
 
-log = logging.getLogger(__name__)
-
 
 def main() -> int:
     config = parse_arguments()
     configure_logging("controller", config.log_format)
     stopping = _stop_on_signals()
     prepare_ray(config.ray.address)
-    run = _run_on_cluster if config.ray.address else _run
-    return run(config, stopping)
+    return _run(config, stopping)
 
 
 def _run(config: ControllerConfig, stopping: threading.Event) -> int:
     # Not before: ray reads the environment when it is imported.
     from outrider_controller.actors import StartError, running_controller
+    from outrider_controller.cluster import joined_controller, stop_actors
 
+    started = joined_controller if config.ray.address else running_controller
     try:
-        with running_controller(config) as controller:
+        if config.ray.stop_actors:
+            stop_actors(config)
+            return 0
+        with started(config) as controller:
             # Again, because ray.init has put its own in the place of ours.
             _stop_on_signals(stopping)
-            log.info("control plane at %s", controller.control_address)
-            for address in controller.router_addresses:
-                log.info("router at %s", address)
-            stopping.wait()
-            log.info("draining")
-    except StartError as error:
-        print(f"outrider_controller: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _run_on_cluster(config: ControllerConfig, stopping: threading.Event) -> int:
-    from outrider_controller.actors import StartError
-    from outrider_controller.cluster import follow, joined_controller
-
-    try:
-        with joined_controller(config) as controller:
-            _stop_on_signals(stopping)
-            follow(controller, config.num_routers or 1, stopping)
-            log.info("draining")
+            controller.run(stopping)
     except StartError as error:
         print(f"outrider_controller: {error}", file=sys.stderr)
         return 1

@@ -16,8 +16,8 @@ import stat
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,14 +25,17 @@ from typing import Any, TypeVar
 import psutil
 import ray
 import ray.exceptions
+from outrider.rpc.roles import Role
 from outrider.telemetry.logging import configure_logging
 
-from outrider_controller.config import ControllerConfig, RayConfig
+from outrider_controller.config import ControllerConfig, RayConfig, on_node
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.process import control_process
+from outrider_controller.control.server import RunningControl
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.process import router_process
+from outrider_controller.router.service import RunningRouter
 
 log = logging.getLogger(__name__)
 
@@ -48,45 +51,47 @@ _SERVERS = ("raylet", "gcs_server")
 _WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
 _STOP_MARGIN_S = 5.0
+# As log lines call them.
+_NAMES = {Role.ROUTER: "router", Role.CONTROL: "control plane"}
 
 
-class Router:
-    """A router, for as long as the actor lives. All starts at birth: a restarted actor gets no other call."""
+class Actor:
+    """A router or a control plane, for as long as the actor lives. All starts at birth: a restarted actor gets no other
+    call."""
 
-    async def __init__(self, config: RouterConfig, log_path: str) -> None:  # type: ignore[misc]
-        _configure_logging("router", config.log_format, log_path)
+    serve: Callable[[Any], AbstractAsyncContextManager[RunningRouter | RunningControl]]
+
+    async def __init__(  # type: ignore[misc]
+        self, config: RouterConfig | ControlConfig, log_path: str = "", at_node: bool = False
+    ) -> None:
+        """`at_node`: it listens at the address of the node that Ray gives it. Others find it by its lease, wherever it
+        comes back."""
+        _configure_logging(config.role.value, config.log_format, log_path)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
-        self._router = await self._stack.enter_async_context(router_process(config))
-        _tell_if_restarted(f"router at {self._router.address}")
+        here = on_node(config, ray.util.get_node_ip_address()) if at_node else config
+        self._running = await self._stack.enter_async_context(self.serve(here))
+        _tell_if_restarted(f"{_NAMES[config.role]} at {self._running.address}")
 
     async def address(self) -> str:
-        return self._router.address
+        return self._running.address
+
+    async def num_routers(self) -> int:
+        """Of a control plane: as many as the load needs; 0 where that is not known here."""
+        return self._running.demand.num_routers if isinstance(self._running, RunningControl) else 0
 
     async def stop(self) -> None:
         """Drains, then closes everything."""
         await self._stack.aclose()
 
 
-class ControlPlane:
-    """The control plane, for as long as the actor lives."""
+# Ray names their processes by these classes.
+class Router(Actor):
+    serve = staticmethod(router_process)
 
-    async def __init__(self, config: ControlConfig, log_path: str) -> None:  # type: ignore[misc]
-        _configure_logging("control", config.log_format, log_path)
-        self._stack = AsyncExitStack()
-        self._watch = asyncio.create_task(_end_with_ray())
-        self._control = await self._stack.enter_async_context(control_process(config))
-        _tell_if_restarted(f"control plane at {self._control.address}")
 
-    async def address(self) -> str:
-        return self._control.address
-
-    async def num_routers(self) -> int:
-        """As many as the load needs; 0 where that is not known here."""
-        return self._control.demand.num_routers
-
-    async def stop(self) -> None:
-        await self._stack.aclose()
+class ControlPlane(Actor):
+    serve = staticmethod(control_process)
 
 
 def _stderr_path() -> str:
@@ -173,8 +178,17 @@ class Controller:
     """The running actors and where they serve."""
 
     router_addresses: tuple[str, ...]
-    control_address: str
+    control_addresses: tuple[str, ...]
     actors: tuple[Any, ...]
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until `stopping`. Ray starts again what dies meanwhile."""
+        for address in self.control_addresses:
+            log.info("control plane at %s", address)
+        for address in self.router_addresses:
+            log.info("router at %s", address)
+        stopping.wait()
+        log.info("draining")
 
     def stop(self, drain_timeout_s: float) -> None:
         """Drains all at once. Blocks."""
@@ -187,13 +201,14 @@ class Controller:
 @contextmanager
 def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     """Starts Ray and the actors; drains and stops them at the end. Blocks while it starts. Raises StartError."""
-    with _local_ray(config.ray):
+    routers, controls, log_path = config.routers(), config.controls(), _stderr_path()
+    with _local_ray(config.ray, len(routers) + len(controls)):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        log_path = _stderr_path()
-        actors = [supervised(ControlPlane).remote(_definite(config.control()), log_path)]
-        actors += [supervised(Router).remote(_definite(router), log_path) for router in config.routers()]
-        control_address, *router_addresses = addresses_of(actors, config.ray.start_timeout_s)
-        controller = Controller(tuple(router_addresses), control_address, tuple(actors))
+        # Routers first: when all have died, requests wait for them and not for a plan.
+        actors = [supervised(Router).remote(_definite(one), log_path) for one in routers]
+        actors += [supervised(ControlPlane).remote(_definite(one), log_path) for one in controls]
+        addresses = addresses_of(actors, config.ray.start_timeout_s)
+        controller = Controller(tuple(addresses[: len(routers)]), tuple(addresses[len(routers) :]), tuple(actors))
         try:
             yield controller
         finally:
@@ -213,7 +228,7 @@ def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:
 
 
 @contextmanager
-def _local_ray(config: RayConfig) -> Iterator[None]:
+def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
     """A Ray of our own on the loopback interface, without dashboard; gone with the block. Raises StartError."""
     with ExitStack() as stack:
         try:
@@ -226,7 +241,8 @@ def _local_ray(config: RayConfig) -> Iterator[None]:
         stack.enter_context(_ending_with_ray(private))
         ray.init(
             address="local",
-            num_cpus=1,
+            # As many processes start at once: of several that died none waits for another.
+            num_cpus=num_actors,
             num_gpus=0,
             object_store_memory=config.object_store_bytes,
             include_dashboard=False,

@@ -20,9 +20,7 @@ import ray.exceptions
 from outrider.protocol.identity import package_version
 
 from outrider_controller.actors import ControlPlane, Router, StartError, addresses_of
-from outrider_controller.config import ControllerConfig, on_node
-from outrider_controller.control.config import ControlConfig
-from outrider_controller.router.config import RouterConfig
+from outrider_controller.config import ControllerConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,98 +33,104 @@ _ASK_S = 5.0
 _MAX_ROUTERS = 64
 
 
-class NodeRouter(Router):
-    """A router on whatever node Ray gives it. Gateways find it by its lease, wherever it comes back."""
-
-    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]
-        await super().__init__(on_node(config, ray.util.get_node_ip_address()), "")
-
-
-class NodeControlPlane(ControlPlane):
-    """The control plane on whatever node Ray gives it."""
-
-    async def __init__(self, config: ControlConfig) -> None:  # type: ignore[misc]
-        await super().__init__(on_node(config, ray.util.get_node_ip_address()), "")
-
-
 class ClusterController:
     """The actors of this configuration, and how many routers there are of them."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._drain_timeout_s = config.router.drain_timeout_s
         self._start_timeout_s = config.ray.start_timeout_s
-        self._router, self._control = config.routers()[0], config.control()
-        given = pickle.dumps((package_version(), self._router, self._control))
+        self._min_routers = config.num_routers or 1
+        self._router, self._controls = config.routers()[0], config.controls()
+        given = pickle.dumps((package_version(), self._router, self._controls))
         self._digest = hashlib.sha256(given).hexdigest()[:12]
         self._num_routers = 0
 
-    def start(self, num_routers: int) -> None:
+    def start(self) -> None:
         """Finds or starts them; then those of another configuration end. Blocks. Raises StartError."""
-        [address] = addresses_of([self._control_plane()], self._start_timeout_s)
-        log.info("control plane at %s", address)
-        self.resize(num_routers)
-        self._stop([name for name in ray.util.list_named_actors() if self._digest not in name])
+        for address in addresses_of(self._control_planes(), self._start_timeout_s):
+            log.info("control plane at %s", address)
+        self.resize(self._min_routers)
+        stop([name for name in ray.util.list_named_actors() if self._digest not in name], self._drain_timeout_s)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until `stopping`. Ray starts again what dies meanwhile."""
+        follow(self, self._min_routers, stopping)
+        log.info("routers and control planes go on")
 
     def resize(self, num_routers: int) -> None:
         """Starts routers, or drains those that are too many. Blocks. Raises StartError."""
         names = [self._name(f"router-{number}") for number in range(num_routers)]
-        actors = [self._actor(NodeRouter, self._router, f"router-{number}") for number in range(num_routers)]
+        actors = [self._actor(Router, self._router, f"router-{number}") for number in range(num_routers)]
         for address in addresses_of(actors, self._start_timeout_s)[self._num_routers :]:
             log.info("router at %s", address)
         self._num_routers = num_routers
         ours = [name for name in ray.util.list_named_actors() if name.endswith(self._digest)]
-        self._stop([name for name in ours if name.startswith("router-") and name not in names])
+        stop([name for name in ours if name.startswith("router-") and name not in names], self._drain_timeout_s)
 
     def num_wanted(self) -> int:
-        """Routers that the load needs, as the control plane says; 0 where it does not. Blocks."""
+        """Routers that the load needs, as the control plane that leads says; 0 where none does. Blocks."""
         try:
-            return int(ray.get(self._control_plane().num_routers.remote(), timeout=_ASK_S))
+            asked = [one.num_routers.remote() for one in self._control_planes()]
+            answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ASK_S)
+        except ray.exceptions.RayError:
+            return 0
+        return max((self._answer(one) for one in answered), default=0)
+
+    def _answer(self, answered: Any) -> int:
+        try:
+            return int(ray.get(answered, timeout=_ASK_S))
         except (ray.exceptions.RayError, TimeoutError):
             return 0
 
-    def _control_plane(self) -> Any:
-        return self._actor(NodeControlPlane, self._control, "control")
-
-    def stop(self) -> None:
-        """Drains and ends all. Blocks."""
-        self._stop([name for name in ray.util.list_named_actors() if self._digest in name])
+    def _control_planes(self) -> list[Any]:
+        return [self._actor(ControlPlane, one, f"control-{number}") for number, one in enumerate(self._controls)]
 
     def _name(self, what: str) -> str:
         return f"{what}-{self._digest}"
 
-    def _actor(self, kind: type[NodeRouter] | type[NodeControlPlane], config: object, what: str) -> Any:
+    def _actor(self, kind: type[Router] | type[ControlPlane], config: object, what: str) -> Any:
         options = {"name": self._name(what), "lifetime": "detached", "get_if_exists": True}
         supervised = ray.remote(num_cpus=_CPUS, max_restarts=-1, max_task_retries=0)(kind)
-        return supervised.options(**options, scheduling_strategy="SPREAD").remote(config)
+        return supervised.options(**options, scheduling_strategy="SPREAD").remote(config, at_node=True)
 
-    def _stop(self, names: Sequence[str]) -> None:
-        actors = []
-        for name in names:
-            with suppress(ValueError):
-                actors.append(ray.get_actor(name))
-        try:
-            ray.get([actor.stop.remote() for actor in actors], timeout=self._drain_timeout_s + _STOP_MARGIN_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            log.warning("not everything stopped in order: %s", type(error).__name__)
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
+
+def stop(names: Sequence[str], drain_timeout_s: float) -> None:
+    """Drains these actors and ends them. Blocks."""
+    actors = []
+    for name in names:
+        with suppress(ValueError):
+            actors.append(ray.get_actor(name))
+    try:
+        ray.get([actor.stop.remote() for actor in actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        log.warning("not everything stopped in order: %s", type(error).__name__)
+    for actor in actors:
+        ray.kill(actor, no_restart=True)
 
 
 @contextmanager
 def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
-    """The actors run from here on. They end with the block if it is left in order, and outlive a process that dies.
+    """The actors run from here on, and after the block too: the next controller finds them. Raises StartError."""
+    with _joined(config):
+        controller = ClusterController(config)
+        controller.start()
+        yield controller
 
-    Raises StartError.
-    """
+
+def stop_actors(config: ControllerConfig) -> None:
+    """Ends all routers and control planes on the cluster, whoever started them. Blocks. Raises StartError."""
+    with _joined(config):
+        stop(ray.util.list_named_actors(), config.router.drain_timeout_s)
+
+
+@contextmanager
+def _joined(config: ControllerConfig) -> Iterator[None]:
     try:
         ray.init(address=config.ray.address, namespace=_NAMESPACE, configure_logging=False, log_to_driver=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise StartError(f"ray_address: {config.ray.address}: {str(error).splitlines()[0]}") from None
     try:
-        controller = ClusterController(config)
-        controller.start(config.num_routers or 1)
-        yield controller
-        controller.stop()
+        yield
     finally:
         ray.shutdown()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from outrider.address import check_address, is_loopback
+from outrider.address import AUTO, check_address, is_loopback, takes_all_interfaces
 from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
@@ -16,10 +16,7 @@ from outrider_controller.control.webhook import WebhookConfig
 from outrider_controller.router.config import RouterConfig
 
 
-C = TypeVar("C", ControlConfig, RouterConfig)
-
-
-def on_node(config: C, host: str) -> C:
+def on_node(config: RouterConfig | ControlConfig, host: str) -> RouterConfig | ControlConfig:
     """Of an actor on a Ray cluster: with the address of its node in the place of the host that was named."""
     return replace(config, listen=f"{host}:{config.listen.rpartition(':')[2]}")
 
@@ -36,6 +33,8 @@ class RayConfig:
     """In it lies, until the end, a directory with Ray's sockets and logs. Empty: one of this user under /tmp."""
     start_timeout_s: float = 60.0
     """Seconds for all actors to start."""
+    stop_actors: bool = False
+    """Start nothing: drain and end the routers and control planes that run on the Ray cluster, and end."""
 
     def __post_init__(self) -> None:
         # Ray's sockets lie about 75 characters below it, and a socket's path has at most 107.
@@ -45,6 +44,8 @@ class RayConfig:
             raise ValueError(f"ray_start_timeout: must be above 0, got {self.start_timeout_s:g}")
         if self.address:
             check_address("ray_address", self.address)
+        elif self.stop_actors:
+            raise ValueError("ray_stop_actors: needs ray_address: elsewhere they end with their controller")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +63,26 @@ class ControllerConfig:
     """HOST:PORT under which gateways reach each router, or auto. Not given: the addresses that they listen on."""
     router_ops_listen: tuple[str, ...] = ()
     """HOST:PORT for operators' tools of each router. Not given: free ports of the loopback interface."""
+    num_control_planes: Annotated[int | None, Option("control_planes")] = None
+    """Control plane actors. One leads; another takes over within 3 s. Not given: 2 on a Ray cluster, else 1."""
     control_listen: str = "127.0.0.1:0"
-    """HOST:PORT for gRPC of the control plane."""
+    """HOST:PORT for gRPC of the first control plane. Further ones listen on free ports of the same host."""
     control_advertise: str = ""
-    """HOST:PORT under which operators reach the control plane, or auto. Empty: the address that it listens on."""
+    """HOST:PORT under which others reach the first control plane, or auto. Empty: the address that it listens on."""
     control_ops_listen: str = ANY_LOOPBACK_PORT
-    """HOST:PORT for operators' tools of the control plane. Empty: none."""
+    """HOST:PORT for operators' tools of the first control plane; of further ones a free loopback port. Empty: none."""
     webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
     ray: Annotated[RayConfig, Nested("ray_")] = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
         if self.num_routers is not None and self.num_routers < 1:
             raise ValueError("routers: at least 1")
-        if self.ray.address:
+        if self.num_control_planes is not None and self.num_control_planes < 1:
+            raise ValueError("control_planes: at least 1")
+        if self.ray.address and not self.ray.stop_actors:
             self._check_cluster()
         self.routers()
-        self.control()
+        self.controls()
 
     def _check_cluster(self) -> None:
         if self.router_listen or self.router_advertise or self.router_ops_listen:
@@ -111,8 +116,12 @@ class ControllerConfig:
             for listen, advertise, ops_listen in zip(listens, advertised, ops, strict=True)
         )
 
-    def control(self) -> ControlConfig:
-        """What the control plane is given."""
+    def controls(self) -> tuple[ControlConfig, ...]:
+        """What each control plane is given."""
+        first, count = self._first_control(), self.num_control_planes or (2 if self.ray.address else 1)
+        return (first, *(_further(first) for _ in range(count - 1)))
+
+    def _first_control(self) -> ControlConfig:
         return ControlConfig(
             listen=self.control_listen,
             advertise=self.control_advertise,
@@ -130,6 +139,16 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ControllerConfig:
     """Of file, environment and command line. An impossible option ends the process with a message that names it."""
     about = "Controller: router actors and the control plane, supervised by Ray on this machine."
     return load(ControllerConfig, "outrider_controller", about, arguments)
+
+
+def _further(control: ControlConfig) -> ControlConfig:
+    """Another one beside it."""
+    return replace(
+        control,
+        listen=f"{control.listen.rpartition(':')[0]}:0",
+        advertise=AUTO if takes_all_interfaces(control.listen) else "",
+        ops_listen=control.ops_listen and ANY_LOOPBACK_PORT,
+    )
 
 
 def _one_each(name: str, given: tuple[str, ...], num_routers: int, otherwise: str) -> tuple[str, ...]:

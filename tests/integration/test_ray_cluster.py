@@ -117,15 +117,20 @@ def cluster(ray_redis: int) -> Iterator[RayCluster]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+async def started(cluster: RayCluster, url: str, *arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--ray-address", cluster.address),
+        *("--drain-timeout", "2", *arguments),
+        env={**os.environ, **VARIABLES},
+    )
+
+
 @asynccontextmanager
 async def controller(
     cluster: RayCluster, url: str, key: Path, routers: int
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller", "--metadata", url, "--ray-address", cluster.address),
-        *("--routers", str(routers), "--cache-salt-key-file", str(key), "--drain-timeout", "2", "--insecure"),
-        env={**os.environ, **VARIABLES},
-    )
+    arguments = ("--routers", str(routers), "--cache-salt-key-file", str(key), "--insecure")
+    process = await started(cluster, url, *arguments)
     try:
         yield process
     finally:
@@ -161,7 +166,7 @@ async def asked(address: str) -> bool:
     )
     async with create_channel(address) as channel:
         try:
-            tokens = []
+            tokens: list[int] = []
             async for response in RouteCall(router_pb2_grpc.RouterServiceStub(channel), request, 20):
                 tokens.extend(response.token_ids)
         except OutriderError:
@@ -191,7 +196,8 @@ async def test_actors_are_spread_outlive_the_controller_and_come_back(cluster: R
             async with controller(cluster, redis.url, key, 2) as process:
                 first = await until(lambda: routers(set()))
                 assert {one.address.rpartition(":")[0] for one in first} == {HEAD, OTHER}
-                [control] = await until(lambda: leases(worker.WORKER_ROLE_CONTROL, set(), 1))
+                control, standby = await until(lambda: leases(worker.WORKER_ROLE_CONTROL, set(), 2))
+                assert control.address.rpartition(":")[0] != standby.address.rpartition(":")[0]
                 for one in first:
                     assert await asked(one.address)
                 process.send_signal(signal.SIGKILL)
@@ -203,17 +209,26 @@ async def test_actors_are_spread_outlive_the_controller_and_come_back(cluster: R
             async with controller(cluster, redis.url, key, 2) as process:
                 for killed, role in ((first[0], worker.WORKER_ROLE_ROUTER), (control, worker.WORKER_ROLE_CONTROL)):
                     os.kill(killed.pid, signal.SIGKILL)
-                    but = {killed.pid} if role == worker.WORKER_ROLE_CONTROL else {killed.pid, first[1].pid}
+                    other = standby if role == worker.WORKER_ROLE_CONTROL else first[1]
+                    but = {killed.pid, other.pid}
                     [back] = await until(lambda role=role, but=but: leases(role, but, 1))  # type: ignore[misc]
                     assert role == worker.WORKER_ROLE_CONTROL or await asked(back.address)
                 # The new controller has found them, and not made others.
                 assert len(await until(lambda: routers({first[0].pid}))) == 2
+                left = {one.pid for one in await until(lambda: routers({first[0].pid}))}
                 process.terminate()
                 async with asyncio.timeout(60):
                     assert await process.wait() == 0
+            # An orderly end is no worse than a crash.
+            remaining = await until(lambda: routers({first[0].pid}))
+            assert {one.pid for one in remaining} == left
+            assert all([await asked(one.address) for one in remaining])
+
+            ending = await started(cluster, redis.url, "--ray-stop-actors")
+            async with asyncio.timeout(60):
+                assert await ending.wait() == 0
             # A lease of one that was killed may stand for a while.
-            left = await store.workers(worker.WORKER_ROLE_ROUTER)
-            assert [one.pid for one in left if lives(one.pid)] == []
+            assert [one.pid for one in await store.workers() if one.address != target.address and lives(one.pid)] == []
 
 
 async def test_routers_serve_on_while_the_head_is_away_and_are_as_many_again_once_it_is_back(

@@ -34,7 +34,7 @@ def test_routers_that_listen_on_all_interfaces_are_reached_where_they_say(tmp_pa
     (tmp_path / "key").write_text("k" * 40)
     config = parse_arguments([*words, "--cache-salt-key-file", str(tmp_path / "key")])
     assert [r.advertise for r in config.routers()] == ["10.0.0.7:7001", "10.0.0.7:7002"]
-    assert config.control().advertise == "10.0.0.7:7003"
+    assert [one.advertise for one in config.controls()] == ["10.0.0.7:7003"]
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,21 @@ def test_an_address_that_nobody_could_reach_is_refused_by_name(arguments, named,
     assert f"{named}: " in capsys.readouterr().err
 
 
+def test_a_cluster_has_a_control_plane_that_stands_by(tmp_path):
+    (tmp_path / "key").write_text("k" * 40)
+    cluster = ["--ray-address", "a:1", "--cache-salt-key-file", str(tmp_path / "key"), "--insecure"]
+    wide = ["--control-listen", "0.0.0.0:7003", "--control-advertise", "10.0.0.7:7003", "--insecure"]
+    assert len(parse_arguments(URL).controls()) == 1
+    assert len(parse_arguments([*URL, *cluster]).controls()) == 2
+    first, second = parse_arguments([*URL, *wide, "--control-planes", "2"]).controls()
+    assert (first.listen, first.advertise) == ("0.0.0.0:7003", "10.0.0.7:7003")
+    assert (second.listen, second.advertise) == ("0.0.0.0:0", "auto")
+
+
+def test_nothing_but_the_cluster_is_needed_to_end_what_runs_there():
+    assert parse_arguments([*URL, "--ray-address", "a:1", "--ray-stop-actors"]).ray.stop_actors
+
+
 def test_the_salt_key_is_read_from_a_file(tmp_path):
     (tmp_path / "key").write_text("k" * 40 + "\n")
     config = parse_arguments([*URL, "--cache-salt-key-file", str(tmp_path / "key")])
@@ -69,6 +84,8 @@ def test_the_salt_key_is_read_from_a_file(tmp_path):
         ([], "--metadata"),
         (["--metadata", "http://x"], "metadata"),
         ([*URL, "--routers", "0"], "routers"),
+        ([*URL, "--control-planes", "0"], "control_planes"),
+        ([*URL, "--ray-stop-actors"], "ray_stop_actors: needs ray_address"),
         ([*URL, "--routers", "2", "--router-listen", "127.0.0.1:1"], "routers"),
         ([*URL, "--max-draft-tokens", "99"], "max_draft_tokens"),
         ([*URL, "--drain-timeout", "0"], "drain_timeout"),
