@@ -181,6 +181,7 @@ FAULTS: dict[str, Fault] = {
 """In this order, for one after another is caused on the same stack."""
 NOT_CAUSED = {"OutriderAcceptanceFell", "OutriderDraftsLate", "OutriderFirstTokenSlow"}
 NOT_CAUSED |= {"OutriderPreemptions", "OutriderTargetsFull"}
+NOT_CAUSED |= {"OutriderNoGateway", "OutriderNoRouter", "OutriderNoControl"}
 """promtool's series alone make these fire."""
 
 

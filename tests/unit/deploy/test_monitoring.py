@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from outrider.errors import Code, OutriderError
 
-from tests.unit.deploy.chart import CHART, PROFILES, of_kind, profile, rendered
+from tests.unit.deploy.chart import CHART, PROFILES, RAY_MODES, of_kind, profile, rendered
 
 MONITORING = CHART / "monitoring"
 METRICS = Path(__file__).parents[3] / "docs/metrics.md"
@@ -42,6 +43,12 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+def adapter_rules() -> list[dict[str, Any]]:
+    """By which Kubernetes knows metrics that pools scale by."""
+    found: dict[str, Any] = yaml.safe_load((MONITORING / "adapter.yaml").read_text())["rules"]
+    return [*found["custom"], *found["external"]]
+
+
 def panels(path: Path) -> list[tuple[str, str]]:
     """Title and query of every line of every panel, with Grafana's variables filled in."""
     dashboard = json.loads(path.read_text())
@@ -58,6 +65,8 @@ def queries() -> Iterator[tuple[str, str]]:
         yield rule.get("alert") or rule["record"], rule["expr"]
     for path in DASHBOARDS:
         yield from ((f"{path.stem}: {title}", expression) for title, expression in panels(path))
+    for rule in adapter_rules():
+        yield f"adapter: {rule['seriesQuery']}", rule["seriesQuery"]
     for name in PROFILES:
         for found in of_kind(rendered(profile(name)), "HorizontalPodAutoscaler", "ScaledObject"):
             yield f"{name}: {found['metadata']['name']}", json.dumps(found["spec"]).replace('\\"', '"')
@@ -79,6 +88,15 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are() -> None:
     asked = list(queries())
     assert len(asked) > 60
     assert {where: wrong for where, query in asked if (wrong := unknown(query))} == {}
+
+
+def test_the_adapter_serves_every_metric_that_a_profile_scales_by() -> None:
+    served = " ".join(rule["seriesQuery"] for rule in adapter_rules())
+    for name in PROFILES:
+        for found in of_kind(rendered(profile(name)), "HorizontalPodAutoscaler"):
+            for metric in found["spec"]["metrics"]:
+                if metric["type"] != "Resource":
+                    assert metric[metric["type"].lower()]["metric"]["name"] in served
 
 
 @pytest.mark.parametrize(
@@ -120,10 +138,42 @@ def test_every_alert_is_made_to_fire_and_says_what_it_means() -> None:
 def test_the_chart_ships_the_rules_and_every_dashboard_as_they_are() -> None:
     objects = rendered(profile("ha"))
     (shipped,) = of_kind(objects, "PrometheusRule")
-    assert shipped["spec"] == yaml.safe_load((MONITORING / "rules.yaml").read_text())
+    written = (MONITORING / "rules.yaml").read_text()
+    assert written.count("absent(") == written.count(_ANYWHERE) == 3
+    # So that one release does not stand for another.
+    here = written.replace(_ANYWHERE, f'{_ANYWHERE}namespace="llm",')
+    assert shipped["spec"] == yaml.safe_load(here)
     boards = {name: text for found in of_kind(objects, "ConfigMap") for name, text in found["data"].items()}
     assert {name: json.loads(text) for name, text in boards.items()} == {
         path.name: json.loads(path.read_text()) for path in DASHBOARDS
+    }
+
+
+_ANYWHERE = "absent(outrider_build_info{"
+
+
+@pytest.mark.parametrize("mode", RAY_MODES)
+def test_on_a_ray_cluster_nobody_is_missed_whom_prometheus_does_not_ask(mode: str) -> None:
+    rules_on = {"controller": {"mode": mode}, "monitoring": {"rules": {"enabled": True}}}
+    (shipped,) = of_kind(rendered(rules_on), "PrometheusRule")
+    alerts = {rule.get("alert") for group in shipped["spec"]["groups"] for rule in group["rules"]}
+    assert {rule.get("alert") for rule in rules()} - alerts == {"OutriderNoRouter", "OutriderNoControl"}
+
+
+def test_a_request_that_its_client_spoils_is_no_failure_of_ours() -> None:
+    """What stands for a fault of ours is counted, a reason that nobody has thought of too."""
+    (recorded,) = [rule["expr"] for rule in rules() if rule.get("record") == "outrider:request_errors:rate5m"]
+    excluded = set(re.findall(r'reason!~"([^"]+)"', recorded)[0].split("|"))
+    of_clients = {Code.CANCELLED, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.PERMISSION_DENIED}
+    of_clients |= {Code.RESOURCE_EXHAUSTED, Code.UNIMPLEMENTED, Code.UNAUTHENTICATED, Code.ABORTED}
+    for error in _subclasses(OutriderError):
+        assert (error.default_reason.lower() in excluded) is (error.code in of_clients), error
+    assert not excluded & {"no_router", "no_target", "targets_failed", "draining", "no_metadata"}
+
+
+def _subclasses(of: type[OutriderError]) -> set[type[OutriderError]]:
+    return {
+        found for one in of.__subclasses__() if one.__module__ == of.__module__ for found in (one, *_subclasses(one))
     }
 
 
