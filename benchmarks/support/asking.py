@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import click
+from outrider.rpc.roles import bearer
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
 from outrider_controller.cli.progress import Progress
@@ -40,6 +42,14 @@ def make_request(model: str, prompt: str, speculation: str, **options: Any) -> g
     return request
 
 
+class _Keyed(Gateway):
+    """With a key of its own; an empty one: that of the context, if there is any."""
+
+    def __init__(self, address: str, key: str) -> None:
+        super().__init__(address)
+        self._credential = bearer(key) if key else self._credential
+
+
 async def answers(
     address: str,
     model: str,
@@ -49,20 +59,25 @@ async def answers(
     speculation: str,
     concurrency: int = 1,
     seed: Numbered | None = None,
+    keys: Sequence[str] = (),
     **options: Any,
 ) -> list[Answer]:
-    """One answer per prompt, in their order. `seed` makes one of the prompt's number. Raises CommandError."""
+    """One answer per prompt, in their order. `seed` makes one of the prompt's number; `keys`: API keys, one for each
+    prompt. Raises CommandError.
+    """
     done = 0
     room = asyncio.Semaphore(concurrency)
     report = Progress(label, len(prompts))
-    async with Gateway(address) as gateway:
+    keys = keys or [""] * len(prompts)
+    async with AsyncExitStack() as stack:
+        gateways = {key: await stack.enter_async_context(_Keyed(address, key)) for key in dict.fromkeys(keys)}
 
         async def ask(number: int, prompt: Prompt) -> Answer:
             nonlocal done
             more = {"seed": seed(number)} if seed else {}
             request = make_request(model, prompt.text, speculation, **options, **more)
             async with room:
-                answer = await gateway.answer(request, _TIMEOUT_S)
+                answer = await gateways[keys[number]].answer(request, _TIMEOUT_S)
             done += 1
             report(done, "")
             return answer

@@ -45,6 +45,17 @@ def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: s
     return replace(spec, argv=argv, env=_with_benchmarks())
 
 
+def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple[ProcessSpec, ...]:
+    """The same targets, which can be told to run every row: benchmarks.support.unpriced_target."""
+
+    def changed(spec: ProcessSpec) -> ProcessSpec:
+        python, flag, _, *flags = spec.argv
+        argv = (python, flag, "benchmarks.support.unpriced_target", str(line_file), *flags)
+        return replace(spec, argv=argv, env=_with_benchmarks())
+
+    return tuple(map(changed, targets))
+
+
 async def replace_drafts(stack: Stack, kind: str, model: str, change: str = "") -> None:
     """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
     # Only its vocabulary is read for n-grams, and the target's directory is at hand.
