@@ -187,6 +187,10 @@ class RouterConfig(ProcessConfig):
     cache_salt_key: Annotated[bytes, Option("cache_salt_key_file", read=_read_salt_key, secret=True)] = b""
     """A file with the secret from which tenants' cache salts follow, the same for all routers: they share cached
     prefixes by it. Not given, where only this machine can reach the router: drawn at start."""
+    drain_timeout_s: float = 15.0
+    """Seconds that running requests may take to end after SIGTERM; then gateways go on with them at another router. New
+    requests wait for the next router for a gateway's `failover_window`, where this one is alone: a drain and a start
+    have to take less."""
     refresh_s: float = 0.5
     """Seconds between two readings of the leases."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from outrider.gateway.config import Failover
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
+
+# Of a router with Ray, on a busy machine.
+START_S = 12
+
+
+def test_requests_wait_longer_for_a_lone_router_than_it_drains_and_starts():
+    assert RouterConfig().drain_timeout_s + START_S < Failover().window_s
 
 
 @pytest.mark.parametrize(
