@@ -48,6 +48,7 @@ class TargetServicer(
         hears of the next step, whatever is in it."""
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
         self.stats = worker.stats
+        self._pace = worker.pace
         self._limits = limits
         self._tokenizer = tokenizer
         self._compiling: set[asyncio.Task[None]] = set()
@@ -60,6 +61,9 @@ class TargetServicer(
             task.cancel()
         await self.pairs.stop()
         await super().__aexit__(*exception)
+
+    def step_limit_s(self, most_s: float) -> float:
+        return self._pace.limit_s(most_s)
 
     async def GetInfo(
         self, request: target_pb2.TargetServiceGetInfoRequest, context: object

@@ -27,6 +27,7 @@ from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
 from outrider.worker.step_cost import StepCost, StepShares
+from outrider.worker.watchdog import LEAST_ON_GPU_S, LEAST_S, StepPace
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class TargetWorker:
     ) -> None:
         """`row_price`: what a drafted token has to be worth, by what steps have cost."""
         self.stats = TargetStats()
+        self.pace = StepPace(batching.max_batch_tokens, LEAST_S if engine.info.device == "cpu" else LEAST_ON_GPU_S)
         self.draining = False
         self._engine = engine
         self._limits = limits
@@ -206,6 +208,7 @@ class TargetWorker:
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = sum(row.num_run for row in rows)
         self.stats.num_steps += 1
+        self.pace.stepped(ended_s - started_s, self._report.batch_tokens)
         self._calibration.stepped()
         prompt_tokens = sum(row.num_tokens for row in rows if not row.decodes)
         took = {"rows": self._report.batch_tokens - prompt_tokens, "prompt_tokens": prompt_tokens}

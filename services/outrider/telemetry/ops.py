@@ -123,14 +123,15 @@ def _verdict(checks: Mapping[str, Check]) -> Page:
 
 
 def busy_check(
-    since_s: Callable[[], float | None], limit_s: float, clock: Callable[[], float] = time.monotonic
+    since_s: Callable[[], float | None], limit_s: Callable[[], float], clock: Callable[[], float] = time.monotonic
 ) -> Check:
     """Fails when what began at `since_s`, None while nothing is under way, lasts longer than `limit_s`."""
 
     def check() -> str:
         begun_s = since_s()
         lasts_s = clock() - begun_s if begun_s is not None else 0.0
-        return f"the one under way lasts {lasts_s:.1f} s, more than {limit_s:g} s" if lasts_s > limit_s else ""
+        most_s = limit_s()
+        return f"the one under way lasts {lasts_s:.1f} s, more than {most_s:g} s" if lasts_s > most_s else ""
 
     return check
 
@@ -145,7 +146,7 @@ async def serving_ops(ops: Ops, listen: str) -> AsyncIterator[str]:
     if not listen:
         yield ""
         return
-    ops.live["event loop"] = busy_check(ops.beat, _LOOP_TIMEOUT_S)
+    ops.live["event loop"] = busy_check(ops.beat, lambda: _LOOP_TIMEOUT_S)
     server = OpsServer(ops, listen)
     thread = threading.Thread(target=server.serve_forever, name="ops", daemon=True)
     thread.start()

@@ -41,9 +41,9 @@ class WorkerConfig(ProcessConfig):
     cpu_cores: Annotated[tuple[int, ...], Option(read=parse_cores)] = ()
     """Cores that the process may run on, as in 0,2-3. Empty: all."""
     step_timeout_s: float = 60.0
-    """Seconds that a step may last before the worker ends itself, so that its sequences move to others. Of processes
-    that divide one model also how long one may be silent, before all start again."""
-
+    """Seconds that a step may last at most before the worker ends itself, so that its sequences move to others. A
+    target that knows its steps waits 20 times as long as its largest would take, 3 s at least, on a GPU 20 s. Of
+    processes that divide one model also how long one may be silent, before all start again."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
     """A file with the secret of the cluster. With one, or with certificates, only routers may call a target, and only
     targets a draft; without, everybody who reaches the port."""

@@ -48,6 +48,10 @@ class Servicer(Protocol):
         """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
         ...
 
+    def step_limit_s(self, most_s: float) -> float:
+        """How long a step may last: `most_s` at most. From any thread."""
+        ...
+
     def load_message(self) -> worker_pb2.WorkerLoad: ...
 
     def start_drain(self) -> None:
@@ -132,7 +136,9 @@ async def serve(
         life = await stack.enter_async_context(
             serving(server, config.listen, services=[service], signals=signals, credentials=credentials)
         )
-        ops.live["step"] = busy_check(lambda: servicer.busy_since_s, config.step_timeout_s)
+        ops.live["step"] = busy_check(
+            lambda: servicer.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
+        )
         ops.ready["server"] = lambda: life.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
@@ -151,12 +157,13 @@ async def serve_until_stopped(
     config: WorkerConfig,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until a stop signal, then drains. Ends the process when a step takes longer than `step_timeout_s`."""
+    """Serves until a stop signal, then drains. Ends the process when a step takes longer than it may."""
     async with worker as running:
         name_worker(info.worker_id)
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
         on_ready()
-        with ending_hung_steps(lambda: running.servicer.busy_since_s, config.step_timeout_s):
+        servicer = running.servicer
+        with ending_hung_steps(lambda: servicer.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)):
             await running.life.draining.wait()
             await running.drain(config.drain_timeout_s)
     log.info("drained")

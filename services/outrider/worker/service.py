@@ -97,6 +97,10 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
         return self.steps.busy_since_s
 
+    def step_limit_s(self, most_s: float) -> float:
+        """How long a step may last: `most_s` at most. From any thread."""
+        return most_s
+
     def load_message(self) -> worker_pb2.WorkerLoad:
         load = self.load
         return worker_pb2.WorkerLoad(

@@ -89,7 +89,7 @@ async def test_an_address_that_cannot_be_bound_is_named(listen: str) -> None:
 async def test_an_event_loop_that_hangs_is_not_live() -> None:
     ops = Ops("router", Config())
     async with serving_ops(ops, ANY_LOOPBACK_PORT) as address:
-        ops.live["event loop"] = busy_check(ops.beat, 1.0)
+        ops.live["event loop"] = busy_check(ops.beat, lambda: 1.0)
         while (await ask(address, "/livez"))[0] != HTTPStatus.OK:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         # Nothing runs in this loop from here on.
@@ -100,7 +100,7 @@ async def test_an_event_loop_that_hangs_is_not_live() -> None:
 
 def test_a_step_counts_as_hung_only_while_it_lasts_too_long() -> None:
     now_s, since_s = 100.0, None
-    check = busy_check(lambda: since_s, 30.0, lambda: now_s)
+    check = busy_check(lambda: since_s, lambda: 30.0, lambda: now_s)
     assert check() == ""
     since_s = 90.0
     assert check() == ""
