@@ -173,7 +173,7 @@ def test_a_bad_variable_or_flag_is_named(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_others_put_into_the_environment_is_no_option() -> None:
     """Kubernetes and our own command line do."""
     taken = {"OUTRIDER_API_KEY", "OUTRIDER_CACHE", "OUTRIDER_CONFIG", "OUTRIDER_CONTEXT", "OUTRIDER_CONTROL"}
-    taken |= {"OUTRIDER_GATEWAY", "OUTRIDER_OPERATOR_TOKEN", "OUTRIDER_SPAWNED"}
+    taken |= {"OUTRIDER_CONTEXTS_FILE", "OUTRIDER_GATEWAY", "OUTRIDER_OPERATOR_TOKEN", "OUTRIDER_SPAWNED"}
     assert not taken & {setting.variable for cls in PROCESSES for setting in settings(cls)}
 
 

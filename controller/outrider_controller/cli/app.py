@@ -34,6 +34,7 @@ _COMMANDS = {
     "create": (f"{_PACKAGE}.tenants", "create", "Make an API key, certificates, or users of Redis."),
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),
+    "config": (f"{_PACKAGE}.config", "config", "Name clusters, and choose the one that commands ask."),
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
     "plan": (f"{_PACKAGE}.plan", "plan_command", "Reckon what speculation would bring, and the memory it needs."),
     "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
 from outrider_controller.cli.channels import gateway_channel
+from outrider_controller.cli.contexts import api_key
 from outrider_controller.cli.exits import CommandError
 
 SPECULATION_MODES = {
@@ -60,7 +60,7 @@ class Gateway:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._credential = bearer(os.environ.get("OUTRIDER_API_KEY", ""))
+        self._credential = bearer(api_key(address))
 
     async def __aenter__(self) -> Gateway:
         self._channel = gateway_channel(self.address)

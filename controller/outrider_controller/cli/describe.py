@@ -19,17 +19,17 @@ from outrider_controller.cli.sequences import COLUMNS, MOST, acceptance, sequenc
 from outrider_controller.cli.tenants import KEY_COLUMNS, all_keys, key_row, tenant_row
 from outrider_controller.cli.trace.asking import request_id_of
 from outrider_controller.cli.trace.rows import trace_row
-from outrider_controller.cli.usage import COLUMNS as USAGE_COLUMNS
-from outrider_controller.cli.usage import shares, since_option, usage_row, usage_rows
+from outrider_controller.cli.usage import BRIEF, shares, since_option, usage_row, usage_rows
 from outrider_controller.control.rows import worker_row
 
 _EVENTS = 10
 _SEQUENCES = 10
 # Of a trace, what says little of a request as a whole.
-_LEFT_TO_TRACE = ("rounds", "events", "request_id")
+_LEFT_TO_TRACE = ("rounds", "events", "request_id", "started_unix_ms", "duration_ms")
+_WORDS = {"gpu": "GPU", "gib": "(GiB)", "watts": "(W)", "ms": "(ms)", "s": "(s)", "id": "ID", "pid": "PID"}
 _TABLES: dict[str, tuple[str, Sequence[str]]] = {
     "keys": ("Keys", KEY_COLUMNS),
-    "hours": ("Hours", ("since", *USAGE_COLUMNS)),
+    "hours": ("Hours", ("since", *BRIEF)),
     "moves": ("Events", ("at_ms", "event", "role", "worker", "reason", "position")),
 }
 
@@ -112,6 +112,7 @@ def sequence(request_id: str, control: str, output: str) -> None:
         listed = await stub.ListSequences(control_pb2.ListSequencesRequest(limit=MOST))
         rows = [trace_row(part) for part in parts]
         now = next((sequence_row(one) for one in listed.sequences if one.request_id == asked), {"id": asked})
+        now = {**now, "started": moment(parts[0].started_unix_us / 1e6), "seconds": parts[-1].duration_us / 1e6}
         known = {name: value for name, value in rows[-1].items() if name not in _LEFT_TO_TRACE}
         return {"sequence": {**now, **known}, "moves": [event for row in rows for event in row["events"]]}
 
@@ -181,10 +182,9 @@ def _show(kind: str, body: Mapping[str, Any], output: str) -> None:
 
 
 def _lines(kind: str, body: Mapping[str, Any]) -> Iterator[str]:
-    width = max(map(len, body[kind])) + 1
-    for name, value in body[kind].items():
-        label = f"{name.replace('_', ' ').capitalize()}:"
-        yield f"{label:<{width}}  {cell(value)}"
+    fields = {_label(name): value for name, value in body[kind].items()}
+    width = max(map(len, fields)) + 1
+    yield from (f"{label + ':':<{width}}  {cell(value)}" for label, value in fields.items())
     for name, (title, shown) in _TABLES.items():
         if rows := body.get(name):
             yield from _table(f"{title}:", rows, shown)
@@ -195,6 +195,11 @@ def _lines(kind: str, body: Mapping[str, Any]) -> Iterator[str]:
     if "events" in body:
         yield "Events:" if body["events"] else "Events: none"
         yield from (f"  {event_line(event)}" for event in body["events"])
+
+
+def _label(name: str) -> str:
+    words = " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    return words[0].upper() + words[1:]
 
 
 def _table(title: str, rows: list[dict[str, Any]], shown: Sequence[str]) -> Iterator[str]:

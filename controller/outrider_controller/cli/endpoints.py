@@ -1,4 +1,4 @@
-"""Where a running stack is: an option, else the environment, else a stack that runs here, else the defaults."""
+"""Where a cluster is: an option, else the environment, else the context that is meant, else the defaults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import click
 
 from outrider_controller.cli import contexts
 from outrider_controller.cli.models import DEFAULT_TARGET
-from outrider_controller.cli.output import note
 
 _DEFAULTS = {"grpc": "127.0.0.1:8001", "control": "127.0.0.1:8002", "model": DEFAULT_TARGET}
-_CONTEXT, _CHOSEN = f"{__name__}.context", f"{__name__}.chosen"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,7 +24,7 @@ def endpoint_option(flag: str, what: str, env: str, explanation: str) -> Callabl
         show_envvar=True,
         default=lambda: _find(what),
         metavar="NAME" if what == "model" else "HOST:PORT",
-        help=f"{explanation}; default: that of the stack running here.",
+        help=f"{explanation}; default: that of the context.",
     )
 
 
@@ -34,7 +32,7 @@ def context_option(command: F) -> F:
     """--context, for commands with endpoint options."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str) -> None:
-        ctx.meta[_CONTEXT] = contexts.check_name(ctx, param, value)
+        contexts.want(ctx, contexts.check_name(ctx, param, value))
 
     return click.option(
         "--context",
@@ -46,23 +44,15 @@ def context_option(command: F) -> F:
         # The endpoints' defaults depend on it.
         is_eager=True,
         expose_value=False,
-        help="Stack to ask, by the name that `outrider up` gave it; see `outrider get contexts`.",
+        help="Cluster or stack to ask, by its name; see `outrider get contexts`.",
     )(command)
 
 
 def _find(what: str) -> str:
-    """`grpc`, `control` or `model` of the stack that is meant."""
-    context = _chosen(click.get_current_context())
-    return context.endpoints[what] if context is not None else _DEFAULTS[what]
-
-
-def _chosen(ctx: click.Context) -> contexts.Context | None:
-    """Looked up once for a command. Says which it is where another could have been meant."""
-    if _CHOSEN not in ctx.meta:
-        running, name = contexts.running(), ctx.meta.get(_CONTEXT, "")
-        chosen = ctx.meta[_CHOSEN] = contexts.choose(name, running)
-        if chosen is not None and len(running) > 1:
-            others = ", ".join(context.name for context in running if context != chosen)
-            note(f"asking {chosen.name} at {chosen.endpoints['grpc']} (--context; also running here: {others})")
-    found: contexts.Context | None = ctx.meta[_CHOSEN]
+    """`grpc`, `control` or `model` of the context that is meant."""
+    context = contexts.chosen(click.get_current_context())
+    found = context.endpoints[what] if context is not None else _DEFAULTS[what]
+    if not found:
+        assert context is not None
+        raise click.UsageError(f"{context.name} has no {what}: give it here, or with outrider config set-context")
     return found

@@ -8,9 +8,10 @@ from typing import Any
 import click
 from outrider.rpc.v1 import worker_pb2
 
-from outrider_controller.cli import contexts
+from outrider_controller.cli import clusters, contexts
 from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.control import control_options, list_workers
+from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import named, note, output_option, print_rows
 from outrider_controller.cli.sequences import get_sequences
 from outrider_controller.cli.tenants import get_keys, get_tenants
@@ -19,11 +20,11 @@ from outrider_controller.cli.watching import show_rows, watch_option
 from outrider_controller.control.rows import worker_rows
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
-_TABLE = ("id", "role", "status", "model", "draft_kind", "address", "running", "waiting", "free_blocks", "age_ms")
-_CONTEXT = ("name", "pid", "model", "grpc", "http", "control")
+_TABLE = ("id", "role", "status", "model", "address", "running", "waiting")
+_CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
 _LIMITS = ("num_blocks", "max_sequences", "max_context_len")
 _GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts")
-_WIDE = (*_TABLE, "reason", "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
+_WIDE = (*_TABLE, "free_blocks", "age_ms", "reason", "draft_kind", "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
 
 
 @click.group("get", cls=Nouns)
@@ -52,14 +53,25 @@ def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, o
 
 
 @get.command("contexts")
-@output_option("table", "json", "yaml", "name")
+@output_option("table", "wide", "json", "yaml", "name")
 def list_contexts(output: str) -> None:
-    """List the stacks that `outrider up` runs here, the one that is asked when none is named first."""
-    running = contexts.running()
-    first = contexts.choose("", running)
-    ordered = sorted(running, key=lambda context: context != first)
-    rows = [{"name": one.name, "default": one == first, "pid": one.pid, **one.endpoints} for one in ordered]
-    print_rows("contexts", "contexts", rows, _CONTEXT, output)
+    """List what commands can ask, by name: clusters (`outrider config`) and stacks that `outrider up` runs here.
+
+    First the one that is asked when none is named.
+    """
+    found, current = contexts.known()
+    first = None
+    try:
+        first = contexts.choose("", found, current)
+    except CommandError as error:
+        note(str(error))
+    ordered = sorted(found, key=lambda context: context != first)
+    rows = [
+        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.cluster.files}
+        for one in ordered
+    ]
+    shown = (*_CONTEXT, *clusters.FILES) if output == "wide" else _CONTEXT
+    print_rows("contexts", "contexts", rows, shown, output)
 
 
 get.add_command(get_sequences)

@@ -18,6 +18,7 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = dict[str, Any]
+_RATES = {"_per_second": "/s", "_per_minute": "/min", "_per_s": "/s"}
 
 
 def output_option(*choices: str) -> Callable[[F], F]:
@@ -106,8 +107,15 @@ def named(names: Collection[str], what: str, rows: Sequence[Row], column: str = 
 
 def table_lines(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:
     """The header, and a line a row."""
-    header = [column.upper().replace("_", "-") for column in shown]
-    return columns(header, [[cell(row[column]) for column in shown] for row in rows]).splitlines()
+    return columns(
+        [_heading(column) for column in shown], [[cell(row[column]) for column in shown] for row in rows]
+    ).splitlines()
+
+
+def _heading(column: str) -> str:
+    for span, unit in _RATES.items():
+        column = column.replace(span, unit)
+    return column.upper().replace("_", "-")
 
 
 def cell(value: object) -> object:
@@ -116,4 +124,4 @@ def cell(value: object) -> object:
         return ",".join(map(str, value)) or "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-" if value in ("", None) else f"{value:g}" if isinstance(value, float) else value
+    return "-" if value in ("", None) else f"{round(value, 3):.15g}" if isinstance(value, float) else value

@@ -12,10 +12,10 @@ from outrider_controller.cli.control import ask_control, control_options
 from outrider_controller.cli.output import moment, named, note
 from outrider_controller.cli.watching import show_rows, watch_option
 
-COLUMNS = ("id", "tenant", "model", "output_tokens", "draft_tokens", "acceptance", "target", "draft", "seconds")
+COLUMNS = ("id", "tenant", "output_tokens", "draft_tokens", "acceptance", "seconds")
 MOST = 10_000
 """Of one answer."""
-_WIDE = (*COLUMNS, "prompt_tokens", "router", "started")
+_WIDE = (*COLUMNS, "model", "target", "draft", "prompt_tokens", "router", "started")
 
 
 @click.command("sequences")
@@ -30,7 +30,7 @@ _WIDE = (*COLUMNS, "prompt_tokens", "router", "started")
 def get_sequences(
     ids: tuple[str, ...], tenant: str, worker: str, limit: int, watch: bool, control: str, output: str
 ) -> None:
-    """List requests under way, the oldest first: where each is open, and how its drafts fare.
+    """List requests under way, the oldest first, and how their drafts fare; with -o wide where each is open.
 
     DRAFT-TOKENS: most drafted tokens a step now; 0: it decodes plainly. `outrider trace ID` shows every round of one.
     With IDs only those; exit code 3 if one of them is not under way.

@@ -125,7 +125,8 @@ class Planner:
     def __init__(self, config: StackConfig, target_path: Path, metadata_url: str, available: Sequence[int]) -> None:
         self._config = config
         self._target_path = target_path
-        self._metadata_url = metadata_url
+        # It may hold a password, which a command line would show.
+        self._env = {"OUTRIDER_METADATA": metadata_url}
         self._num_cores = len(available)
         assign = pinned if config.pin else shared
         self.cores: Cores = assign(available, config.targets, config.drafts)
@@ -176,7 +177,7 @@ class Planner:
 
     def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
         config = self._config
-        flags = ["--listen", f"{_HOST}:{port}", "--metadata", self._metadata_url, "--dtype", dtype]
+        flags = ["--listen", f"{_HOST}:{port}", "--dtype", dtype]
         flags += ["--quantization", quantization, "--native-variant", config.native_variant]
         flags += ["--require-native"] if config.require_native else []
         flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
@@ -186,14 +187,14 @@ class Planner:
 
     def _spec(self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...]) -> ProcessSpec:
         argv = (sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
-        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores)
+        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env)
 
     @property
     def _secret(self) -> tuple[str, ...]:
         return ("--cluster-secret-file", str(self._config.secret_file)) if self._config.secret_file else ()
 
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
-        flags = ["--metadata", self._metadata_url, "--control-listen", control, "--routers", str(len(routers))]
+        flags = ["--control-listen", control, "--routers", str(len(routers))]
         flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         for number, address in enumerate(routers):
             flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
@@ -201,14 +202,15 @@ class Planner:
         flags += ["--trace-tokens"] if self._config.trace_tokens else []
         flags += self._secret
         argv = (sys.executable, "-m", "outrider_controller", *flags)
-        return ProcessSpec("controller", argv, control, cores=self.cores.rest)
+        return ProcessSpec("controller", argv, control, cores=self.cores.rest, env=self._env)
 
     def _gateway(self, grpc_address: str, http_address: str) -> ProcessSpec:
-        flags = ("--metadata", self._metadata_url, "--listen-grpc", grpc_address, "--listen-http", http_address)
+        flags = ("--listen-grpc", grpc_address, "--listen-http", http_address)
         drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
         ops = self._ops["gateway"]
         argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, "--ops-listen", ops)
-        return ProcessSpec("gateway", argv, grpc_address, {"http": http_address, "ops": ops}, self.cores.rest)
+        endpoints = {"http": http_address, "ops": ops}
+        return ProcessSpec("gateway", argv, grpc_address, endpoints, self.cores.rest, self._env)
 
 
 def _names(config: StackConfig) -> list[str]:

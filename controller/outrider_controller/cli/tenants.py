@@ -99,7 +99,8 @@ def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: st
     scope_values = [_SCOPES[scope] for scope in scopes]
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
     answer = ask_control(control, lambda stub: stub.CreateKey(request))
-    note(f"{answer.info.id} of {tenant}; it is not shown again")
+    if output == "text":
+        note(f"{answer.info.id} of {tenant}; it is not shown again")
     emit("key", {"key": answer.key, **key_row(answer.info)}, output, answer.key)
 
 

@@ -68,7 +68,7 @@ class Sample:
 def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
-    VERIFIED-PER-S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
+    VERIFIED/S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
     counts for the workers that it is on. MODE, SAVING (in plain rounds a round) and PRICE (of a drafted token, in
     tokens) are the plan's, for each target that has one; `outrider explain TENANT` has the reasons.
     """
@@ -114,8 +114,9 @@ def page(before: Sample, now: Sample) -> list[str]:
     """All lines."""
     tenants, workers = tenant_rows(before, now), worker_rows(before, now)
     running = sum(row["running"] for row in tenants)
+    requests = f"{running} request{'s' * (running != 1)}"
     missing = f"; no answer from {', '.join(now.unreachable)}" if now.unreachable else ""
-    head = f"{time.strftime('%H:%M:%S')}  {running} requests under way, {len(workers)} workers{missing}"
+    head = f"{time.strftime('%H:%M:%S')}  {requests} under way, {len(workers)} workers{missing}"
     return [head, "", *table_lines(tenants, _TENANTS), "", *table_lines(workers, _WORKERS)]
 
 

@@ -19,6 +19,8 @@ _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
+BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
+"""Beside a time."""
 since_option = span_option("--since", "since_s", "24h", "From so long ago on.", least_s=1)
 
 
@@ -35,7 +37,7 @@ def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, out
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
     key = ("tenant",) if by == "total" else ("tenant", "since")
-    shown = (*key, *_TOKENS, *_DRAFTED, *_TIMES) if output == "wide" else (*key, *COLUMNS)
+    shown = (*key, *_TOKENS, *_DRAFTED, *_TIMES) if output == "wide" else (*key, *(COLUMNS if by == "total" else BRIEF))
 
     def read() -> list[dict[str, Any]]:
         return ask_control(control, lambda stub: usage_rows(stub, tenant, since_s, by))

@@ -171,7 +171,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
 
     described = outrider("describe", "worker", target, "-o", "json")
     assert described["worker"]["role"] == "target" and described["num_sequences"] == 1
-    assert outrider("describe", "worker", target).split()[:2] == ["Id:", target]
+    assert outrider("describe", "worker", target).split()[:2] == ["ID:", target]
     described = outrider("describe", "tenant", "acme", "-o", "json")
     assert (described["tenant"]["running"], described["tenant"]["ended"]) == (1, 1)
     assert "long" in outrider("describe", "tenant", "acme")
@@ -196,7 +196,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     eventually(lambda: outrider("top", "--interval", "0.2", "-o", "json")["tenants"][0]["mode"] == ["on"])
     by_worker = {one["worker"]: one for one in found["workers"]}
     assert by_worker[target]["tokens_per_s"] > 0 and by_worker[draft]["verified_per_s"] > 0
-    assert "1 requests under way, 2 workers" in outrider("top", "--interval", "0.2")
+    assert "1 request under way, 2 workers" in outrider("top", "--interval", "0.2")
 
     (part,) = outrider("trace", "ended", "-o", "json")["traces"]
     assert part["request_id"] == "ended" and part["output_tokens"] == 20

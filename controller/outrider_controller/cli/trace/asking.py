@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
 from outrider_controller.cli.channels import gateway_channel
+from outrider_controller.cli.contexts import api_key
 from outrider_controller.cli.control import call_control, operator_channel
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
@@ -86,6 +86,6 @@ class Dictionary:
     async def _ask(self, channel: grpc.aio.Channel, model: str, token_ids: Sequence[int]) -> None:
         request = generation.DetokenizeRequest(model=model, token_ids=token_ids)
         answer = await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(
-            request, timeout=_TIMEOUT_S, metadata=bearer(os.environ.get("OUTRIDER_API_KEY", ""))
+            request, timeout=_TIMEOUT_S, metadata=bearer(api_key(self.gateway))
         )
         self.table.update(zip(token_ids, answer.tokens, strict=True))

@@ -21,6 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("OUTRIDER_CONTEXT", "OUTRIDER_CONTROL", "OUTRIDER_GATEWAY", "OUTRIDER_MODEL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setenv("OUTRIDER_CONTEXTS_FILE", str(tmp_path / "config.yaml"))
     return tmp_path
 
 
@@ -92,7 +93,7 @@ def test_contexts_are_listed_the_default_first(capsys: pytest.CaptureFixture[str
         listed = json.loads(capsys.readouterr().out)["contexts"]
         assert [(one["name"], one["default"]) for one in listed] == [("default", True), ("blue", False)]
         assert run(["get", "contexts"]) == 0
-        assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["NAME", "PID"]
+        assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["NAME", "DEFAULT", "PID"]
 
 
 def test_a_name_that_could_be_a_path_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from outrider_controller.cli.client import Answer
 from outrider_controller.cli.demo import make_report
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.output import columns
+from outrider_controller.cli.output import columns, table_lines
 from outrider_controller.cli.painting import Painter
 from outrider_controller.cli.progress import Progress
 
@@ -118,3 +118,11 @@ def test_only_accepted_drafts_are_coloured(tiny: Path) -> None:
     chunk = generation.StreamGenerateResponse(text="abc", token_ids=[ids[c] for c in "abc"], num_accepted=2)
     assert painter.paint(chunk) == "\x1b[32mab\x1b[0mc"
     assert painter.paint(generation.StreamGenerateResponse(text="a", token_ids=[ids["a"]])) == "a"
+
+
+def test_large_sums_keep_their_digits_and_rates_are_short_in_a_table() -> None:
+    rows = [{"tokens_per_minute": 1234567.891, "draft_s": 1.3297099}]
+    assert [line.split() for line in table_lines(rows, tuple(rows[0]))] == [
+        ["TOKENS/MIN", "DRAFT-S"],
+        ["1234567.891", "1.33"],
+    ]
