@@ -62,12 +62,9 @@ def _needed(seen: Utilisation, most_busy: float) -> int:
 
 
 def _wanted(needed: int, seen: Utilisation, last: Wanted | None, now_s: float) -> Wanted:
-    if last is None or needed >= max(last.workers, seen.workers):
-        return Wanted(needed if last is not None else max(needed, seen.workers))
-    kept = max(last.workers, 1)
-    if needed == kept:
-        return Wanted(kept)
+    if last is None:
+        return Wanted(max(needed, seen.workers))
+    if needed >= last.workers:
+        return Wanted(needed)
     since_s = now_s if last.fewer_since_s is None else last.fewer_since_s
-    if now_s - since_s < SHRINK_AFTER_S:
-        return Wanted(kept, since_s)
-    return Wanted(needed)
+    return Wanted(last.workers, since_s) if now_s - since_s < SHRINK_AFTER_S else Wanted(needed)

@@ -13,7 +13,7 @@ EVERY_S = 60.0
 
 
 class Demand:
-    """The control plane that leads looks once a minute; another one tells nothing."""
+    """The control plane that leads looks at each tick and sizes once a minute; another one reports nothing."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._drafts = Gauge(
@@ -25,7 +25,9 @@ class Demand:
             registry=registry,
         )
         self._used: dict[str, Evidence] = {}
-        """Of each version of a draft, since the last look."""
+        """Of each version of a draft, since the last sizing."""
+        self._busy: list[float] = []
+        """Mean of all routers, at each look since then."""
         self._sizing = Sizing()
         self._looked_s: float | None = None
         self.num_routers = 0
@@ -36,22 +38,28 @@ class Demand:
             self._used.setdefault(pairing.draft, Evidence()).merge(news)
 
     def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
-        """`workers`: live ones by version of their draft. `routers`: each one's share of a core."""
+        """`workers`: live ones by version of their draft. `routers`: each one's share of a core
+        since its last report.
+        """
         if self._looked_s is None or not routers:
-            self._looked_s, self._used = now_s, {}
+            self._begin(now_s)
             return
+        self._busy.append(sum(routers) / len(routers))
         passed_s = now_s - self._looked_s
         if passed_s < EVERY_S:
             return
         seen = {version: self._utilisation(version, count, passed_s) for version, count in workers.items()}
-        busy = Utilisation(len(routers), sum(routers) / len(routers))
+        busy = Utilisation(len(routers), sum(self._busy) / len(self._busy))
         self._sizing = sizing(seen, busy, self._sizing, now_s)
-        self._looked_s, self._used = now_s, {}
+        self._begin(now_s)
         self._drafts.clear()
         for version, wanted in self._sizing.drafts.items():
             self._drafts.labels(version).set(wanted.workers)
         self.num_routers = self._sizing.routers.workers
         self._routers.set(self.num_routers)
+
+    def _begin(self, now_s: float) -> None:
+        self._looked_s, self._used, self._busy = now_s, {}, []
 
     def stop(self) -> None:
         """Another one leads."""

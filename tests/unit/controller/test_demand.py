@@ -37,3 +37,11 @@ def test_nothing_is_told_without_a_router() -> None:
     registry = CollectorRegistry()
     minutes(Demand(registry), count=3, busy=0.9, late=0.0, routers=[])
     assert wanted(registry)[0] is None
+
+
+def test_routers_count_as_busy_as_they_were_over_the_minute_and_not_at_its_end() -> None:
+    registry = CollectorRegistry()
+    demand = Demand(registry)
+    for second in range(0, 61, 10):
+        demand.look({}, [0.1 if second == 60 else 1.0], float(second))
+    assert wanted(registry)[1] == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.sizing import SHRINK_AFTER_S, Sizing, Utilisation, sizing
+from outrider_controller.autoscaler.sizing import SHRINK_AFTER_S, Sizing, Utilisation, Wanted, sizing
 
 IDLE = Utilisation(1, 0.1)
 
@@ -37,3 +37,8 @@ def test_a_busy_minute_starts_the_wait_anew() -> None:
     last = sizing({}, Utilisation(4, 0.6), last, 200.0)
     last = sizing({}, Utilisation(4, 0.1), last, 201.0)
     assert sizing({}, Utilisation(4, 0.1), last, 400.0).routers.workers == 4
+
+
+def test_more_than_were_wanted_last_are_wanted_at_once_though_even_more_are_there() -> None:
+    last = Sizing(routers=Wanted(2))
+    assert sizing({}, Utilisation(4, 0.4), last, 1.0).routers == Wanted(3)
