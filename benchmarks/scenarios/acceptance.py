@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import DRAFT_KINDS, StackConfig
+from outrider_controller.cli.stack_config import DRAFT_KINDS, Plan, StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
@@ -57,7 +59,13 @@ async def _acceptance(
     config: StackConfig, prompts: list[Prompt], kinds: tuple[str, ...], options: dict[str, Any], json_file: Path | None
 ) -> int:
     measured: Measured = {}
-    async with Stack(config, note) as stack:
+
+    def amend(plan: Plan, ports: Ports) -> Plan:
+        """A client may ask for no more than its router allows."""
+        most = ("--max-draft-tokens", str(options["max_draft_tokens"])) if "max_draft_tokens" in options else ()
+        return replace(plan, controller=replace(plan.controller, argv=(*plan.controller.argv, *most)))
+
+    async with Stack(config, note, amend) as stack:
         for kind in kinds:
             if kind != kinds[0]:
                 draft = StackConfig(draft_kind=kind, draft_model=config.draft_model if kind != "ngram" else "").draft

@@ -72,9 +72,9 @@ class Policy:
         insistent = forced is Setting.ON or (
             request.speculation == router.SPECULATION_MODE_ON and forced is Setting.AUTO and policy.clients_insist
         )
-        wanted = config.max_draft_tokens if request.max_draft_tokens is None else request.max_draft_tokens
+        bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
         allowed = Allowance(
-            max_draft_tokens=wanted if policy.cap is None else min(wanted, policy.cap),
+            max_draft_tokens=min(bound for bound in bounds if bound is not None),
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),

@@ -56,9 +56,11 @@ def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
 
 
 @pytest.mark.parametrize(
-    ("asked", "operator", "tokens"), [(None, None, 5), (7, None, 7), (7, 3, 3), (0, 3, 0), (2, 3, 2)]
+    ("asked", "operator", "tokens"), [(None, None, 5), (7, None, 5), (7, 3, 3), (7, 9, 5), (0, 3, 0), (2, 3, 2)]
 )
-def test_the_bounds_of_client_and_operator_both_hold(asked: int | None, operator: int | None, tokens: int) -> None:
+def test_the_bounds_of_client_operator_and_router_all_hold(
+    asked: int | None, operator: int | None, tokens: int
+) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
     assert allowed(a_request(max_draft_tokens=asked), decision)[0] == tokens
 
