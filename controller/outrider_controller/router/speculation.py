@@ -214,7 +214,7 @@ class SpeculationController:
         if was_resting and not gain.resting:
             # It has to read what was committed meanwhile.
             self._forget_draft()
-        if self.window.add(seen.verified, seen.accepted):
+        if self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance):
             # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
             gain.known = min(gain.known, 0.0)
         times.stepped(step_us, seen.rounds)

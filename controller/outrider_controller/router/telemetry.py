@@ -29,7 +29,7 @@ class RouterTelemetry:
         )
         self._low_acceptance = Counter(
             "outrider_low_acceptance",
-            "Requests of whose last 200 verified draft tokens fewer than half were accepted.",
+            "Requests with an acceptance of the last 200 verified draft tokens below one half or their floor.",
             ["tenant"],
             registry=registry,
         )
@@ -88,7 +88,7 @@ class RouterTelemetry:
         self._event(EventKind.DRAFT_LOST, worker_id, request, loss.value)
 
     def low_acceptance(self, draft_id: str, request: Request, acceptance: float | None) -> None:
-        """Of the last 200 drafted tokens that a request's target verified, it accepted fewer than half."""
+        """Of a request's last 200 verified tokens the target accepted fewer than half, or than the tenant's floor."""
         log.warning("the target accepts few drafted tokens: %.2f of 200", acceptance, extra=_of(request, draft_id))
         self._low_acceptance.labels(request.tenant).inc()
         self._event(EventKind.WINDOW_BELOW_FLOOR, draft_id, request, f"{acceptance:.2f} of the last 200")

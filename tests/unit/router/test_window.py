@@ -56,6 +56,14 @@ def test_below_a_tenants_floor_the_rest_of_the_request_is_plain() -> None:
     assert controller.allow(replace(ALLOWED, min_acceptance=0.4, insistent=True)) is None
 
 
+def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_plain() -> None:
+    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, min_acceptance=0.8))
+    controller.opened(5, DraftRecord(measured=True))
+    assert set(played(controller, 100, accepted=3)[60:]) == {0}
+    assert controller.window.acceptance == 0.75
+    assert controller.window.low
+
+
 def test_a_low_window_takes_the_credit_that_earlier_requests_gave() -> None:
     controller = SpeculationController(PolicyConfig(), replace(ALLOWED, saving=3.0, insistent=True))
     controller.opened(5, DraftRecord(measured=True))
