@@ -48,9 +48,11 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
 
 def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
     fields = _mapping(where, given, _FIELDS)
+    _check_weight(where, fields)
     quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
     if "speculation" in fields:
         speculation = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
+        _check_weight(f"{where}.speculation", speculation)
         fields["speculation"] = tenants_pb2.SpeculationPolicy(**speculation)
     for i, model in enumerate(fields.get("models", [])):
         _check_kind(f"{where}.models[{i}]", model, str)
@@ -69,6 +71,12 @@ def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any
             raise _refused(f"{where}: {str(name)[:80]!r} is no field; there are {', '.join(known)}")
         _check_kind(f"{where}.{name}" if "[" in where else f"{where}: {name}", value, known[name])
     return dict(given)
+
+
+def _check_weight(where: str, fields: Mapping[str, Any]) -> None:
+    # A message cannot tell 0 from none.
+    if fields.get("weight") == 0:
+        raise _refused(f"{where}.weight: 0 is below 0.01; leave it out for the usual one")
 
 
 def _check_kind(where: str, value: Any, kind: type) -> None:

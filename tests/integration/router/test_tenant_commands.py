@@ -128,6 +128,8 @@ def test_files_and_stdin_are_applied_together_or_not_at_all(
         ("tenants: [{name: a, quota: {requests_per_second: -1}}]", "tenants[0].quota.requests_per_second"),
         ("tenants: [{name: a, quota: {tokens_per_minute: -1}}]", "tenants[0].quota.tokens_per_minute"),
         ("tenants: [{name: a, quota: {tokens_per_minute: 0}}]", "tenants[0].quota.tokens_per_minute"),
+        ("tenants: [{name: a, weight: 0}]", "tenants[0].weight: 0 is below 0.01"),
+        ("tenants: [{name: a, speculation: {weight: 0.0}}]", "tenants[0].speculation.weight: 0 is below 0.01"),
         ("tenants: [{name: a, quota: {tokens_per_minute: many}}]", "tenants[0].quota.tokens_per_minute"),
         ('tenants: [{name: "a\\x07"}]', "tenants[0].name"),
         ("tenants: [{name: a, models: [1]}]", "tenants[0].models[0]"),
