@@ -2,6 +2,7 @@
 
 redis://USER@HOST:6379?password_file=FILE       rediss://HOST:6379?ssl_ca_certs=FILE      unix:///FILE
 redis+sentinel://USER@HOST:26379,HOST:26379/SERVICE?password_file=FILE    rediss+sentinel://...
+    with sentinel_user=USER&sentinel_password_file=FILE where Sentinels ask for a password too
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def _sentinel_pool(
     scheme: str, netloc: str, path: str, options: dict[str, str], given: dict[str, Any]
 ) -> ConnectionPool:
     login, _, hosts = netloc.rpartition("@")
+    asking = _sentinel_login(options)
     service, _, database = path.removeprefix("/").partition("/")
     if not service or (database and not database.isdecimal()) or not options.keys() <= set(_TLS_FILES):
         raise ValueError("a Sentinel URL is redis+sentinel://HOST:PORT,HOST:PORT/SERVICE[/DATABASE]")
@@ -76,10 +78,20 @@ def _sentinel_pool(
     timeout = {"socket_connect_timeout": given.get("socket_connect_timeout")}
     # Neither class has types.
     make: Any = Sentinel
-    sentinel = make([_host(one) for one in hosts.split(",")], sentinel_kwargs={**timeout, **secure})
+    sentinel = make([_host(one) for one in hosts.split(",")], sentinel_kwargs={**timeout, **secure, **asking})
     make = SentinelConnectionPool
     pool: ConnectionPool = make(service, sentinel, db=int(database or 0), **secure, **given)
     return pool
+
+
+def _sentinel_login(options: dict[str, str]) -> dict[str, Any]:
+    """Taken out of the options. Sentinels have users of their own, apart from the servers'."""
+    user, path = options.pop("sentinel_user", ""), options.pop("sentinel_password_file", "")
+    if not path:
+        if user:
+            raise ValueError("sentinel_user needs sentinel_password_file")
+        return {}
+    return {"credential_provider": PasswordFile(user, Path(path))}
 
 
 def _host(text: str) -> tuple[str, int]:

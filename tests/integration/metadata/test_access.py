@@ -230,6 +230,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
         "redis+sentinel:///main",
         "redis+sentinel://h:1/main/x",
         "redis+sentinel://h:1/main?foo=1",
+        "redis+sentinel://h:1/main?sentinel_user=u",
         "redis://u:p@h:1?password_file=/f",
     ],
 )
@@ -240,8 +241,8 @@ def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
 
 
 @contextmanager
-def watched(directory: Path) -> Iterator[tuple[int, ExitStack, str]]:
-    """A leader, a follower and a Sentinel: the leader's port, what ends the leader, the URL."""
+def watched(directory: Path, *more: str) -> Iterator[tuple[int, ExitStack, str]]:
+    """A leader, a follower and a Sentinel with `more` lines: the leader's port, what ends the leader, the URL."""
     with ExitStack() as stack:
         leader, follower, sentinel = (free_port() for _ in range(3))
         leads = stack.enter_context(ExitStack())
@@ -252,6 +253,7 @@ def watched(directory: Path) -> Iterator[tuple[int, ExitStack, str]]:
         configuration.write_text(
             f"port {sentinel}\nsentinel monitor main 127.0.0.1 {leader} 1\n"
             "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 2000\n"
+            + "".join(f"{line}\n" for line in more)
         )
         started = (str(configuration), "--sentinel")
         stack.enter_context(server(directory / "sentinel", *started, port=sentinel))
@@ -268,6 +270,17 @@ async def test_the_leader_is_found_through_sentinels(tmp_path: Path) -> None:
             assert store.available
         async with Redis(port=leader, protocol=2) as redis:
             assert await redis.smembers("outrider:workers:target") == {b"target-1"}
+
+
+async def test_sentinels_that_want_a_password_get_their_own(tmp_path: Path) -> None:
+    file, wrong = tmp_path / "password", tmp_path / "wrong"
+    file.write_text("of-sentinels\n")
+    wrong.write_text("of-others")
+    with watched(tmp_path, "user default off", "user asks on >of-sentinels allchannels +@all") as (_, _, url):
+        for path, works in ((file, True), (wrong, False)):
+            asked = f"{url}?sentinel_user=asks&sentinel_password_file={path}"
+            async with MetadataStore.connect(asked, call_timeout_s=5.0) as store:
+                assert (await store.tenants.find(None) is not None) is works
 
 
 async def test_sentinels_and_the_leader_are_asked_with_tls(tmp_path: Path) -> None:
