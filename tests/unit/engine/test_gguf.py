@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,28 @@ def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:
     said: list[str] = []
     assert resolve(file, said.append) == resolve(file, said.append)
     assert len(said) == 1
+
+
+def test_workers_that_start_together_convert_it_once(tiny: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny, tmp_path / "tiny.gguf")
+    converting, waiting, said = threading.Event(), threading.Event(), list[str]()
+
+    def first(line: str) -> None:
+        said.append(line)
+        converting.set()
+        # Not for ever: without a lock the second never waits.
+        waiting.wait(10)
+
+    def second(line: str) -> None:
+        said.append(line)
+        waiting.set()
+
+    with ThreadPoolExecutor() as threads:
+        found = [threads.submit(resolve, file, first)]
+        assert converting.wait(60)
+        found.append(threads.submit(resolve, file, second))
+        assert len({one.result() for one in found}) == 1
+    assert [line.partition(" ")[0] for line in said] == ["converting", "another"]
 
 
 def test_it_can_be_held_in_fewer_bits_like_any_other(tiny: Path, tmp_path: Path) -> None:
