@@ -19,9 +19,9 @@ from outrider.gateway.admission import Admission
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
-from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
+from outrider.gateway.parsers.reasoning import Thought
 from outrider.gateway.quota_keeper import Charge, QuotaKeeper
 from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import (
@@ -344,7 +344,7 @@ class Generator:
             raise InvalidRequest("resume_token_ids", message)
         check_token_ids("resume_token_ids", first.resume_token_ids, model.vocab_size)
         read = [await self._read(model, of_prompt[0], default_max_tokens) for of_prompt in prompts]
-        logits = await self._logits(model, options.logits) if options.logits else None
+        logits = await self._logits(model, first, read[0][0]) if options.logits else None
         predicted = await _predicted(model, first.prediction, self.threads)
         return [
             _Prepared(model, token_ids, max_tokens, logits, predicted)
@@ -362,8 +362,14 @@ class Generator:
             _check_prompt_logprobs(where, asked, len(token_ids))
         return token_ids, _max_tokens(model, len(token_ids), generation, default_max_tokens)
 
-    async def _logits(self, model: Model, choice: LogitsChoice) -> sequence_pb2.LogitsOptions | None:
-        return await self.threads.run(choice.num_chars, lambda: choice.to_proto(model.tokenizer, model.vocab_size))
+    async def _logits(
+        self, model: Model, generation: Generation, prompt: Sequence[int]
+    ) -> sequence_pb2.LogitsOptions | None:
+        choice, chat = generation.options.logits, generation.prompt
+        apart = isinstance(chat, ChatPrompt) and chat.reads_reasoning
+        thought = model.tokenizer.thought_after(prompt) if apart else Thought.NONE
+        work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, thought)  # noqa: E731
+        return await self.threads.run(choice.num_chars, work)
 
     async def _run(self, job: _Job, observer: RequestObserver) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)
@@ -372,8 +378,12 @@ class Generator:
             observer.chunk(len(piece.token_ids), chunk.finish, self.clock())
             yield chunk
             return
+        job.stats.submitted_s = self.clock()
         async with aclosing(self._rounds(job)) as rounds:
             async for response in rounds:
+                if response.phase == router_pb2.ROUTE_PHASE_OPENED:
+                    job.stats.opened(self.clock())
+                    observer.opened()
                 chunk = job.take(response, self.clock())
                 observer.chunk(len(chunk.token_ids), chunk.finish, self.clock())
                 if chunk.finish:
@@ -391,8 +401,8 @@ class Generator:
             try:
                 async with aclosing(self._attempt(job, retry)) as rounds:
                     async for response in rounds:
-                        if response.token_ids:
-                            retry.token()
+                        if response.token_ids or response.phase == router_pb2.ROUTE_PHASE_ACCEPTED:
+                            retry.got_on()
                         yield response
                 return
             except _RouterLost as lost:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.parsers.reasoning import Thought
 from outrider.gateway.structured import Grammatical
+from outrider.gateway.thought_grammar import after_thought
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import logits_options
@@ -52,14 +54,20 @@ class LogitsChoice:
         """To be tokenised."""
         return sum(map(len, self.bad_words)) + (self.structured.num_chars if self.structured is not None else 0)
 
-    def to_proto(self, tokenizer: ModelTokenizer, vocab_size: int) -> sequence_pb2.LogitsOptions | None:
-        """None when nothing is asked. Raises InvalidRequest for an id that the model does not have."""
+    def to_proto(
+        self, tokenizer: ModelTokenizer, vocab_size: int, thought: Thought = Thought.NONE
+    ) -> sequence_pb2.LogitsOptions | None:
+        """None when nothing is asked. `thought`: what may come before the part that a grammar is for.
+
+        Raises InvalidRequest for an id that the model does not have.
+        """
         if not self:
             return None
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
         if self.structured is not None:
-            options = replace(options, grammar=self.structured.to_grammar(tokenizer))
+            grammar = self.structured.to_grammar(tokenizer)
+            options = replace(options, grammar=grammar and after_thought(grammar, tokenizer, thought))
         return logits_options.to_proto(options)
 
     def client_field(self, field: str | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.gateway.generation import Answer, Chunk
 from outrider.gateway.parsers.message import MessageParser
-from outrider.gateway.parsers.reasoning import CLOSE, OPEN, ReasoningParser
+from outrider.gateway.parsers.reasoning import CLOSE, OPEN, ReasoningParser, Thought
 from outrider.gateway.parsers.tool_calls import (
     FORMATS,
     CallDelta,
@@ -24,8 +24,6 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools import ToolUse
 
 Json = dict[str, Any]
-# A template opens the reasoning with its last tokens, and a line end.
-_LAST_TOKENS = 4
 
 
 @dataclass(slots=True)
@@ -135,9 +133,7 @@ def _max_calls(use: ToolUse | None) -> int | None:
 
 
 def _reasoning(answer: Answer) -> ReasoningParser | None:
-    """None for a model that does not reason, and where a grammar leaves no room for it."""
-    tokenizer, structured = answer.tokenizer, answer.options.logits.structured
-    if not tokenizer.reasons or (structured is not None and not structured.leaves_text):
+    """None for a model that does not reason."""
+    if not answer.tokenizer.reasons:
         return None
-    last = "".join(map(tokenizer.spell, answer.prompt_token_ids[-_LAST_TOKENS:]))
-    return ReasoningParser(inside=last.rstrip().endswith("<think>"))
+    return ReasoningParser(inside=answer.tokenizer.thought_after(answer.prompt_token_ids) is Thought.OPEN)

@@ -56,6 +56,8 @@ class ChatPrompt:
     tools: ToolUse | None = None
     variables: Mapping[str, Any] | None = None
     """More of the chat template's, in plain JSON."""
+    reads_reasoning: bool = False
+    """What the model thinks is told apart from its answer, of which alone a grammar is asked."""
 
     def __post_init__(self) -> None:
         _check_variables("chat_template_kwargs", self.variables or {})

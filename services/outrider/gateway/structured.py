@@ -37,11 +37,6 @@ class Grammatical(ABC):
     def num_chars(self) -> int:
         """About as many as the grammar has."""
 
-    @property
-    @abstractmethod
-    def leaves_text(self) -> bool:
-        """Whether the answer may begin with any text, such as reasoning."""
-
     @abstractmethod
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
         """In llguidance's notation; empty where nothing is held to. Raises InvalidRequest or NotSupported."""
@@ -72,10 +67,6 @@ class Structured(Grammatical):
     @property
     def num_chars(self) -> int:
         return len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
-
-    @property
-    def leaves_text(self) -> bool:
-        return False
 
     def to_grammar(self, tokenizer: ModelTokenizer | None = None) -> str:
         """The same with every tokenizer."""

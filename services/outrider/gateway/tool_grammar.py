@@ -37,10 +37,6 @@ class FreeCalls(Grammatical):
         answer = 0 if self.answer is None else self.answer.num_chars
         return answer + len(json.dumps(self.use.definitions))
 
-    @property
-    def leaves_text(self) -> bool:
-        return self.answer is None
-
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
         """Raises InvalidRequest with what is wrong, or NotSupported; empty where nothing is held to."""
         if tokenizer.tool_format != "hermes":
@@ -48,7 +44,7 @@ class FreeCalls(Grammatical):
                 return ""
             message = f"together with tools it needs a model that writes calls as hermes, not {tokenizer.tool_format}"
             raise NotSupported(self.field, message)
-        begin, end = (_mark(tokenizer, name) for name in HERMES_MARKS)
+        begin, end = map(tokenizer.mark, HERMES_MARKS)
         lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]
         if self.answer is not None:
             number = "+" if self.use.parallel else ""
@@ -73,12 +69,6 @@ class FreeCalls(Grammatical):
             raise NotSupported(answer.field, f"{answer.kind} cannot be together with tools; a JSON schema can")
         schema = answer.value if isinstance(answer.value, dict) else {"anyOf": [answer.value]}
         return f"%json {json.dumps(schema | _JSON)}"
-
-
-def _mark(tokenizer: ModelTokenizer, name: str) -> str:
-    """As the grammar names it: a special token by its name, else a text."""
-    token_id = tokenizer.tokenizer.token_to_id(name)
-    return name if token_id is not None and not tokenizer.token_bytes.of(token_id) else f'"{name}"'
 
 
 def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:

@@ -31,13 +31,15 @@ SERVICE = "outrider.rpc.v1.RouterService"
 
 
 @cache
-def tiny_tokenizer_bytes(template: str = "") -> bytes:
-    """What a target of a tiny checkpoint sends; with a chat template of its own."""
+def tiny_tokenizer_bytes(template: str = "", added: tuple[str, ...] = ()) -> bytes:
+    """What a target of a tiny checkpoint sends; with a chat template and tokens of its own."""
     # Only here: a router in a process of its own is given the bytes, and starts at once.
     from outrider.target.tokenizer import describe
     from outrider.testing.tiny import tiny_tokenizer
 
-    described = describe(tiny_tokenizer(VOCAB), (2,))
+    tokenizer = tiny_tokenizer(VOCAB - len(added))
+    tokenizer.add_tokens(list(added))
+    described = describe(tokenizer, (2,))
     if template:
         described.chat_templates["default"] = template
     return described.SerializeToString(deterministic=True)

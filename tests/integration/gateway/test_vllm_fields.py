@@ -22,6 +22,8 @@ from tests.integration.gateway.scripted_router import (
 )
 from tests.integration.gateway.test_tools import prompt_of
 
+MARKS = ("<think>", "</think>", "<tool_call>")
+THINKS = "{{ messages[0].content }}</think>{% if add_generation_prompt %}<think>\n{% endif %}"
 ASKED: Any = [{"role": "user", "content": "Hm?"}]
 SHOWS = "{{ messages[0].content }} {{ enable_thinking }} {{ effort }}"
 
@@ -105,3 +107,24 @@ async def test_logprobs_of_the_prompt_are_refused_by_name_where_they_cannot_be(s
             body = {"model": MODEL, "prompt": "a", "prompt_logprobs": 1} | fields
             answer = await client.post("/completions", json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs"), answer.text
+
+
+async def test_a_grammar_begins_where_the_thought_ends(serve: Any) -> None:
+    """The tokens of the thought are counted, and no part of the content."""
+    pytest.importorskip("llguidance")
+    served = tiny_tokenizer_bytes(THINKS, MARKS)
+    thinking = ModelTokenizer.parse(served)
+    said = thinking.encode_plain('Hm.</think>\n{"a": 1}')
+    router = ScriptedRouter(saying([*said, 2], size=4), tokenizer=served)
+    schema = {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}
+    async with serve(router) as client:
+        chat = await posted(client, "/chat/completions", messages=ASKED, structured_outputs=schema)
+        response = await posted(client, "/responses", input="Hm?", structured_outputs=schema)
+        await posted(client, "/completions", prompt="a<think>", structured_outputs=schema, max_tokens=50)
+    message = chat["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
+    assert chat["usage"]["completion_tokens_details"]["reasoning_tokens"] == 3
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 3
+    first, second, plain = (each.logits.grammar for each in router.requests)
+    assert first == second and "</think>" in first and "</think>" not in plain

@@ -72,7 +72,7 @@ class ResponsesRequest(MessageBody):
         messages = list(_messages(self.input))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        return [ChatPrompt(tuple(messages), tools=self.tool_use)]
+        return [ChatPrompt(tuple(messages), tools=self.tool_use, reads_reasoning=True)]
 
     @cached_property
     def tool_use(self) -> ToolUse | None:

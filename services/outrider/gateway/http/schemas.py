@@ -380,7 +380,8 @@ class ChatRequest(MessageBody):
 
     def to_prompts(self) -> list[Prompt]:
         messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages))
-        return [ChatPrompt(messages, tools=self.tool_use, variables=self._template_variables() or None)]
+        variables = self._template_variables() or None
+        return [ChatPrompt(messages, tools=self.tool_use, variables=variables, reads_reasoning=True)]
 
     def _template_variables(self) -> dict[str, Any]:
         if self.reasoning_effort not in (None, "none"):

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+
 from outrider.gateway.parsers.tool_calls import held_back
 
 OPEN, CLOSE = "<think>", "</think>"
 _SPACE = " \t\r\n"
+
+
+class Thought(Enum):
+    """Whether an answer may begin with one."""
+
+    NONE = auto()
+    FREE = auto()
+    """The model opens it, or does not think."""
+    OPEN = auto()
+    """The chat template has opened it."""
 
 
 class ReasoningParser:

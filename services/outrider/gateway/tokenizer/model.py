@@ -10,12 +10,16 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
+from outrider.gateway.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.parsers.tool_calls import MARKERS, format_of
 from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.rpc.v1 import tokenizer_pb2
+
+# A template opens the reasoning with its last tokens, and a line end.
+_LAST_TOKENS = 16
 
 
 class TooManyTokens(ValueError):
@@ -92,6 +96,20 @@ class ModelTokenizer:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def mark(self, name: str) -> str:
+        """As a grammar names it: an added token by its name, which is never text there, else a text."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return name if any(token.content == name for token in added) else f'"{name}"'
+
+    def thought_after(self, prompt_token_ids: Sequence[int]) -> Thought:
+        """What the chat template left of it to the model."""
+        if not self.reasons:
+            return Thought.NONE
+        last = "".join(map(self.spell, prompt_token_ids[-_LAST_TOKENS:])).rstrip()
+        if last.endswith(CLOSE):
+            return Thought.NONE
+        return Thought.OPEN if last.endswith(OPEN) else Thought.FREE
 
     def special_id(self, name: str) -> int | None:
         """Of a special token by the name that templates have for it, such as bos_token."""

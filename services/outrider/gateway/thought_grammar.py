@@ -1,0 +1,42 @@
+"""A grammar for an answer that a thought goes before: what is asked of the answer begins after `</think>`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outrider.gateway.parsers.reasoning import CLOSE, OPEN, Thought
+from outrider.gateway.parsers.tool_calls import MARKERS
+from outrider.gateway.tokenizer.model import ModelTokenizer
+
+_GAP = r"GAP: /[\n ]{0,4}/"
+
+
+def after_thought(grammar: str, tokenizer: ModelTokenizer, thought: Thought) -> str:
+    """`grammar`, in llguidance's notation, for what follows. The same where no thought may come."""
+    if thought is Thought.NONE:
+        return grammar
+    start = "thought GAP @answer" if thought is Thought.OPEN else f"({tokenizer.mark(OPEN)} thought GAP)? @answer"
+    lark = "\n".join([f"start: {start}", *_thought(tokenizer), _GAP])
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark}, {**_parsed(grammar), "name": "answer"}]})
+
+
+def _thought(tokenizer: ModelTokenizer) -> list[str]:
+    """The rules of one, up to its end."""
+    close = tokenizer.mark(CLOSE)
+    if close.startswith('"'):
+        # Lazy: the first mark is its end.
+        return [rf"thought[lazy]: /(.|\n)*{CLOSE.replace('/', chr(92) + '/')}/"]
+    # It may mention tools, whose marks are tokens and no text.
+    others = [tokenizer.mark(name) for name in MARKERS if name != CLOSE and name.startswith("<")]
+    mentioned = " | ".join(name for name in others if not name.startswith('"'))
+    text = f"TEXT (({mentioned}) TEXT)*" if mentioned else "TEXT"
+    return [f"thought: {text} {close}", r"TEXT: /(.|\n)*/"]
+
+
+def _parsed(grammar: str) -> dict[str, Any]:
+    """llguidance writes one as JSON, or as Lark's notation alone."""
+    if grammar.startswith("{"):
+        [found] = json.loads(grammar)["grammars"]
+        return dict(found)
+    return {"lark_grammar": grammar}
