@@ -42,7 +42,7 @@ def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: s
     flags = flags[1:] if module == _CHANGED_DRAFT else flags
     program = (_CHANGED_DRAFT, change) if change else ("outrider.draft",)
     argv = with_options((python, flag, *program, *flags), model=path, model_name=served_name(model), kind=kind)
-    return replace(spec, argv=argv, env=_with_benchmarks())
+    return replace(spec, argv=argv, env={**spec.env, **_with_benchmarks()})
 
 
 def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple[ProcessSpec, ...]:
@@ -51,7 +51,7 @@ def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple
     def changed(spec: ProcessSpec) -> ProcessSpec:
         python, flag, _, *flags = spec.argv
         argv = (python, flag, "benchmarks.support.unpriced_target", str(line_file), *flags)
-        return replace(spec, argv=argv, env=_with_benchmarks())
+        return replace(spec, argv=argv, env={**spec.env, **_with_benchmarks()})
 
     return tuple(map(changed, targets))
 

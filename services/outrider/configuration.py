@@ -24,7 +24,7 @@ from functools import cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from outrider.masking import MASK, masked
+from outrider.masking import MASK, holds_password, masked
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -118,7 +118,7 @@ def load(
     try:
         given = _from_file(cls, file or environment.get("OUTRIDER_CONFIG", ""))
         given |= _from_environment(cls, environment)
-        given |= {s.name: Given(options[s.name], s.flag) for s in settings(cls) if s.name in options}
+        given |= _from_flags(cls, options)
         config = build(cls, given)
     except ConfigError as error:
         parser.error(str(error))
@@ -282,6 +282,17 @@ def _refuse(value: Any, wanted: str) -> NoReturn:
 
 
 # Sources
+
+
+def _from_flags(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Given]:
+    """Raises ConfigError for a password: everybody on the machine may read a command line."""
+    given = {s.name: Given(options[s.name], s.flag) for s in settings(cls) if s.name in options}
+    for setting in settings(cls):
+        value = given[setting.name].value if setting.name in given else ""
+        if any(holds_password(one) for one in (value if isinstance(value, list) else [str(value)])):
+            other = f"{setting.variable}, or a line in the file of --config"
+            raise ConfigError(f"{setting.name}: others can read a password in {setting.flag}: give it in {other}")
+    return given
 
 
 def _from_environment(cls: type[Any], environment: Mapping[str, str]) -> dict[str, Given]:

@@ -11,6 +11,19 @@ from typing import Any
 MASK = "***"
 _SECRET_NAME = re.compile(r"(^|_)(keys?|secrets?|passwords?|credentials?|salt)($|_)")
 
+_SECRET_OPTION = re.compile(r"(^|[_-])((api)?keys?|secrets?|passwords?|tokens?|credentials?|signature|sig)($|[_-])")
+
+
+def holds_password(text: str) -> bool:
+    """Whether this is a URL with a password before its host, or with an option that is named as a secret."""
+    _, separator, rest = text.partition("://")
+    if not separator:
+        return False
+    authority, _, query = rest.partition("?")
+    login = authority.partition("/")[0].rpartition("@")[0]
+    options = (one.partition("=")[0].lower() for one in query.split("&"))
+    return ":" in login or any(_SECRET_OPTION.search(one) and not one.endswith("_file") for one in options)
+
 
 def masked(value: Any, name: str = "") -> Any:
     """A configuration as JSON can hold it, without what is secret: fields named so, bytes, credentials in URLs."""

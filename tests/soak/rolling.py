@@ -178,7 +178,7 @@ def in_twos(ray: bool, plan: Plan, ports: Ports) -> Plan:
     own, with a controller and a control plane."""
     gateway = plan.gateway
     delay = ("--drain-delay", f"{_DRAIN_DELAY_S:g}")
-    metadata = ("--metadata", gateway.argv[gateway.argv.index("--metadata") + 1])
+    metadata = ("--metadata", gateway.env["OUTRIDER_METADATA"])
     by_grpc, http, ops = (f"{_HOST}:{ports.claim()}" for _ in range(3))
     listens = ("--listen-grpc", by_grpc, "--listen-http", http, "--ops-listen", ops)
     python = (sys.executable, "-m", "outrider.gateway")

@@ -20,7 +20,7 @@ from outrider.draft.config import DraftConfig
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.config import parse_arguments as parse_gateway
-from outrider.masking import masked
+from outrider.masking import holds_password, masked
 from outrider.target.config import TargetConfig
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import ControllerConfig
@@ -132,6 +132,22 @@ def test_a_secret_comes_from_a_file_and_is_not_printed(file: Path, capsys: pytes
         read("--key-file", str(file), "--check-config")
     printed = capsys.readouterr().out
     assert json.loads(printed)["key_file"] == "***" and "hunter2" not in printed
+
+
+@pytest.mark.parametrize("url", ["redis://u:hunter2@h:1/0", "https://h/x?token=hunter2", "redis://h?password=hunter2"])
+def test_a_password_is_refused_where_others_can_read_it(
+    url: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = "OUTRIDER_NAME, or a line in the file of --config"
+    assert refusal(capsys, "--name", url) == f"thing: name: others can read a password in --name: give it in {other}"
+    file.write_text(f"name: {url}\n")
+    assert load(Config, "thing", "", ["--config", str(file)], {}).name == url
+    assert load(Config, "thing", "", [], {"OUTRIDER_NAME": url}).name == url
+
+
+@pytest.mark.parametrize("url", ["redis://u@h:1?password_file=/run/secret", "127.0.0.1:1", "http://h:1/a:b@c"])
+def test_what_holds_no_password_is_taken_from_a_flag(url: str) -> None:
+    assert load(Config, "thing", "", ["--name", url], {}).name == url
 
 
 @pytest.mark.parametrize(
@@ -257,6 +273,8 @@ def _written(dice: random.Random, cls: type[Any], folder: Path, environment: pyt
             lines[setting.name] = value
         elif place == 1:
             environment.setenv(setting.variable, ",".join(_words(value)))
+        elif any(holds_password(word) for word in _words(value)):
+            lines[setting.name] = value
         elif setting.kind is bool:
             arguments.append(setting.flag if value is True else f"--no-{setting.flag[2:]}")
         else:

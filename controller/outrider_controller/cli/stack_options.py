@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
+from outrider.masking import holds_password
 
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
@@ -82,7 +84,14 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             **shown,
         ),
         option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Of each worker; 0: chosen by it."),
-        option("--metadata", "metadata_url", default="", metavar="URL", help="A Redis; default: one of our own."),
+        option(
+            "--metadata",
+            "metadata_url",
+            default="",
+            metavar="URL",
+            callback=_without_password,
+            help="A Redis; default: one of our own.",
+        ),
         option("--run-dir", type=path, default=None, help="For logs; default: a new one in ~/.cache/outrider/run."),
         option(
             "--start-timeout",
@@ -94,6 +103,14 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             **shown,
         ),
     ]
+
+
+def _without_password(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    """The URL, unless a command line shows its password."""
+    shown = context.get_parameter_source("metadata_url") is ParameterSource.COMMANDLINE
+    if shown and holds_password(url):
+        raise click.BadParameter("others can read a password in --metadata: give it in the environment or in a file")
+    return url
 
 
 def _placement(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:

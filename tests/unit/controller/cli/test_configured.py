@@ -22,6 +22,16 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(
     assert shown["metadata_url"] == "redis://***@h:1"
 
 
+def test_a_password_may_stand_in_the_environment_and_in_no_command_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["up", "--metadata", "redis://u:hunter2@h:1", "--check-config"]) == 2
+    said = capsys.readouterr().err
+    assert "others can read a password in --metadata" in said and "hunter2" not in said
+    monkeypatch.setenv("OUTRIDER_UP_METADATA", "redis://u:hunter2@h:1")
+    assert run(["up", "--check-config"]) == 0
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [("target: 2\n", "target: is no option"), ("targets: many\n", "--targets"), ("- x\n", "has to be a mapping")],

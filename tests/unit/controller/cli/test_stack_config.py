@@ -56,6 +56,13 @@ def test_every_worker_is_told_which_kernels_to_run():
     assert "--require-native" not in target(StackConfig(), [0]).argv
 
 
+def test_no_command_line_shows_the_password_of_the_store():
+    plan = Planner(StackConfig(), Path("/m"), "redis://u:hunter2@h:1", [0, 1]).plan(Ports())
+    for spec in (*plan.targets, *plan.drafts, plan.controller, plan.gateway):
+        assert spec.env["OUTRIDER_METADATA"] == "redis://u:hunter2@h:1"
+        assert not any("hunter2" in word for word in spec.argv)
+
+
 def test_the_options_of_a_stack_know_every_variant():
     assert NATIVE_VARIANTS == engine_config.NATIVE_VARIANTS
     with pytest.raises(ValueError, match="native_variant: 'sse9' is not one of"):
