@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import grpc
 import httpx
 import pytest
@@ -29,6 +30,7 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
+from outrider_controller.cli import clusters, contexts
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.control.config import ControlConfig
@@ -119,6 +121,21 @@ async def test_a_cluster_with_certificates_answers_with_drafts_and_lets_nobody_e
         async with Gateway(cluster.gateway.grpc_address) as gateway:
             request = generation_pb2.GenerateRequest(model="tiny", text="ab")
             assert (await gateway.answer(request)).finish_reason
+        # And as those that ask a cluster by name.
+        monkeypatch.delenv("OUTRIDER_TLS_DIR")
+        monkeypatch.delenv("OUTRIDER_GATEWAY_CA")
+        monkeypatch.setenv("OUTRIDER_CONTEXTS_FILE", str(tmp_path / "config" / "config.yaml"))
+        control, tls = cluster.addresses[Role.CONTROL], str(cluster.cluster.files(Role.OPERATOR).directory)
+        with clusters.changed() as known:
+            known.named["prod"] = clusters.Cluster(
+                control, cluster.gateway.grpc_address, tls_dir=tls, gateway_ca=str(cluster.authority)
+            )
+        with click.Context(click.Command("any")) as context:
+            contexts.want(context, "prod")
+            assert len((await list_workers(control)).workers) == 5
+            assert [model.model for model in await list_models(cluster.addresses[Role.ROUTER])] == ["tiny"]
+            async with Gateway(cluster.gateway.grpc_address) as gateway:
+                assert (await gateway.answer(request)).finish_reason
 
 
 async def test_with_a_secret_alone_drafts_serve_targets_and_targets_routers_and_each_refuses_the_others(
