@@ -204,9 +204,9 @@ class DraftProcess(Worker):
         self.servicer.expire_drain()
 
     def leftovers(self) -> list[str]:
-        found = [f"sequence {key} is open" for key in self.worker._open]
-        due = (*self.worker._due, *self.worker._ahead)
-        found += [f"work is due for {key}" for key in due]
+        sequences = self.worker._sequences
+        found = [f"sequence {key} is open" for key in sequences.keys]
+        found += [f"work is due for {waiting.key}" for waiting in (*sequences.due, *sequences.ahead)]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

@@ -241,7 +241,9 @@ def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_te
 
     worker = DraftWorker(NgramDrafter(384, 512, NgramConfig()), 4, clock)
     reports = [turn(worker, opened(ONE), opened(TWO)), turn(worker), turn(worker, committed(ONE, 6, 22))]
-    worker._open[TWO].share_s += 0.5
+    two = worker._sequences.find(TWO)
+    assert two is not None
+    two.share_s += 0.5
     worker.stats.busy_s += 0.5
     reports.append(turn(worker, Closed(ONE), Closed(TWO)))
     proposed = sum(proposal.share_s for report in reports for proposal in report.proposals)

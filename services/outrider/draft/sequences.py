@@ -1,0 +1,107 @@
+"""Which sequences are open on a draft worker, and what each of them waits for. Knows no drafter and no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.draft.report import Proposed
+from outrider.drafters import Drafted, DraftSequence
+from outrider.worker.events import SequenceKey
+
+
+@dataclass(slots=True, eq=False)
+class OpenSequence:
+    """One sequence that may yet be drafted for."""
+
+    key: SequenceKey
+    sequence: DraftSequence
+    since_s: float = 0.0
+    """Monotonic: when the commit or opening came in that the next proposal answers."""
+    compute_s: float = 0.0
+    """Rounds it was part of since it was last answered."""
+    share_s: float = 0.0
+    """Its part of all rounds since it was last spoken of."""
+
+    def proposed(
+        self, base_len: int, drafted: Drafted, since_s: float, compute_s: float, *, run_ahead: bool = False
+    ) -> Proposed:
+        """A proposal of it, which tells what the sequence has taken of the rounds up to now."""
+        opening = self.sequence.opening
+        share_s, self.share_s = self.share_s, 0.0
+        return Proposed(
+            *(self.key, self.sequence.epoch, base_len, drafted, opening.params, opening.mode),
+            since_s=since_s,
+            compute_s=compute_s,
+            share_s=share_s,
+            run_ahead=run_ahead,
+        )
+
+
+class OpenSequences:
+    """Those that are open, and those that have finished and only wait to be closed."""
+
+    def __init__(self) -> None:
+        self._open: dict[SequenceKey, OpenSequence] = {}
+        self._finished: set[SequenceKey] = set()
+        # Their next proposal is due; who waits longest comes first.
+        self._due: dict[SequenceKey, OpenSequence] = {}
+        # Their guess may grow while the target verifies it.
+        self._ahead: dict[SequenceKey, OpenSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._finished)
+
+    def __contains__(self, key: SequenceKey) -> bool:
+        return key in self._open or key in self._finished
+
+    @property
+    def keys(self) -> list[SequenceKey]:
+        return [*self._open, *self._finished]
+
+    @property
+    def due(self) -> list[OpenSequence]:
+        return list(self._due.values())
+
+    @property
+    def ahead(self) -> list[OpenSequence]:
+        return list(self._ahead.values())
+
+    @property
+    def num_running(self) -> int:
+        """Those that are not paused."""
+        return sum(1 for found in self._open.values() if found.sequence.limits.max_draft_tokens)
+
+    def find(self, key: SequenceKey) -> OpenSequence | None:
+        return self._open.get(key)
+
+    def add(self, found: OpenSequence) -> None:
+        self._open[found.key] = found
+
+    def make_due(self, found: OpenSequence, since_s: float) -> None:
+        """A proposal is due, unless the sequence is paused."""
+        if not found.sequence.limits.max_draft_tokens:
+            return
+        found.since_s = since_s
+        # A sequence that already waits keeps its place, or one that commits often would never catch up.
+        self._due[found.key] = found
+        self._ahead.pop(found.key, None)
+
+    def answered(self, found: OpenSequence, *, may_run_ahead: bool) -> None:
+        del self._due[found.key]
+        if may_run_ahead:
+            self._ahead[found.key] = found
+
+    def rest(self, key: SequenceKey) -> None:
+        """It waits for nothing."""
+        self._due.pop(key, None)
+        self._ahead.pop(key, None)
+
+    def finish(self, key: SequenceKey) -> None:
+        """Its id stays known until it is closed."""
+        self._finished.add(key)
+
+    def remove(self, key: SequenceKey) -> OpenSequence | None:
+        """What was open under the key, if it had not finished."""
+        self.rest(key)
+        self._finished.discard(key)
+        return self._open.pop(key, None)
