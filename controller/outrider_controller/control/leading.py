@@ -176,7 +176,7 @@ class PlanLeader:
             await self._take_over(epoch)
         if self.epoch:
             now_s = self._clock()
-            if await self._policies.read(now_s) or now_s - self._planned_s >= _PLAN_EVERY_S:
+            if await self._policies.read(now_s, self.epoch) or now_s - self._planned_s >= _PLAN_EVERY_S:
                 self._planned_s = now_s
                 if self._policies.deleted:
                     await self._forget(self._policies.deleted)

@@ -21,7 +21,7 @@ class Overrides(Protocol):
 
     async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
 
-    async def overrides(self) -> dict[str, tenants.SpeculationOverride] | None: ...
+    async def overrides(self, epoch: int = 0) -> dict[str, tenants.SpeculationOverride] | None: ...
 
 
 class Tenants(Protocol):
@@ -50,9 +50,9 @@ class TenantPolicies:
         """All of it is read the next time."""
         self._read_s = float("-inf")
 
-    async def read(self, now_s: float) -> bool:
-        """Whether something is other than before."""
-        overrides = await self._store.overrides()
+    async def read(self, now_s: float, epoch: int) -> bool:
+        """Whether something is other than before, in the store in which that epoch leads."""
+        overrides = await self._store.overrides(epoch)
         if overrides is None:
             return False
         changed, self._overrides = overrides != self._overrides, overrides

@@ -94,14 +94,24 @@ class PlanStore:
         if not known:
             raise unknown_tenant(tenant, "tenant")
 
-    async def overrides(self) -> dict[str, tenants_pb2.SpeculationOverride] | None:
-        """Those in force, by tenant; None while Redis is away."""
+    async def overrides(self, epoch: int = 0) -> dict[str, tenants_pb2.SpeculationOverride] | None:
+        """Those in force, by tenant; None while Redis is away.
+
+        `epoch`: of a leader that reads them. None too where Redis no longer has it: it has lost its memory, and what
+        was set is not what it holds.
+        """
 
         async def work(redis: Redis) -> Any:
-            return await redis.hgetall(self._keys.overrides)
+            pipe = redis.pipeline(transaction=True)
+            pipe.hgetall(self._keys.overrides)
+            pipe.get(self._keys.leader_epoch)
+            return await pipe.execute()
 
-        found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
-        if found is None:
+        answer: tuple[dict[bytes, bytes], bytes | None] | None = await self._link.call_in_background(work)
+        if answer is None:
+            return None
+        found, current = answer
+        if epoch and int(current or 0) != epoch:
             return None
         now_ms = time.time() * 1000
         said = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}

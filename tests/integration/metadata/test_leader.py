@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.leading import PlanLeader
@@ -37,5 +39,27 @@ async def test_a_leader_tells_redis_again_what_operators_have_said(store: Metada
         await store.plans.set_override("acme", off)
         await leader.tick()
         raw.flushall()
+        await leader.tick()
+    assert await store.plans.overrides() == {"acme": off}
+
+
+async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_is_read(
+    store: MetadataStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with EventWriter(store).running() as events:
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
+        await store.plans.set_override("acme", off)
+        await leader.tick()
+        hold = LeaderLease.hold
+
+        async def hold_and_flush(lease: LeaderLease) -> int | None:
+            epoch = await hold(lease)
+            raw.flushall()
+            return epoch
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LeaderLease, "hold", hold_and_flush)
+            await leader.tick()
         await leader.tick()
     assert await store.plans.overrides() == {"acme": off}
