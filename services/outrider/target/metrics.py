@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.report import Report, TargetStats
@@ -14,10 +14,20 @@ from outrider.worker.report import Load
 class TargetMetrics:
     """One worker's part of a registry."""
 
-    def __init__(self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats, execution: str = ""
+    ) -> None:
+        """`execution`: what runs the steps, as in ModelInfo."""
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
         self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
+        kernels = Gauge(
+            "outrider_native_kernels",
+            "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
+            ["model_name", "execution"],
+            registry=registry,
+        )
+        kernels.labels(info.model, execution).set(runs_native_kernels(execution))
         registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
     def observe(self, report: Report, load: Load) -> None:
@@ -40,6 +50,11 @@ class TargetMetrics:
                 num_accepted=outcome.num_accepted,
                 num_dropped=committed.num_dropped,
             )
+
+
+def runs_native_kernels(execution: str) -> bool:
+    """Whether these are our kernels for CPUs, of whatever variant."""
+    return execution.startswith("native")
 
 
 def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.engine import Engine, resolve, revision, tokenizer_fingerprint
+from outrider.engine import Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
 from outrider.engine.parallel.sharding import rank_device
@@ -27,7 +27,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.draft_leases import no_leases
 from outrider.target.events import Event, TargetEvent
 from outrider.target.grammar import GrammarCompiler
-from outrider.target.metrics import TargetMetrics
+from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.opening import Limits
 from outrider.target.report import Report
 from outrider.target.scheduler import Batching
@@ -110,7 +110,14 @@ def serve(
     make = partial(_servicer, config, engine, info)
     add = target_pb2_grpc.add_TargetServiceServicer_to_server
     devices = [info.device] if config.tensor_parallel == 1 else _devices(config)
-    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=devices)
+    notes = _notes(engine.info)
+    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=devices, notes=notes)
+
+
+def _notes(model: ModelInfo) -> dict[str, str]:
+    if model.device != "cpu" or runs_native_kernels(model.execution):
+        return {}
+    return {"kernels": f"no native kernels; steps run as {model.execution}, several times slower"}
 
 
 def _devices(config: TargetConfig) -> list[str]:
@@ -143,7 +150,7 @@ def _servicer(
         info,
         limits,
         publisher.note,
-        TargetMetrics(registry, info, worker.stats),
+        TargetMetrics(registry, info, worker.stats, engine.info.execution),
         make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(resolve(config.model)),

@@ -74,6 +74,8 @@ class Ops:
     """By what is checked. A process that fails one should be started again."""
     ready: dict[str, Check] = field(default_factory=dict)
     """By what is checked. A process that fails one should be sent nothing for now."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """By what they are about: what /readyz says besides, of a process that is ready."""
     pages: dict[str, PageMaker] = field(default_factory=dict)
     """By path: what this process shows beside what every process does."""
     beaten_s: float = field(default_factory=time.monotonic)
@@ -102,7 +104,7 @@ class Ops:
             case "/livez":
                 return _verdict(self.live)
             case "/readyz":
-                return _verdict({**self.live, **self.ready})
+                return _verdict({**self.live, **self.ready}, self.notes)
             case "/metrics":
                 return Page(HTTPStatus.OK, _METRICS, generate_latest(self.registry))
             case "/metrics/vllm":
@@ -115,11 +117,14 @@ class Ops:
                 return Page(HTTPStatus.OK if path == "/" else HTTPStatus.NOT_FOUND, _TEXT, known.encode())
 
 
-def _verdict(checks: Mapping[str, Check]) -> Page:
-    """200 and "ok", or 503 and a line for each check that fails."""
+def _verdict(checks: Mapping[str, Check], notes: Mapping[str, str] = MappingProxyType({})) -> Page:
+    """200, "ok" and the notes, or 503 and a line for each check that fails."""
     found = [(name, check()) for name, check in list(checks.items())]
     failed = "".join(f"{name}: {problem}\n" for name, problem in found if problem)
-    return Page(HTTPStatus.SERVICE_UNAVAILABLE if failed else HTTPStatus.OK, _TEXT, (failed or "ok\n").encode())
+    if failed:
+        return Page(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, failed.encode())
+    said = "".join(f"{name}: {note}\n" for name, note in list(notes.items()))
+    return Page(HTTPStatus.OK, _TEXT, f"ok\n{said}".encode())
 
 
 def busy_check(

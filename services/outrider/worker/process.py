@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -111,16 +112,17 @@ async def serve(
     *,
     signals: Sequence[signal.Signals] = (),
     devices: Sequence[str] = (),
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[RunningWorker[S]]:
     """The worker as others see it: serving `service`, and with a lease if there is a metadata store.
 
-    `make`: the servicer; `add`: it to a server; `devices`: what it runs on, as torch names them.
+    `make`: the servicer; `add`: it to a server; `devices`: what it runs on, as torch names them; `notes`: for /readyz.
 
     Raises OSError when an address cannot be bound, ValueError for what is no metadata URL; never because the store is
     away.
     """
     async with AsyncExitStack() as stack:
-        ops = Ops(role_name(info.role), config)
+        ops = Ops(role_name(info.role), config, notes=dict(notes))
         store = await stack.enter_async_context(_connect(config, ops.registry)) if config.metadata_url else None
         gpus = Gpus.open(uuids_of(devices))
         gpus.describe(info)

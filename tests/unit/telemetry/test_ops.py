@@ -74,6 +74,14 @@ def test_a_process_without_threads_answers_when_it_looks() -> None:
     server.server_close()
 
 
+def test_a_note_is_said_of_a_process_that_is_ready_and_fails_nothing() -> None:
+    ops = Ops("target", Config(), notes={"kernels": "none"})
+    assert (ops.page("/readyz").status, ops.page("/readyz").body) == (HTTPStatus.OK, b"ok\nkernels: none\n")
+    assert ops.page("/livez").body == b"ok\n"
+    ops.ready["server"] = lambda: "draining"
+    assert ops.page("/readyz").body == b"server: draining\n"
+
+
 async def test_without_an_address_nothing_is_opened() -> None:
     async with serving_ops(Ops("target", Config()), "") as address:
         assert address == ""
