@@ -66,8 +66,8 @@ class LogitsChoice:
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
         if self.structured is not None:
-            grammar = self.structured.to_grammar(tokenizer)
-            options = replace(options, grammar=grammar and after_thought(grammar, tokenizer, thought))
+            grammar = after_thought(self.structured.to_grammar(tokenizer), tokenizer, thought)
+            options = replace(options, grammar=grammar)
         return logits_options.to_proto(options)
 
     def client_field(self, field: str | None) -> str | None:

@@ -39,7 +39,7 @@ class Grammatical(ABC):
 
     @abstractmethod
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
-        """In llguidance's notation; empty where nothing is held to. Raises InvalidRequest or NotSupported."""
+        """In llguidance's notation. Raises InvalidRequest or NotSupported."""
 
 
 @dataclass(frozen=True, slots=True)

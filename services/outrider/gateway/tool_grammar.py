@@ -24,7 +24,7 @@ _JSON = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 class FreeCalls(Grammatical):
     """Any number of calls, one where they are not to be parallel; or the answer in their place.
 
-    The format is Hermes's, whose marks tell a call from all else. In other formats strict functions are as others.
+    The format is Hermes's, whose marks tell a call from all else.
     """
 
     use: ToolUse
@@ -38,11 +38,10 @@ class FreeCalls(Grammatical):
         return answer + len(json.dumps(self.use.definitions))
 
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
-        """Raises InvalidRequest with what is wrong, or NotSupported; empty where nothing is held to."""
+        """Raises InvalidRequest with what is wrong, or NotSupported, as for other formats."""
         if tokenizer.tool_format != "hermes":
-            if self.answer is None:
-                return ""
-            message = f"together with tools it needs a model that writes calls as hermes, not {tokenizer.tool_format}"
+            what = "strict functions need" if self.answer is None else "together with tools it needs"
+            message = f"{what} a model that writes calls as hermes, not {tokenizer.tool_format}"
             raise NotSupported(self.field, message)
         begin, end = map(tokenizer.mark, HERMES_MARKS)
         lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]

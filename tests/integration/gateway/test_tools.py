@@ -221,7 +221,10 @@ async def test_an_operator_may_say_how_a_model_writes_calls(gateway: OpenGateway
         answer = await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1])
         with pytest.raises(openai.APIStatusError, match="llama3_json") as caught:
             await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS[:1], response_format=FORMAT)
+        with pytest.raises(openai.APIStatusError, match="llama3_json") as strict:
+            await client.chat.completions.create(model=MODEL, messages=[ASKED], tools=TOOLS)
         known = await running.core.catalog.get(MODEL)
     assert answer.choices[0].message.tool_calls[0].function.name == "clock"
     assert caught.value.body["param"].startswith("response_format")
+    assert strict.value.body["param"] == "tools"
     assert known.tokenizer.reasons
