@@ -10,13 +10,14 @@ from outrider.rpc.v1 import worker_pb2
 
 from outrider_controller.cli import clusters, contexts
 from outrider_controller.cli.asking import Nouns
-from outrider_controller.cli.control import control_options, list_workers
+from outrider_controller.cli.audit import get_audit
+from outrider_controller.cli.control import list_workers
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import named, note, output_option, print_rows
 from outrider_controller.cli.sequences import get_sequences
 from outrider_controller.cli.tenants import get_keys, get_tenants
 from outrider_controller.cli.usage import get_usage
-from outrider_controller.cli.watching import show_rows, watch_option
+from outrider_controller.cli.watching import list_options, show_rows
 from outrider_controller.control.rows import worker_rows
 
 _ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
@@ -35,8 +36,7 @@ def get() -> None:
 @get.command("workers")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
-@watch_option
-@control_options("table", "wide", "json", "yaml", "name")
+@list_options
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
@@ -78,3 +78,4 @@ get.add_command(get_sequences)
 get.add_command(get_tenants)
 get.add_command(get_keys)
 get.add_command(get_usage)
+get.add_command(get_audit)

@@ -8,9 +8,9 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, trace_pb2
 
-from outrider_controller.cli.control import ask_control, control_options
+from outrider_controller.cli.control import ask_control
 from outrider_controller.cli.output import moment, named, note
-from outrider_controller.cli.watching import show_rows, watch_option
+from outrider_controller.cli.watching import limit_option, list_options, show_rows
 
 COLUMNS = ("id", "tenant", "output_tokens", "draft_tokens", "acceptance", "seconds")
 MOST = 10_000
@@ -22,11 +22,8 @@ _WIDE = (*COLUMNS, "model", "target", "draft", "prompt_tokens", "router", "start
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--tenant", default="", metavar="NAME", help="Only this one's.")
 @click.option("--worker", default="", metavar="ID", help="Only those on this target or draft.")
-@click.option(
-    "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, metavar="N", help="At most so many."
-)
-@watch_option
-@control_options("table", "wide", "json", "yaml", "name")
+@limit_option(MOST)
+@list_options
 def get_sequences(
     ids: tuple[str, ...], tenant: str, worker: str, limit: int, watch: bool, control: str, output: str
 ) -> None:

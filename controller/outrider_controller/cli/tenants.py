@@ -19,7 +19,7 @@ from outrider_controller.cli.output import emit, moment, named, note, print_rows
 from outrider_controller.cli.redis_users import create_redis_users
 from outrider_controller.cli.spans import seconds
 from outrider_controller.cli.tenants_file import read_tenants
-from outrider_controller.cli.watching import show_rows, watch_option
+from outrider_controller.cli.watching import limit_option, list_options, show_rows
 
 KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
@@ -139,9 +139,8 @@ def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
 
 @click.command("tenants")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
-@watch_option
-@control_options("table", "wide", "json", "yaml", "name")
+@limit_option()
+@list_options
 def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, output: str) -> None:
     """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
 
@@ -149,7 +148,7 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
         if names:
             calls = [stub.GetTenant(control_pb2.GetTenantRequest(name=name)) for name in names]
             return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
-        found, last = await _paged(
+        found, last = await paged(
             lambda **page: stub.ListTenants(control_pb2.ListTenantsRequest(**page)), "tenants", limit
         )
         return found, last.num_tenants
@@ -167,9 +166,8 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
 @click.command("keys")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, metavar="N", help="At most so many.")
-@watch_option
-@control_options("table", "wide", "json", "yaml", "name")
+@limit_option()
+@list_options
 def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
     """List API keys by tenant: their ids, what they open, and until when. Never the keys.
 
@@ -190,11 +188,11 @@ async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[t
     def ask(**page: Any) -> Awaitable[control_pb2.ListKeysResponse]:
         return stub.ListKeys(control_pb2.ListKeysRequest(tenant=tenant, **page))
 
-    found: list[tenants_pb2.ApiKey] = (await _paged(ask, "keys", limit))[0]
+    found: list[tenants_pb2.ApiKey] = (await paged(ask, "keys", limit))[0]
     return found
 
 
-async def _paged(ask: Callable[..., Awaitable[Any]], rows: str, limit: int) -> tuple[list[Any], Any]:
+async def paged(ask: Callable[..., Awaitable[Any]], rows: str, limit: int) -> tuple[list[Any], Any]:
     """So many of what `ask(page_size=, page_token=)` gives under this name; and the last answer."""
     found: list[Any] = []
     token = ""

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from outrider.rpc.v1 import usage_pb2
 
-from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.control import Control, ask_control
 from outrider_controller.cli.output import moment
 from outrider_controller.cli.spans import span_option
-from outrider_controller.cli.watching import show_rows, watch_option
+from outrider_controller.cli.watching import list_options, show_rows
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
 _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
@@ -28,8 +28,7 @@ since_option = span_option("--since", "since_s", "24h", "From so long ago on.", 
 @click.argument("tenant", default="", metavar="[TENANT]")
 @since_option
 @click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="A row for each.")
-@watch_option
-@control_options("table", "wide", "json", "yaml", "name")
+@list_options
 def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, output: str) -> None:
     """What tenants have used: tokens, and the time of targets and drafts that they took.
 

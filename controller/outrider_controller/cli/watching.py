@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
+from outrider_controller.cli.control import control_options
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import document, note, print_rows, table_lines
 
@@ -23,10 +24,17 @@ _POLL_S = 2.0
 _FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 
 
-def watch_option(command: F) -> F:
-    """-w/--watch"""
+def list_options(command: F) -> F:
+    """--watch, --context, --control and -o, for what `show_rows` shows."""
     explanation = "Go on with what changes, until Ctrl-C; as JSON: one object a line."
-    return click.option("-w", "--watch", is_flag=True, help=explanation)(command)
+    watch = click.option("-w", "--watch", is_flag=True, help=explanation)
+    return watch(control_options("table", "wide", "json", "yaml", "name")(command))
+
+
+def limit_option(most: int | None = None) -> Callable[[F], F]:
+    """--limit, for lists that may be long."""
+    kind = click.IntRange(1, most)
+    return click.option("--limit", type=kind, default=1000, show_default=True, metavar="N", help="At most so many.")
 
 
 def repeated(

@@ -79,7 +79,7 @@ async def show(
     source = asking.Source(control, routers)
     parts = await _settled(source, asked)
     if follow:
-        return await _follow(source, asked, parts, known, colour=colour, echo=_silence if quiet else _echo)
+        return await _follow(source, asked, parts, known, colour=colour, echo=(lambda lines: None) if quiet else _echo)
     if not quiet:
         for number, part in enumerate(parts):
             painter = TokenPainter(await known.look_up(part.model, token_ids(part.rounds)), colour)
@@ -154,7 +154,3 @@ def _lines(part: trace.RequestTrace, rounds: table.Table, since: int) -> list[st
 def _echo(lines: Sequence[str]) -> None:
     for line in lines:
         click.echo(line)
-
-
-def _silence(lines: Sequence[str]) -> None:
-    """For programs, which get it all at the end."""
