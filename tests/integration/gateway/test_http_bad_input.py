@@ -162,7 +162,7 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [_calling({"name": "a"}, id=3)]}, 400, "messages[0].tool_calls[0].id"),
     ({"messages": [_calling({"name": "a"}, mood="good")]}, 400, "messages[0].tool_calls[0].mood"),
     ({"messages": [_calling({"name": "a", "arguments": {}})]}, 400, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [_calling({"name": "a", "arguments": "{"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [_calling({"name": "a", "arguments": "{]"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
     ({"messages": [_calling({"name": "a", "arguments": "1"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},

@@ -16,9 +16,12 @@ _ROLES = {"developer": "system"}
 _FIELDS = {
     "system": ("name",),
     "user": ("name",),
-    "assistant": ("name", "tool_calls", "reasoning_content"),
+    # vLLM has called a thought both names.
+    "assistant": ("name", "tool_calls", "reasoning_content", "reasoning"),
     "tool": ("name", "tool_call_id"),
 }
+# Each of them is enough of a message.
+_WITHOUT_CONTENT = ("tool_calls", "reasoning_content", "reasoning")
 # What a client may repeat of an answer of ours, with the values that say nothing.
 _EMPTY: dict[str, tuple[Any, ...]] = {"refusal": (), "audio": (), "annotations": ([],), "function_call": ()}
 
@@ -49,7 +52,10 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
             read[name] = value
     if role == "tool" and "tool_call_id" not in read:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
-    if given.get("content") is None and "tool_calls" in read:
+    if given.get("content") is None and not read.keys().isdisjoint(_WITHOUT_CONTENT):
+        return read | {"content": ""}
+    # A tool that has nothing to say.
+    if role == "tool" and given.get("content") == []:
         return read | {"content": ""}
     return read | {"content": _content(f"{where}.content", given.get("content"))}
 
@@ -105,11 +111,11 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any]:
-    """Clients send JSON in a string; templates write the object."""
+    """Clients send JSON in a string; templates write the object. Of arguments that were cut off, what there is."""
     if not isinstance(arguments, str):
         raise InvalidRequest(where, "has to be a string of JSON")
     try:
-        read = from_json(arguments or "{}")
+        read = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError as error:
         raise InvalidRequest(where, f"is not valid JSON: {error}") from error
     if not isinstance(read, dict):
