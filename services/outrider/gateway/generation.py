@@ -520,7 +520,10 @@ def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: 
     room = model.max_context_len - prompt_len
     asked = generation.options.max_tokens
     if asked is None:
-        return min(room, default) if default is not None else room
+        most = min(room, default) if default is not None else room
+        if (least := generation.options.logits.min_tokens) > most:
+            raise InvalidRequest("min_tokens", f"{least} is more than the {most} that the answer may have; set max_tokens")
+        return most
     if asked > room:
         message = f"{asked} after a prompt of {prompt_len} tokens exceed the model's context of {model.max_context_len}"
         raise InvalidRequest("max_tokens", message, reason="CONTEXT_LENGTH_EXCEEDED")
