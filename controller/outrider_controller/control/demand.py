@@ -19,6 +19,12 @@ class Demand:
         self._drafts = Gauge(
             "outrider_draft_workers_wanted", "Draft workers that the load needs.", ["draft"], registry=registry
         )
+        self._utilization = Gauge(
+            "outrider_draft_pool_utilization",
+            "Share of their time in which draft workers drafted, over the last minute, 0 to 1.",
+            ["draft"],
+            registry=registry,
+        )
         self._routers = Gauge(
             "outrider_routers_wanted",
             "Routers that the load needs; 0 where another control plane leads.",
@@ -52,6 +58,9 @@ class Demand:
         busy = Utilisation(len(routers), sum(self._busy) / len(self._busy))
         self._sizing = sizing(seen, busy, self._sizing, now_s)
         self._begin(now_s)
+        self._utilization.clear()
+        for version, one in seen.items():
+            self._utilization.labels(version).set(min(1.0, one.busy))
         self._drafts.clear()
         for version, wanted in self._sizing.drafts.items():
             self._drafts.labels(version).set(wanted.workers)
@@ -64,6 +73,7 @@ class Demand:
     def stop(self) -> None:
         """Another one leads."""
         self._looked_s = None
+        self._utilization.clear()
         self._drafts.clear()
         self.num_routers = 0
         self._routers.set(0)

@@ -115,9 +115,9 @@ class AdmissionQueue:
         if ticket.admitted_s is None:
             if before_s is not None and before_s > _HOPEFUL * (until_s - ticket.arrived_s):
                 raise self._refusal(request, f"{request.model!r} has more requests waiting than get a place in time")
-            with self._telemetry.queued(ticket.tenant):
+            with self._telemetry.queued(ticket.tenant, request.model):
                 await self._turn(request, pool, ticket, until_s)
-        self._telemetry.waited(ticket.tenant, asyncio.get_running_loop().time() - ticket.arrived_s)
+        self._telemetry.waited(ticket.tenant, request.model, asyncio.get_running_loop().time() - ticket.arrived_s)
 
     async def _turn(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
         turn = pool.turns[ticket] = asyncio.get_running_loop().create_future()

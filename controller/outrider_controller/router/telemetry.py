@@ -60,14 +60,14 @@ class RouterTelemetry:
         self._metrics.rejected(tenant, error.reason or "UNKNOWN")
 
     @contextmanager
-    def queued(self, tenant: str) -> Iterator[None]:
+    def queued(self, tenant: str, model: str) -> Iterator[None]:
         """Around a wait for a place."""
-        with self._metrics.queued(tenant):
+        with self._metrics.queued(tenant, model):
             yield
 
-    def waited(self, tenant: str, seconds: float) -> None:
+    def waited(self, tenant: str, model: str, seconds: float) -> None:
         """A request got its place after so long."""
-        self._metrics.waited(tenant, seconds)
+        self._metrics.waited(tenant, model, seconds)
 
     def failover(self, role: str) -> None:
         """A sequence was opened again."""

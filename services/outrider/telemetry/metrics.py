@@ -241,7 +241,10 @@ class RouterMetrics:
             "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
         )
         self._queued = Gauge(
-            "outrider_admission_queue_length", "Requests that wait for a place.", ["tenant"], registry=registry
+            "outrider_admission_queue_length",
+            "Requests that wait for a place.",
+            ["tenant", "model_name"],
+            registry=registry,
         )
         self._waited = Histogram(
             "outrider_admission_queue_seconds",
@@ -253,13 +256,13 @@ class RouterMetrics:
         self._tenants = LabelCap(100)
 
     @contextmanager
-    def queued(self, tenant: str) -> Iterator[None]:
+    def queued(self, tenant: str, model: str) -> Iterator[None]:
         """Around a wait for a place."""
-        with self._queued.labels(self._tenants(tenant)).track_inprogress():
+        with self._queued.labels(self._tenants(tenant), model).track_inprogress():
             yield
 
-    def waited(self, tenant: str, seconds: float) -> None:
-        self._queued.labels(self._tenants(tenant))  # 0 from its first request on, not absent until one waits
+    def waited(self, tenant: str, model: str, seconds: float) -> None:
+        self._queued.labels(self._tenants(tenant), model)  # 0 from its first request on, not absent until one waits
         self._waited.labels(self._tenants(tenant)).observe(seconds)
 
     def fallback(self, reason: str) -> None:

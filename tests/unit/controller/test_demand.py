@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
 from outrider_controller.control.demand import EVERY_S, Demand
 from prometheus_client import CollectorRegistry
@@ -25,6 +26,15 @@ def test_busy_drafts_and_routers_want_more_of_their_kind() -> None:
     registry = CollectorRegistry()
     minutes(Demand(registry), count=2, busy=1.3, late=0.0, routers=[0.9, 0.9])
     assert wanted(registry) == (2, 3)
+
+
+def test_an_autoscaler_sees_how_busy_the_drafts_are_where_a_control_plane_leads() -> None:
+    registry = CollectorRegistry()
+    demand = Demand(registry)
+    minutes(demand, count=2, busy=0.6, late=0.0, routers=[0.1])
+    assert registry.get_sample_value("outrider_draft_pool_utilization", {"draft": "d"}) == pytest.approx(0.6)
+    demand.stop()
+    assert registry.get_sample_value("outrider_draft_pool_utilization", {"draft": "d"}) is None
 
 
 def test_drafts_that_come_too_late_are_too_few_whatever_they_say_of_their_time() -> None:

@@ -117,10 +117,10 @@ def test_who_finds_no_place_waits_for_one() -> None:
             tasks = one.asks(6)
             await asyncio.sleep(0)
             assert one.held == (2, 4)
-            assert one.value("outrider_admission_queue_length", tenant="t") == 4
+            assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 4
             await asyncio.gather(*tasks)
             assert (one.held, len(one.done)) == ((0, 0), 6)
-            assert one.value("outrider_admission_queue_length", tenant="t") == 0
+            assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 0
             # Two at once, two after a second, two after two.
             assert one.value("outrider_admission_queue_seconds_sum", tenant="t") == pytest.approx(6)
 
