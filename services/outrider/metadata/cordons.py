@@ -5,10 +5,8 @@ Every change also writes the audit stream, in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from outrider.errors import Unavailable
 from outrider.metadata.keys import Keys
 from outrider.metadata.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import control_pb2
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 
 CORDON_KEPT_S = 86_400
 """After the last read of the worker's lease: one that is away for a while comes back cordoned."""
-
-T = TypeVar("T")
 
 
 class CordonStore:
@@ -47,7 +43,7 @@ class CordonStore:
             await pipe.execute()
             return True
 
-        await self._do(work)
+        await self._link.require(work)
 
     async def remove(self, worker_id: str, by: str) -> bool:
         """Whether there was one."""
@@ -59,7 +55,7 @@ class CordonStore:
             pipe.xadd(self._keys.audit, entry, maxlen=MAX_AUDIT_ENTRIES, approximate=True)
             return int((await pipe.execute())[0])
 
-        return bool(await self._do(work))
+        return bool(await self._link.require(work))
 
     async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None:
         """Unless it was changed or taken back meanwhile."""
@@ -72,13 +68,7 @@ class CordonStore:
             arguments = (before, drained.SerializeToString(), CORDON_KEPT_S)
             return await redis.eval(_REPLACE, 1, self._keys.cordon(cordon.worker_id), *arguments)
 
-        await self._do(work)
-
-    async def _do(self, work: Callable[[Redis], Awaitable[T]]) -> T:
-        answer = await self._link.call_in_background(work)
-        if answer is None:
-            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
-        return answer
+        await self._link.require(work)
 
 
 _REPLACE = """

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import Unavailable
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class LedgerStore:
         async def names_of(redis: Redis) -> Any:
             return await redis.zrangebyscore(self._keys.ledgers, first_hour, last_hour)
 
-        names = [name.decode().partition(":") for name in _answered(await self._link.call_in_background(names_of))]
+        names = [name.decode().partition(":") for name in await self._link.require(names_of)]
         found: list[LedgerEntry] = []
         for start in range(0, len(names), _MAX_LEDGERS):
             found += await self._entries([(int(h), w) for h, _, w in names[start : start + _MAX_LEDGERS]], tenant)
@@ -116,7 +115,7 @@ class LedgerStore:
                     pipe.hgetall(key)
             return await pipe.execute()
 
-        answers = _answered(await self._link.call_in_background(work))
+        answers = await self._link.require(work)
         if tenant:
             answers = [{k.encode(): v for k, v in zip(wanted, a, strict=True) if v is not None} for a in answers]
         return [
@@ -134,9 +133,3 @@ def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
         if field in FIELDS:
             setattr(sums.setdefault(tenant, TenantUsage()), field, int(value))
     return sums
-
-
-def _answered(answer: Any) -> Any:
-    if answer is None:
-        raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
-    return answer

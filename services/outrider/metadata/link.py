@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from outrider.errors import Unavailable
 from outrider.metadata.address import open_pool
 from outrider.metadata.counters import StoreCounters
 from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
@@ -85,6 +86,13 @@ class RedisLink:
         if self._answers is Answers.NOT:
             return None
         return await self._try(work, self._background_timeout_s, Answers.NOT)
+
+    async def require(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+        """As `call_in_background`, for work that never answers None. Raises Unavailable instead."""
+        answer = await self.call_in_background(work)
+        if answer is None:
+            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
+        return answer
 
     async def close(self) -> None:
         await stop(self._recovery)

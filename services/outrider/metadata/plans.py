@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from outrider.errors import Unavailable
 from outrider.metadata.keys import Keys
 from outrider.metadata.leader import LeaderLease
 from outrider.metadata.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
@@ -35,7 +34,8 @@ if redis.call('ZCARD', KEYS[3]) > 0 and ARGV[1] ~= '{DEFAULT_TENANT}' and redis.
 end
 if ARGV[2] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*',
-  'action', 'set speculation', 'name', ARGV[1], 'to', ARGV[3], 'by', ARGV[4])
+  'action', 'set speculation', 'name', ARGV[1], 'to', ARGV[3], 'by', ARGV[4],
+  'max_draft_tokens', ARGV[5], 'until_unix_ms', ARGV[6])
 return 1
 """
 
@@ -81,17 +81,16 @@ class PlanStore:
         """None takes it back. Raises Unavailable; NotFound where tenants are defined, and this one is not."""
         value = b"" if override is None else override.SerializeToString()
         name = "auto" if override is None else tenants_pb2.SpeculationSetting.Name(override.setting).lower()
-        said = (name.removeprefix("speculation_setting_"), "" if override is None else override.by)
+        override = override or tenants_pb2.SpeculationOverride()
+        cap = override.max_draft_tokens if override.HasField("max_draft_tokens") else ""
+        said = (name.removeprefix("speculation_setting_"), override.by, cap, override.until_unix_ms or "")
 
         keys = (self._keys.overrides, self._keys.audit, self._keys.tenants, self._keys.tenant(tenant))
 
         async def work(redis: Redis) -> Any:
             return await redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *said)
 
-        known = await self._link.call_in_background(work)
-        if known is None:
-            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
-        if not known:
+        if not await self._link.require(work):
             raise unknown_tenant(tenant, "tenant")
 
     async def overrides(self, epoch: int = 0) -> dict[str, tenants_pb2.SpeculationOverride] | None:

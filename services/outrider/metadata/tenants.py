@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from outrider.errors import Conflict, NotFound, Unavailable
+from outrider.errors import Conflict, NotFound
 from outrider.metadata.keys import Keys
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
@@ -27,7 +27,6 @@ DEFAULT_TENANT = "default"
 """Whose requests those are that come without a key, where none are required. It needs no record."""
 _KEPT_AFTER_EXPIRY_S = 86_400
 
-T = TypeVar("T")
 
 _FIND = """
 local required = redis.call('EXISTS', KEYS[3])
@@ -62,7 +61,8 @@ for i = 1, #ARGV - 2, 3 do
     if ARGV[#ARGV - 1] == '' then
       redis.call('HSET', key, 'record', record, 'version', version)
       redis.call('ZADD', KEYS[1], 0, name)
-      audit(KEYS[3], 'action', 'put tenant', 'name', name, 'version', version, 'by', ARGV[#ARGV])
+      audit(KEYS[3], 'action', 'put tenant', 'name', name, 'version', version, 'by', ARGV[#ARGV],
+        'old', known[1] or '', 'new', record)
     end
   end
   changes[#changes + 1] = {change, version}
@@ -73,6 +73,7 @@ return changes
 _DELETE = (
     _AUDIT
     + """
+local record = redis.call('HMGET', KEYS[2] .. ARGV[1], 'record')[1]
 if redis.call('DEL', KEYS[2] .. ARGV[1]) == 0 then return -1 end
 redis.call('ZREM', KEYS[1], ARGV[1])
 local members = redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[1] .. '/', '(' .. ARGV[1] .. '0')
@@ -89,7 +90,8 @@ for i = 1, #plan, 2 do
   if string.sub(plan[i], 1, #ARGV[1] + 1) == ARGV[1] .. '/' then redis.call('HDEL', KEYS[8], plan[i]) end
 end
 redis.call('SADD', KEYS[9], ARGV[1])
-audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2])
+audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2],
+  'old', record or '')
 return #members
 """
 )
@@ -152,6 +154,9 @@ class AuditEntry:
 
     id: str
     fields: Mapping[str, str] = field(default_factory=dict)
+    old: tenants_pb2.Tenant | None = None
+    """The tenant's record before, where it was changed and there was one."""
+    new: tenants_pb2.Tenant | None = None
 
 
 class TenantStore:
@@ -180,7 +185,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.hmget(self._keys.tenant(name), ["record", "version"])
 
-        record, version = await self._do(work)
+        record, version = await self._link.require(work)
         if record is None:
             raise unknown_tenant(name)
         return _parse(record, version)
@@ -197,7 +202,7 @@ class TenantStore:
             pipe.zcard(self._keys.tenants)
             return await pipe.execute()
 
-        *rows, total = await self._do(work)
+        *rows, total = await self._link.require(work)
         return [_parse(record, version) for record, version in rows if record is not None], total
 
     async def put(
@@ -212,7 +217,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.eval(_PUT, len(keys), *keys, *arguments, "dry" if dry_run else "", by)
 
-        answer = await self._do(work)
+        answer = await self._link.require(work)
         if isinstance(answer, bytes):
             raise Conflict("it has another version by now: read it again", field=_named(tenants, answer.decode()))
         return [
@@ -240,7 +245,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.eval(_DELETE, len(keys), *keys, name, by)
 
-        num_keys = int(await self._do(work))
+        num_keys = int(await self._link.require(work))
         if num_keys < 0:
             raise unknown_tenant(name)
         return num_keys
@@ -251,7 +256,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.smembers(self._keys.deleted_tenants)
 
-        return {name.decode() for name in await self._do(work)}
+        return {name.decode() for name in await self._link.require(work)}
 
     async def forgotten(self, names: Iterable[str]) -> None:
         """No plan is made any more for these that were deleted."""
@@ -259,7 +264,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.srem(self._keys.deleted_tenants, *names)
 
-        await self._do(work)
+        await self._link.require(work)
 
     async def page_of_keys(self, tenant: str, after: str, limit: int) -> tuple[list[tenants_pb2.ApiKey], str]:
         """Keys by tenant and id, of one tenant or of all; and where the next page begins, empty at the end."""
@@ -276,7 +281,7 @@ class TenantStore:
                 pipe.hget(self._keys.api_key((digest or b"").decode()), "record")
             return members, await pipe.execute()
 
-        members, records = await self._do(work)
+        members, records = await self._link.require(work)
         found = [_without_digest(_parse_key(record)) for record in records if record is not None]
         return found, members[-1].decode() if len(members) == limit else ""
 
@@ -296,7 +301,7 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)
 
-        answer = int(await self._do(work))
+        answer = int(await self._link.require(work))
         if answer == -1:
             raise unknown_tenant(key.tenant, "tenant")
         if answer == -2:
@@ -311,27 +316,18 @@ class TenantStore:
         async def work(redis: Redis) -> Any:
             return await redis.eval(_REVOKE, len(keys), *keys, key_id, by)
 
-        record = await self._do(work)
+        record = await self._link.require(work)
         if not record:
             raise NotFound(f"no key {key_id[:80]!r}", reason="UNKNOWN_KEY", field="id")
         return _without_digest(_parse_key(record))
 
-    async def audit(self, limit: int = 1000) -> list[AuditEntry]:
-        """The last changes, the newest first."""
+    async def audit(self, limit: int = 1000, before: str = "") -> list[AuditEntry]:
+        """The last changes before the one with this id, the newest first."""
 
         async def work(redis: Redis) -> Any:
-            return await redis.xrevrange(self._keys.audit, count=limit)
+            return await redis.xrevrange(self._keys.audit, max=f"({before}" if before else "+", count=limit)
 
-        return [
-            AuditEntry(entry_id.decode(), {name.decode(): value.decode() for name, value in body.items()})
-            for entry_id, body in await self._do(work)
-        ]
-
-    async def _do(self, work: Callable[[Redis], Awaitable[T]]) -> T:
-        answer = await self._link.call_in_background(work)
-        if answer is None:
-            raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
-        return answer
+        return [_parse_audit(entry_id, body) for entry_id, body in await self._link.require(work)]
 
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
@@ -348,6 +344,13 @@ def _parse(record: bytes, version: bytes) -> tenants_pb2.Tenant:
     tenant = tenants_pb2.Tenant.FromString(record)
     tenant.version = int(version)
     return tenant
+
+
+def _parse_audit(entry_id: bytes, body: dict[bytes, bytes]) -> AuditEntry:
+    old, new = (
+        tenants_pb2.Tenant.FromString(one) if (one := body.pop(name, b"")) else None for name in (b"old", b"new")
+    )
+    return AuditEntry(entry_id.decode(), {name.decode(): value.decode() for name, value in body.items()}, old, new)
 
 
 def _parse_key(record: bytes) -> tenants_pb2.ApiKey:
