@@ -35,9 +35,9 @@ def check_advertised(field: str, advertise: str, listen: str) -> None:
         raise ValueError(f"{field}: needed where {listen[:60]!r} listens on all interfaces: HOST:PORT, or auto")
 
 
-def split_address(address: str) -> tuple[str, int]:
+def split_address(address: str, field: str = "address") -> tuple[str, int]:
     """HOST:PORT in two. IPv6 hosts stand in brackets. Raises ValueError."""
-    check_listen("address", address)
+    check_listen(field, address)
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

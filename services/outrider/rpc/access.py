@@ -12,10 +12,9 @@ import grpc
 
 from outrider.errors import PermissionDenied
 from outrider.rpc.credentials import roles_of
+from outrider.rpc.handlers import Behaviour, Context, wrapped
 from outrider.rpc.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Behaviour: TypeAlias = Callable[[Any, Context], Any]
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 
 
@@ -40,7 +39,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         async def admit(context: Context) -> None:
             CALLER.set(await self._caller(method, context))
 
-        return _admitting(handler, admit)
+        # Not before the call: whose certificate it is, only a call's context knows.
+        return wrapped(handler, functools.partial(_admitted, admit))
 
     async def _caller(self, method: str, context: Context) -> Caller:
         if context.auth_context().get("transport_security_type") == [b"ssl"]:
@@ -59,24 +59,8 @@ def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((bearer_token(value) for key, value in metadata or () if key == AUTHORIZATION), "")
 
 
-def _admitting(handler: Any, admit: Admit) -> Any:
-    """A handler of the same kind that lets in whom `admit` does. Not before: whose certificate it is, only a call's
-    context knows."""
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    return make(
-        _admitted(behaviour, admit),
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-
-
-def _admitted(behaviour: Behaviour, admit: Admit) -> Behaviour:
+def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
+    """Lets in whom `admit` does."""
     if inspect.isasyncgenfunction(behaviour):
         # Written out instead of yielded on: gRPC leaves a generator unclosed when the client goes away between two
         # messages, and what the handler holds would stay held until the garbage collector comes by.

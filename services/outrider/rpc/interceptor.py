@@ -18,15 +18,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error
+from outrider.rpc.handlers import Behaviour, Context, Deserializer, Handler, wrapped
 from outrider.rpc.known_fields import check_known
 from outrider.rpc.status import abort
 
 logger = logging.getLogger(__name__)
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Behaviour: TypeAlias = Callable[[Any, Context], Any]
-Deserializer: TypeAlias = Callable[[bytes], Any]
 Check: TypeAlias = Callable[[Deserializer, bytes], Any]
 OnRefused: TypeAlias = Callable[[str, str], None]
 """Of a method (full name), for a reason. Must neither raise nor block."""
@@ -66,19 +63,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guard_handler(handler: Any, method: str, check: Check, on_refused: OnRefused) -> Handler:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     deserialize = functools.partial(check, handler.request_deserializer)
-    return make(
-        _guard(behaviour, method, on_refused),
+    return wrapped(
+        handler,
+        lambda behaviour: _guard(behaviour, method, on_refused),
         # A stream of requests is read inside its handler: what is raised there is answered below.
-        request_deserializer=deserialize if handler.request_streaming else _returning(deserialize),
-        response_serializer=handler.response_serializer,
+        deserialize if handler.request_streaming else _returning(deserialize),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 
+from outrider.address import check_listen
 from outrider.rpc.access import AccessInterceptor
 from outrider.rpc.health import Health, add_health
 from outrider.rpc.interceptor import ErrorInterceptor, OnRefused
@@ -149,9 +150,10 @@ async def serving(
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
     """Binds to HOST:PORT and says where. Raises OSError when that is not possible."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) < 65536):
-        raise OSError(f"{address!r} is not HOST:PORT")
+    try:
+        check_listen("listen", address)
+    except ValueError as error:
+        raise OSError(str(error)) from None
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -161,4 +163,4 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
         raise OSError(f"cannot listen on {address}: {error}") from None
     if bound == 0:
         raise OSError(f"cannot listen on {address}")
-    return f"{host}:{bound}"
+    return f"{address.rpartition(':')[0]}:{bound}"

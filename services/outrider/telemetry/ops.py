@@ -32,7 +32,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from outrider.address import is_ip, is_loopback
+from outrider.address import is_ip, is_loopback, split_address
 from outrider.configuration import shown
 from outrider.masking import masked
 from outrider.telemetry.vllm_names import VllmNames
@@ -182,14 +182,14 @@ class OpsServer(ThreadingHTTPServer):
     block_on_close = False
 
     def __init__(self, ops: Ops, listen: str) -> None:
-        host, colon, port = listen.rpartition(":")
-        if not (colon and host and port.isdecimal() and int(port) < 65536):
-            raise OSError(f"ops_listen: {listen!r} is not HOST:PORT")
+        try:
+            host, port = split_address(listen, "ops_listen")
+        except ValueError as error:
+            raise OSError(str(error)) from None
         self.ops = ops
-        host = host.removeprefix("[").removesuffix("]")
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, int(port)), _Handler)
+            super().__init__((host, port), _Handler)
         except OSError as error:
             raise OSError(f"ops_listen: cannot listen on {listen}: {error.strerror}") from error
         self.bound = f"{listen.rpartition(':')[0]}:{self.server_address[1]}"
