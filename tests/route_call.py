@@ -56,7 +56,7 @@ class RouteCall:
         message = await self._stream.read()
         if message is grpc.aio.EOF:
             raise Unavailable("the stream ended")
-        self._arrived.extend(message.responses)
+        self._arrived.extend(response for response in message.responses if not response.phase)
         for error in message.errors:
             self.cancel()
             raise from_route_error(error)

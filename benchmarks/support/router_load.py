@@ -99,6 +99,8 @@ class Client:
             raise LoadFailed(f"{error.reason}: {error.message}")
         again = []
         for response in message.responses:
+            if response.phase:
+                continue
             number = self._numbers[response.call_id]
             self.answered.add(number)
             self._marks.received(number, now_s)

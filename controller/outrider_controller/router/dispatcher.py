@@ -15,8 +15,8 @@ from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.v1 import router_pb2, target_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.rpc.v1 import target_pb2
 from outrider.supervision import beside
 
 from outrider_controller.router.admission import Request
@@ -85,6 +85,7 @@ class Dispatcher:
         try:
             async with _within(deadline_s), self.admission.place(request, deadline_s) as until_s:
                 active = await self._assigner.begin(request, new_response, recorder, until_s)
+                new_response().phase = router_pb2.ROUTE_PHASE_OPENED
                 while not active.state.finished:
                     await active.events.next()
                     await self._assigner.reopen(active)

@@ -219,6 +219,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 response.finish_reason = request.finish_reason
                 response.metrics.SetInParent()
             else:
+                new_response().phase = router.ROUTE_PHASE_ACCEPTED
                 await self._dispatcher.run(request, new_response, deadline_s)
         finally:
             self._num_calls -= 1

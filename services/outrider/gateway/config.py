@@ -56,7 +56,7 @@ class Failover:
     """How a request goes on when its router breaks."""
 
     window_s: float = 30.0
-    """Seconds that a request goes without a token from any router before it is given up."""
+    """Seconds that a request goes on without a router that accepts it, before it is given up."""
     max_moves: int = 8
     """Most routers that may break under one request: one that breaks them is not passed on for ever."""
     first_pause_s: float = 0.05

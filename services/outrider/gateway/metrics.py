@@ -25,6 +25,12 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.running = Gauge("outrider_gateway_requests_running", "Requests under way.", registry=self.registry)
+        self.waiting = Gauge(
+            "outrider_gateway_requests_waiting",
+            "Requests that no target has been sent yet.",
+            ["model_name"],
+            registry=self.registry,
+        )
         self.succeeded = self._counter(
             "request_success", "Requests answered to the end.", "model_name", "finished_reason"
         )
@@ -37,7 +43,7 @@ class GatewayMetrics:
         self.generation_tokens = self._tokens("request_generation_tokens", "Tokens delivered to a request.")
         self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
         self.queue_time = self._seconds(
-            "request_queue_time", "Time the target held the first step back, as it reported it.", _TTFT_BUCKETS_S
+            "request_queue_time", "Wait for a place at a target, and there for the first step.", _TTFT_BUCKETS_S
         )
         self.itl = self._seconds(
             "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
@@ -81,6 +87,7 @@ class GatewayMetrics:
             raise
         finally:
             self.running.dec()
+            observer.opened()
             if observer.num_tokens:
                 self.generation_tokens.labels(observer.model).observe(observer.num_tokens)
 
@@ -96,14 +103,23 @@ class RequestObserver:
     num_tokens: int = 0
     last_s: float | None = None
     finished: bool = False
+    waiting: bool = False
 
     def prepared(self, model: str, prompt_tokens: int) -> None:
-        self.model = model
+        self.model, self.waiting = model, True
+        self.metrics.waiting.labels(model).inc()
         self.metrics.prompt_tokens.labels(model).observe(prompt_tokens)
+
+    def opened(self) -> None:
+        """A target has been sent it, or it is over."""
+        if self.waiting:
+            self.waiting = False
+            self.metrics.waiting.labels(self.model).dec()
 
     def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
         """Something is about to be delivered."""
         if num_tokens:
+            self.opened()
             self.num_tokens += num_tokens
             if self.last_s is None:
                 self.metrics.ttft.labels(self.model).observe(now_s - self.started_s)

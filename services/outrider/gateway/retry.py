@@ -18,7 +18,7 @@ _NOT_HERE = frozenset(("DRAINING", "NO_MODEL", "UNKNOWN_MODEL"))
 
 @dataclass(slots=True)
 class RouterRetry:
-    """One request's patience: bounded in time from a break to the next token, and in the number of routers lost."""
+    """One request's patience: bounded in the time that no router takes it, and in the number of routers lost."""
 
     limits: Failover
     jitter: Callable[[], float] = field(default=random.random)
@@ -29,7 +29,7 @@ class RouterRetry:
     _num_moves: int = 0
     _broken_since_s: float | None = None
     _next_pause_s: float = 0.0
-    _has_new_tokens: bool = False
+    _has_got_on: bool = False
 
     def goes_on(self, error: OutriderError, *, has_tokens: bool) -> bool:
         """Whether a call that ended so is followed by one to another router. `has_tokens`: the client has some."""
@@ -42,9 +42,9 @@ class RouterRetry:
             return has_tokens or self._may_be_accepted
         return error.reason in _NOT_HERE
 
-    def token(self) -> None:
-        """The request got on: patience starts anew with the next break."""
-        self._has_new_tokens = True
+    def got_on(self) -> None:
+        """A router has accepted the request, or sent a token: patience starts anew with the next break."""
+        self._has_got_on = True
         self._broken_since_s = None
         self._next_pause_s = 0.0
 
@@ -52,8 +52,8 @@ class RouterRetry:
         """After a break: seconds to wait before the next router is asked; None to give up."""
         self.num_breaks += 1
         # Routers that cannot be reached do not count as lost under the request; their time is bounded instead.
-        self._num_moves += self._has_new_tokens
-        self._has_new_tokens = False
+        self._num_moves += self._has_got_on
+        self._has_got_on = False
         if self._broken_since_s is None:
             self._broken_since_s = now_s
         if self._num_moves > self.limits.max_moves or now_s - self._broken_since_s >= self.limits.window_s:

@@ -34,9 +34,18 @@ class RunningStats:
     last_token_s: float | None = None
     num_tokens: int = 0
     """Output tokens delivered in this call, after trimming."""
+    submitted_s: float = 0.0
+    """When the first router was asked."""
+    opened_s: float | None = None
+    """When the target that gave the first token was sent the request, as far as a router has said so."""
     queue_us_first: int = 0
     num_router_failovers: int = 0
     sums: RequestStats = field(default_factory=RequestStats)
+
+    def opened(self, now_s: float) -> None:
+        """A target was sent the request."""
+        if self.sums.num_steps == 0:
+            self.opened_s = now_s
 
     def add_round(self, response: router_pb2.RouteResponse) -> None:
         """One round as the router reported it, before anything of it is trimmed."""
@@ -72,10 +81,11 @@ class RunningStats:
         generation_s = last - first
         mean_itl_s = generation_s / (self.num_tokens - 1) if self.num_tokens > 1 else 0.0
         total_s = last - self.started_s
+        routing_s = self.opened_s - self.submitted_s if self.opened_s is not None else 0.0
         return Summary(
             time_to_first_token_ms=1e3 * (first - self.started_s),
             generation_time_ms=1e3 * generation_s,
-            queue_time_ms=self.queue_us_first / 1e3,
+            queue_time_ms=1e3 * routing_s + self.queue_us_first / 1e3,
             mean_itl_ms=1e3 * mean_itl_s,
             tokens_per_second=self.num_tokens / total_s if total_s > 0 else 0.0,
             sums=self.sums,
@@ -91,7 +101,8 @@ class Summary:
     generation_time_ms: float
     """First token to last."""
     queue_time_ms: float
-    """As the target reported it for the first step: standing ready before it ran."""
+    """Until a target was sent the request, the wait for a place included; and there, as it reported that, standing
+    ready before the first step."""
     mean_itl_ms: float
     """Per token, not per message: tokens of one round arrive together."""
     tokens_per_second: float

@@ -11,6 +11,7 @@ from prometheus_client.samples import Sample
 VLLM_NAMES = {
     "outrider_num_requests_running": "vllm:num_requests_running",
     "outrider_num_requests_waiting": "vllm:num_requests_waiting",
+    "outrider_gateway_requests_waiting": "vllm:num_requests_waiting",
     "outrider_kv_cache_usage_perc": "vllm:kv_cache_usage_perc",
     "outrider_prefix_cache_queries": "vllm:prefix_cache_queries",
     "outrider_prefix_cache_hits": "vllm:prefix_cache_hits",

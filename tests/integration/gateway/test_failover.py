@@ -264,3 +264,37 @@ async def test_routers_are_found_by_their_leases(
             assert (await collect(started.grpc_address))[0] == TEXT
             roles = {lease.info.role for lease in await store.workers()}
             assert worker_pb2.WORKER_ROLE_GATEWAY in roles
+
+
+async def test_a_request_that_routers_accept_outlives_more_restarts_than_the_window_has_time_for(
+    gateway: OpenGateway, ids: list[int]
+) -> None:
+    async def waiting(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        yield router_pb2.RouteResponse(phase=router_pb2.ROUTE_PHASE_ACCEPTED)
+        # It waits for a target when its router ends.
+        await asyncio.sleep(0.1)
+        if len(router.requests) > 4:
+            yield router_pb2.RouteResponse(phase=router_pb2.ROUTE_PHASE_OPENED)
+            async for response in saying(ids)(request):
+                yield response
+
+    router = ScriptedRouter(waiting)
+    async with routing(router) as address, gateway(address, failover=Failover(window_s=0.05)) as started:
+        text, _, last = await collect(started.grpc_address)
+        waiting_now = started.core.metrics.registry.get_sample_value
+    assert (text, len(router.requests)) == (TEXT, 5)
+    assert last.metrics.queue_time_ms > 400
+    assert waiting_now("outrider_gateway_requests_waiting", {"model_name": MODEL}) == 0
+
+
+async def test_a_request_under_which_routers_break_is_not_passed_on_for_ever(
+    gateway: OpenGateway, ids: list[int]
+) -> None:
+    async def breaking(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        yield router_pb2.RouteResponse(phase=router_pb2.ROUTE_PHASE_ACCEPTED)
+
+    router = ScriptedRouter(breaking)
+    async with routing(router) as address, gateway(address, failover=Failover(max_moves=3)) as started:
+        with pytest.raises(grpc.aio.AioRpcError, match="calls to routers broke off"):
+            await collect(started.grpc_address)
+    assert len(router.requests) == 4

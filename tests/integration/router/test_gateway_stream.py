@@ -25,6 +25,7 @@ class OpenStream:
 
     call: Any
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    phases: dict[int, list[router.RoutePhase.ValueType]] = field(default_factory=lambda: defaultdict(list))
     finished: set[int] = field(default_factory=set)
     errors: dict[int, router.RouteError] = field(default_factory=dict)
     num_messages: int = 0
@@ -40,6 +41,9 @@ class OpenStream:
             return False
         self.num_messages += 1
         for response in message.responses:
+            if response.phase:
+                assert not self.tokens[response.call_id] and not response.token_ids
+                self.phases[response.call_id].append(response.phase)
             self.tokens[response.call_id].extend(response.token_ids)
             if response.finish_reason:
                 self.finished.add(response.call_id)
@@ -73,6 +77,15 @@ async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet
     # Twenty sequences would be some two hundred messages one by one; a step of all is one, in either direction.
     assert stream.num_messages < 60
     assert draft.num_messages < 80
+
+
+async def test_a_gateway_is_told_when_a_call_is_accepted_and_when_a_target_was_sent_it(fleet):
+    await fleet.target()
+    await fleet.start()
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request()), (2, fleet.request(model="other")))
+        await stream.until_ended(1, 2)
+    assert stream.phases == {1: [router.ROUTE_PHASE_ACCEPTED, router.ROUTE_PHASE_OPENED]}
 
 
 async def test_a_bad_call_fails_by_itself(fleet):

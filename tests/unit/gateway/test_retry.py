@@ -19,17 +19,17 @@ def test_the_first_break_is_followed_at_once_and_the_next_ever_later() -> None:
     assert [request.pause_s(0) for _ in range(5)] == pytest.approx([0, 0.1, 0.2, 0.3, 0.3])
 
 
-def test_it_gives_up_when_no_token_came_for_the_window_after_the_break() -> None:
+def test_it_gives_up_when_no_router_took_it_for_the_window_after_the_break() -> None:
     request = patience()
     assert request.pause_s(100) is not None
     assert request.pause_s(109.9) is not None
     assert request.pause_s(110) is None
 
 
-def test_a_token_renews_its_patience() -> None:
+def test_a_token_or_a_router_that_accepts_it_renews_its_patience() -> None:
     request = patience()
     request.pause_s(0)
-    request.token()
+    request.got_on()
     assert request.pause_s(50) == 0
 
 
@@ -37,7 +37,7 @@ def test_it_gives_up_on_a_request_that_loses_router_after_router() -> None:
     request = patience()
     pauses = []
     for now_s in range(3):
-        request.token()
+        request.got_on()
         pauses.append(request.pause_s(now_s))
     assert pauses == [0, 0, None]
 

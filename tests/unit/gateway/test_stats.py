@@ -73,3 +73,13 @@ def test_cached_tokens_are_those_of_the_prompt_not_of_a_resumed_answer() -> None
     stats.num_router_failovers += 1
     stats.add_round(last)
     assert stats.sums.num_cached_tokens == 16
+
+
+def test_the_queue_is_the_wait_for_a_target_and_there_for_the_first_step() -> None:
+    stats = RunningStats(started_s=10.0, submitted_s=10.5)
+    stats.opened(12.5)
+    # The router was lost before a token came, and the next one found another target.
+    stats.opened(13.5)
+    stats.add_round(round_of(0, 0, 0))
+    stats.opened(20.0)
+    assert stats.summary(21.0).queue_time_ms == pytest.approx(3000 + 1e-3)
