@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from outrider_controller.autoscaler.belief import STATE
 from outrider_controller.autoscaler.evidence import Cell, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
 from outrider_controller.cli.speculation import because, explained, would_change
-from outrider_controller.plan_messages import belief_from_proto, decision_from_proto, decision_to_proto
+from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
 
 CELL = Cell("acme", "m")
 VALUES = dict(zip(STATE, (100.0, 250.0, 40.0, 90.0, 5.0, 300.0, 150.0, 4000.0), strict=True))
+BELIEF = (Pairing("acme", "m", "d@1"), list(VALUES.values()))
 
 
 def message(decision: Decision):
-    return decision_to_proto(CELL, decision, (Pairing("acme", "m", "d@1"), list(VALUES.values())), 0.0)
+    return decision_to_proto(CELL, replace(decision, draft="d@1"), [BELIEF])
 
 
 def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> None:
@@ -55,7 +57,7 @@ def test_every_reason_has_words(reason: Reason) -> None:
         Decision(
             Mode.ON,
             Reason.OPERATOR_ON,
-            policy=TenantPolicy(Setting.ON, 50.0, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
+            policy=TenantPolicy(Setting.ON, 50.0, 2, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
         ),
     ],
 )
@@ -65,6 +67,6 @@ def test_a_decision_is_the_same_after_the_wire(decision: Decision) -> None:
     assert cell == CELL
     for name in ("mode", "reason", "draft_shares", "policy", "saving", "lower", "upper", "rounds", "price"):
         assert getattr(heard, name) == getattr(decision, name)
-    assert belief_from_proto(sent.belief) == (Pairing("acme", "m", "d@1"), list(VALUES.values()))
+    assert list(beliefs_from_proto(sent)) == [BELIEF]
     # The receiver's clock may begin anywhere.
     assert decision_from_proto(sent, clock_s=-40.0)[1].policy.until_s in (math.inf, 10.0)
