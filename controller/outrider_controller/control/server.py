@@ -124,6 +124,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def ListKeys(self, request: control.ListKeysRequest, context: Context) -> control.ListKeysResponse:
         return await self._tenancy.keys(request)
 
+    async def ListAudit(self, request: control.ListAuditRequest, context: Context) -> control.ListAuditResponse:
+        return await self._tenancy.audit(request)
+
     async def CreateKey(self, request: control.CreateKeyRequest, context: Context) -> control.CreateKeyResponse:
         return await self._tenancy.create_key(request)
 

@@ -15,7 +15,7 @@ from hashlib import sha256
 from outrider.errors import InvalidRequest
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
-from outrider.metadata.tenants import TenantStore
+from outrider.metadata.tenants import AuditEntry, TenantStore
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
@@ -27,6 +27,7 @@ MAX_PAGE = 1000
 _MAX_MODEL_CHARS = 200
 _MAX_TOLD = 20
 _MAX_PER_SECOND, _MAX_TOKENS, _MAX_CONCURRENT = 1e6, 10**12, 10**6
+_AUDIT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _SCOPES = (tenants.KEY_SCOPE_INFER, tenants.KEY_SCOPE_METRICS, tenants.KEY_SCOPE_ADMIN)
 KEY_PREFIX = "ork-"
@@ -99,6 +100,15 @@ class Tenancy:
         self._tell([key.tenant], "key revoked", key=key_id)
         return key
 
+    async def audit(self, request: control.ListAuditRequest) -> control.ListAuditResponse:
+        if request.page_token and not _AUDIT_ID.fullmatch(request.page_token):
+            raise InvalidRequest("page_token", f"{request.page_token[:60]!r} is none of an answer before")
+        size = _page_size(request.page_size)
+        page = await self._store.audit(size, request.page_token)
+        return control.ListAuditResponse(
+            entries=map(_audit_entry, page), next_page_token=page[-1].id if len(page) == size else ""
+        )
+
     def _tell(self, names: Sequence[str], action: str, **more: str) -> None:
         """As events; where a file changed many tenants, one that says how many."""
         if len(names) > _MAX_TOLD:
@@ -107,6 +117,21 @@ class Tenancy:
         for name in names:
             fields = {"tenant": name, "action": action, "by": caller(), **more}
             self._events.emit(EventKind.TENANT_CHANGED, fields)
+
+
+def _audit_entry(entry: AuditEntry) -> control.AuditEntry:
+    details = {name: value for name, value in entry.fields.items() if value}
+    return control.AuditEntry(
+        id=entry.id,
+        at_unix_ms=int(entry.id.partition("-")[0]),
+        action=details.pop("action", ""),
+        by=details.pop("by", ""),
+        # An entry about a key has its tenant, and the key's id among the details.
+        name=details.pop("name", "") or details.pop("tenant", ""),
+        details=details,
+        old=entry.old,
+        new=entry.new,
+    )
 
 
 def check_tenants(given: Iterable[tenants.Tenant]) -> None:

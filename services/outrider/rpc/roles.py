@@ -104,6 +104,7 @@ CALLS: dict[str, Access] = {
                 "PutTenants",
                 "DeleteTenant",
                 "ListKeys",
+                "ListAudit",
                 "CreateKey",
                 "RevokeKey",
                 "CordonWorker",

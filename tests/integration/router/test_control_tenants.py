@@ -69,6 +69,36 @@ async def test_every_change_is_audited_with_who_made_it(stub: Stub, fleet: Any) 
     assert made.key not in str(entries)
 
 
+async def test_the_audit_says_what_a_record_was_and_what_it_became(stub: Stub) -> None:
+    await put(stub, Tenant(name="a", weight=2))
+    await put(stub, Tenant(name="a", weight=3, quota=Quota(tokens_per_minute=9)))
+    made = await stub.CreateKey(control_pb2.CreateKeyRequest(tenant="a"), metadata=OPERATOR)
+    off = tenants_pb2.SPECULATION_SETTING_OFF
+    await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="a", setting=off, ttl_ms=60), metadata=OPERATOR)
+    await stub.DeleteTenant(control_pb2.DeleteTenantRequest(name="a"), metadata=OPERATOR)
+
+    async def page(token: str) -> control_pb2.ListAuditResponse:
+        return await stub.ListAudit(control_pb2.ListAuditRequest(page_size=3, page_token=token), metadata=OPERATOR)
+
+    first = await page("")
+    second = await page(first.next_page_token)
+    assert [(one.action, one.name, one.by) for one in (*first.entries, *second.entries)] == [
+        (action, "a", "operator")
+        for action in ("delete tenant", "set speculation", "create key", "put tenant", "put tenant")
+    ]
+    assert second.next_page_token == ""
+    deleted, spoken, key = first.entries
+    changed, created = second.entries
+    assert (created.HasField("old"), created.new.weight) == (False, 2)
+    assert (changed.old.weight, changed.new.weight, changed.new.quota.tokens_per_minute) == (2, 3, 9)
+    assert (deleted.old.weight, deleted.HasField("new")) == (3, False)
+    assert dict(key.details) == {"id": made.info.id}
+    assert spoken.details["to"] == "off" and int(spoken.details["until_unix_ms"]) > spoken.at_unix_ms
+    assert made.key not in str(first) and (await refusal(page("1-x"))).field == "page_token"
+    infer = stub.ListAudit(control_pb2.ListAuditRequest(), metadata=bearer(SECRET.token(Role.GATEWAY)))
+    assert (await refusal(infer)).reason == "WRONG_ROLE"
+
+
 async def test_a_key_is_said_once_and_listed_without_its_hash(stub: Stub) -> None:
     await put(stub, Tenant(name="a"))
     request = control_pb2.CreateKeyRequest(tenant="a", not_after_unix_s=int(time.time()) + 60)

@@ -226,3 +226,21 @@ def test_usage_is_told_by_tenant_and_by_hour(
     assert command(control, "describe", "usage", "default") == 0
     assert ["Acceptance:", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
     assert command(control, "describe", "usage", "nobody") == 3
+
+
+def test_the_audit_names_who_changed_which_field(
+    control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for weight in (2, 3):
+        command(control, "apply", "-f", str(write(tmp_path, f"tenants: [{{name: audited, weight: {weight}}}]")))
+    capsys.readouterr()
+    assert command(control, "get", "audit", "audited", "-o", "json") == 0
+    last, first = json.loads(capsys.readouterr().out)["audit"]
+    assert (last["action"], last["change"], last["old"]["weight"], last["new"]["weight"]) == (
+        "put tenant",
+        "weight 2.0 → 3.0, version 2",
+        2.0,
+        3.0,
+    )
+    assert (first["old"], first["new"]["name"]) == (None, "audited")
+    assert command(control, "get", "audit", "nobody") == 0
