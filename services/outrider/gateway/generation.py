@@ -522,7 +522,7 @@ def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: 
     if asked is None:
         most = min(room, default) if default is not None else room
         if (least := generation.options.logits.min_tokens) > most:
-            raise InvalidRequest("min_tokens", f"{least} is more than the {most} that the answer may have; set max_tokens")
+            raise InvalidRequest("min_tokens", f"{least} is more than the {most} that max_tokens leaves by default")
         return most
     if asked > room:
         message = f"{asked} after a prompt of {prompt_len} tokens exceed the model's context of {model.max_context_len}"

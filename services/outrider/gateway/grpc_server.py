@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import DeadlineExceeded, InvalidRequest
+from outrider.errors import DeadlineExceeded, InvalidRequest, NotSupported
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.generation import Chunk, Generator
@@ -129,10 +129,11 @@ def _field_paths(where: str) -> Iterator[None]:
     """Errors name fields by their paths in the message: ours of an option is below `options`."""
     try:
         yield
-    except InvalidRequest as error:
+    except (InvalidRequest, NotSupported) as error:
         name = error.field or ""
         parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
-        raise InvalidRequest(f"{where}{parent}{name}", error.message, reason=error.reason) from error
+        error.field = f"{where}{parent}{name}"
+        raise
 
 
 def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.StreamGenerateResponse:

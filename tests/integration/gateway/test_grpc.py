@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from outrider.errors import Code, OutriderError, Overloaded
+from outrider.errors import Code, NotSupported, OutriderError, Overloaded
 from outrider.gateway.config import Limits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -252,6 +252,21 @@ BAD: list[tuple[Request, str]] = [
     (Request(model=MODEL, text="a", options=Options(stop=["a"] * 17)), "options.stop"),
     (Request(model=MODEL, text="a", options=Options(stop_token_ids=[VOCAB])), "options.stop_token_ids[0]"),
 ]
+
+
+async def test_what_a_target_does_not_support_is_named_by_its_path(serve: Any, router: ScriptedRouter) -> None:
+    pytest.importorskip("llguidance")
+
+    async def refusing(_: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        raise NotSupported("logits.grammar", "needs the extra `structured`")
+        yield
+
+    router.script = refusing
+    asked = Options(structured=generation_pb2.StructuredOutput(regex="a+"))
+    async with serve() as (_, stub):
+        request = Request(model=MODEL, text="a", options=asked)
+        error = await failure(stub.Generate(request))
+    assert (error.code, error.field) == (Code.UNIMPLEMENTED, "options.structured.regex")
 
 
 async def test_every_bad_field_is_named_and_nothing_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
