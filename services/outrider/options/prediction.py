@@ -5,6 +5,7 @@ It is a draft like any other: the target judges its tokens. The drafter proposes
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 # Two tokens in a row are where the answer left the prediction and came back; nearest to where it left.
@@ -71,4 +72,8 @@ class Prediction:
             for place in range(_RUN, len(self.token_ids)):
                 self._places.setdefault(self.token_ids[place - _RUN : place], []).append(place)
         places = self._places.get((self._last, token_id))
-        return min(places, key=lambda place: abs(place - self._next)) if places else None
+        if not places:
+            return None
+        # Of a repetitive prediction they are many. The nearest stands on one side of where the answer left.
+        after = bisect_left(places, self._next)
+        return min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - self._next))

@@ -56,6 +56,7 @@ TWO = '{"name": "rain", "arguments": {}}'
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "x"}</tool_call>', "", [("x", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("x", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "x"}</tool_call>', "", [("x", "{}")]),
+        ("mistral", "[TOOL_CALLS]" + "x" * 300, "x" * 300, []),
         ("hermes", "a < b <tool and <tool_cal", "a < b <tool and <tool_cal", []),
         ("llama3_json", ONE.replace("arguments", "parameters"), "", [("sun", SUN)]),
         ("llama3_json", f"<|python_tag|>{ONE}; {TWO}", "", "both"),

@@ -18,20 +18,31 @@ class JsonValue:
     """Where one JSON value ends. What lies within is not looked at closer than that needs."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.first = ""
+        """Its first character."""
         self.ended = False
+        self._chars: list[str] = []
         self._depth = 0
         self._in_string = False
         self._escaped = False
 
+    @property
+    def text(self) -> str:
+        return "".join(self._chars)
+
+    @property
+    def num_chars(self) -> int:
+        return len(self._chars)
+
     def push(self, char: str) -> bool:
         """Whether `char` is a part of it. A number or a word ends before the character that is not."""
-        if not self.text and char not in '{["-0123456789tfn':
+        if not self.first and char not in '{["-0123456789tfn':
             raise NotACall(f"{char!r} begins no value")
-        if self.text and self.text[0] not in '{["' and char in _SPACE + ",}]":
+        if self.first and self.first not in '{["' and char in _SPACE + ",}]":
             self.ended = True
             return False
-        self.text += char
+        self.first = self.first or char
+        self._chars.append(char)
         if self._in_string:
             self._in_string = self._escaped or char != '"'
             self._escaped = char == "\\" and not self._escaped
@@ -57,36 +68,41 @@ class JsonCall:
     """One call. `push` gives the text of its arguments, verbatim, once its name is known."""
 
     def __init__(self) -> None:
-        self.text = ""
-        """All of it, as it came."""
+        self._chars: list[str] = []
         self.name: str | None = None
         self.ended = False
         self._expects = _Expects.OPENING
         self._key = ""
         self._value: JsonValue | None = None
-        self._arguments: str | None = None
-        self._num_sent = 0
+        self._has_arguments = False
+        self._unsent: list[str] = []
+        """Of the arguments."""
+
+    @property
+    def text(self) -> str:
+        """All of it, as it came."""
+        return "".join(self._chars)
 
     def push(self, char: str) -> str:
         """Raises NotACall where it can be none."""
-        self.text += char
+        self._chars.append(char)
         if self._value is not None:
             taken = self._value.push(char)
-            self._see()
+            self._see(char if taken else "")
             if taken:
                 return self._more()
         if char not in _SPACE:
             self._structure(char)
         return self._more()
 
-    def _see(self) -> None:
-        """What the value under way says so far."""
+    def _see(self, char: str) -> None:
+        """What the value under way says with this."""
         value = self._value
         assert value is not None
-        if self._expects is _Expects.VALUE and self._key in _ARGUMENTS and value.text[0] != '"':
-            self._arguments = value.text
+        if self._expects is _Expects.VALUE and self._key in _ARGUMENTS and value.first != '"':
+            self._argue(char)
         if not value.ended:
-            if self._key == "name" and len(value.text) > MAX_NAME_CHARS:
+            if self._key == "name" and value.num_chars > MAX_NAME_CHARS:
                 raise NotACall("its name is too long")
             return
         self._value = None
@@ -96,9 +112,9 @@ class JsonCall:
         self._expects = _Expects.COMMA
         if self._key == "name":
             self.name = _string(value.text)
-        elif self._key in _ARGUMENTS and value.text[0] == '"':
+        elif self._key in _ARGUMENTS and value.first == '"':
             # Some models write the arguments as OpenAI's API has them: JSON within a string.
-            self._arguments = _string(value.text)
+            self._argue(_string(value.text))
 
     def _structure(self, char: str) -> None:
         match self._expects, char:
@@ -120,19 +136,23 @@ class JsonCall:
     def _begin(self, char: str) -> None:
         self._value = JsonValue()
         self._value.push(char)
-        self._see()
+        self._see(char)
 
     def _end(self) -> None:
         if self.name is None:
             raise NotACall("it has no name")
-        if self._arguments is None:
-            self._arguments = "{}"
+        if not self._has_arguments:
+            self._argue("{}")
         self.ended = True
 
+    def _argue(self, text: str) -> None:
+        self._has_arguments = True
+        self._unsent.append(text)
+
     def _more(self) -> str:
-        if self.name is None or self._arguments is None:
+        if self.name is None or not self._unsent:
             return ""
-        more, self._num_sent = self._arguments[self._num_sent :], len(self._arguments)
+        more, self._unsent = "".join(self._unsent), []
         return more
 
 

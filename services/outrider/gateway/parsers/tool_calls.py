@@ -11,10 +11,12 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from outrider.gateway.parsers.json_call import JsonCall, JsonValue, NotACall
+from outrider.gateway.parsers.json_call import MAX_NAME_CHARS, JsonCall, JsonValue, NotACall
 
 _SPACE = " \t\r\n"
+_MAX_LEAD_CHARS = MAX_NAME_CHARS + len("[ARGS]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,12 @@ class Delta:
     calls: list[CallDelta] = field(default_factory=list)
 
     def call(self, index: int, name: str, arguments: str) -> None:
-        """What follows of the same call becomes one delta."""
-        if self.calls and self.calls[-1].index == index:
-            last = self.calls.pop()
-            name, arguments = last.name, last.arguments + arguments
         self.calls.append(CallDelta(index, name, arguments))
+
+    def merge(self) -> None:
+        """What follows of the same call becomes one delta."""
+        of_calls = [list(deltas) for _, deltas in groupby(self.calls, key=lambda each: each.index)]
+        self.calls = [CallDelta(each[0].index, each[0].name, "".join(d.arguments for d in each)) for each in of_calls]
 
 
 def held_back(text: str, markers: Sequence[str]) -> int:
@@ -105,8 +108,11 @@ class JsonCalls(ToolParser):
         self._begins = begins
         self._end = end
         self._at_start = at_start
-        self._content = ""
-        """Not passed on yet: it may begin a marker, or be the white space before one."""
+        self._longest = max(map(len, begins), default=1)
+        self._kept: list[str] = []
+        """Content not passed on yet: it may begin a marker, or be the white space before one."""
+        self._recent = ""
+        """The end of it, as long as a marker."""
         self._begun = False
         """Whether content has come."""
         self._in_calls = False
@@ -120,30 +126,39 @@ class JsonCalls(ToolParser):
         for char in text:
             self._in_call(char, delta) if self._in_calls else self._in_content(char, delta)
         self._release(delta)
+        delta.merge()
         return delta
 
     def finish(self) -> Delta:
         delta = Delta()
         if self._call is not None and not self._announced:
-            self._content += self._call.text
-        self._content += self._tail
-        if not self.num_calls or self._content.strip():
-            delta.content = self._content
-        self._content = ""
+            self._kept.append(self._call.text)
+        content = self._taken() + self._tail
+        if not self.num_calls or content.strip():
+            delta.content = content
         return delta
 
+    def _taken(self) -> str:
+        content = "".join(self._kept)
+        self._keep("")
+        return content
+
+    def _keep(self, content: str) -> None:
+        self._kept, self._recent = [content], content[-self._longest :]
+
     def _in_content(self, char: str, delta: Delta) -> None:
-        self._content += char
-        if not self._begun and char in self._at_start and not self._content[:-1].strip():
-            self._content = ""
+        self._kept.append(char)
+        self._recent = (self._recent + char)[-self._longest :]
+        if not self._begun and char in self._at_start:
+            self._keep("")
             self._in_calls = True
             self._in_call(char, delta)
             return
         for marker in self._begins:
-            if self._content.endswith(marker):
+            if self._recent.endswith(marker):
                 # Between text and calls templates put line ends.
-                delta.content += self._content[: -len(marker)].rstrip()
-                self._content, self._in_calls = "", True
+                delta.content += self._taken()[: -len(marker)].rstrip()
+                self._in_calls = True
                 return
         self._begun |= char not in _SPACE
 
@@ -151,10 +166,11 @@ class JsonCalls(ToolParser):
         """All but what may begin a marker, and the space before it."""
         if self._in_calls:
             return
-        kept = self._content[: len(self._content) - held_back(self._content, self._begins)]
+        content = self._taken()
+        kept = content[: len(content) - held_back(content, self._begins)]
         certain = kept.rstrip() if self._begins or not self._begun else kept
         delta.content += certain
-        self._content = self._content[len(certain) :]
+        self._keep(content[len(certain) :])
 
     def _in_call(self, char: str, delta: Delta) -> None:
         if self._call is None:
@@ -180,7 +196,8 @@ class JsonCalls(ToolParser):
         if self._tail == self._end:
             self._tail, self._in_calls = "", False
         elif not any(marker.startswith(self._tail) for marker in (self._end, *self._begins) if marker):
-            self._content, self._tail, self._in_calls, self._begun = self._tail, "", False, True
+            self._keep(self._tail)
+            self._tail, self._in_calls, self._begun = "", False, True
         elif self._tail in self._begins:
             self._tail = ""
 
@@ -196,7 +213,7 @@ class JsonCalls(ToolParser):
         """It was none. Of one that was announced nothing can be taken back: the rest of it is left out."""
         text = "" if self._announced else call.text
         self._call, self._announced, self._in_calls, self._begun = None, False, False, True
-        self._content = text
+        self._keep(text)
 
 
 class MistralCalls(JsonCalls):
@@ -224,6 +241,9 @@ class MistralCalls(JsonCalls):
             if self._name == "TOOL_CALLS]":
                 # The marker before each further call; its bracket was taken for that of a list.
                 self._name = ""
+            elif len(self._name) > _MAX_LEAD_CHARS:
+                self._keep(self._name)
+                self._name, self._in_calls, self._begun = "", False, True
         else:
             super()._in_call(char, delta)
 
@@ -238,24 +258,28 @@ class PythonicCalls(ToolParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._text = ""
-        self._is_content = False
+        self._kept: list[str] = []
+        self._first = ""
+        """The answer's first character that is no space."""
 
     def push(self, text: str) -> Delta:
-        self._text += text
-        self._is_content |= self._text.lstrip()[:1] not in ("", "[")
-        if not self._is_content:
-            return Delta()
-        certain, self._text = self._text, ""
-        return Delta(certain)
+        self._first = self._first or text.lstrip()[:1]
+        self._kept.append(text)
+        return Delta() if self._first in ("", "[") else Delta(self._taken())
 
     def finish(self) -> Delta:
+        text = self._taken()
         try:
-            calls = _python_calls(self._text)
+            calls = _python_calls(text)
         except NotACall:
-            return Delta(self._text)
+            return Delta(text)
         self.num_calls = len(calls)
         return Delta(calls=[CallDelta(index, name, arguments) for index, (name, arguments) in enumerate(calls)])
+
+    def _taken(self) -> str:
+        text = "".join(self._kept)
+        self._kept.clear()
+        return text
 
 
 def _python_calls(text: str) -> list[tuple[str, str]]:
