@@ -79,6 +79,3 @@ class TargetStats:
     num_unleased_drafts: int = 0
     """Drafts that routers named and no lease does. Written by the event loop alone."""
     num_committed_tokens: int = 0
-    num_finished: int = 0
-    num_failed: int = 0
-    num_closed: int = 0

@@ -97,11 +97,9 @@ class TargetWorker:
             case Closed():
                 if self._find(event.key):
                     self._remove(event.key)
-                    self.stats.num_closed += 1
             case StreamEnded():
                 for key in [k for k in self._sequences if k.stream == event.stream]:
                     self._remove(key)
-                    self.stats.num_closed += 1
             case Refused():
                 self._fail(event.key, event.error)
             case DrainStarted():
@@ -235,7 +233,6 @@ class TargetWorker:
         self._engine.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
-            self.stats.num_finished += 1
 
     def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
         sequence, num_drafted = row.sequence, row.num_in_step
@@ -322,7 +319,6 @@ class TargetWorker:
     def _fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         self._report.failures.append(Failed(key, error))
-        self.stats.num_failed += 1
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.pop(key, None)

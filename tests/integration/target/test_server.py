@@ -333,7 +333,6 @@ async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path
 
         await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
-        assert servicer.stats.num_finished == 32
     assert {i: len(t) for r in routers for i, t in r.text.items()} == {i: 5 + i for i in range(32)}
 
 
@@ -366,7 +365,6 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
             router.call.cancel()
         elif how == "half-close":
             await router.call.done_writing()
-        await until(lambda: servicer.stats.num_closed == 1)
         await other.finished(1)
         assert len(other.text[1]) == 400
         await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
