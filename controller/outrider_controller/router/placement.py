@@ -47,6 +47,7 @@ class Candidate:
     """Of the prompt, not found in its prefix cache."""
     times: PublishedTimes = PublishedTimes()
     num_waiting: int = 0
+    """Of these, those that have no place there yet."""
     num_together: int = 0
     """Sequences that it drafts for the target in question."""
 
@@ -57,14 +58,16 @@ class Candidate:
     def cost_us(self, times: PublishedTimes, expected_tokens: int) -> float:
         """Of the sequence there: its prompt has to be read, and those that run there have rows in each of its steps.
 
-        A cached prefix is worth the time that it saves, so it outweighs some load and no more.
+        A cached prefix is worth the time that it saves, so it outweighs some load and no more. Those that wait there
+        get their places first. However many run, one of them ends in the time that the rows of one answer take; so each
+        that waits costs as much again as one that runs.
         """
-        rows_us = self.num_sequences * times.row_ns * expected_tokens / 1e3
+        rows_us = (self.num_sequences + self.num_waiting) * times.row_ns * expected_tokens / 1e3
         return rows_us + self.uncached_tokens * times.prefill_token_ns / 1e3
 
 
 def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidate]:
-    """Those with room, by cost; those with a queue last. Equal ones keep their order. `expected_tokens`: of the answer.
+    """Those with room, by cost. Equal ones keep their order. `expected_tokens`: of the answer.
 
     Of drafts that cost about as little as the cheapest, that which drafts most for the same target: what a step
     commits then goes to one draft in one message and comes back in one, as one batch.
@@ -74,10 +77,10 @@ def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidat
     costs = {c.worker_id: c.cost_us(c.times.known(times), expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
-    def order(c: Candidate) -> tuple[bool, bool, int, float]:
+    def order(c: Candidate) -> tuple[bool, int, float]:
         row_us = c.times.known(times).row_ns * expected_tokens / 1e3
         similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
-        return c.num_waiting > 0, not similar, -c.num_together, costs[c.worker_id]
+        return not similar, -c.num_together, costs[c.worker_id]
 
     return sorted(with_room, key=order)
 

@@ -71,8 +71,15 @@ def test_a_faster_worker_takes_more():
     assert order(slow, candidate("new", load=3), fast) == ["fast", "new", "slow"]
 
 
-def test_full_workers_are_left_out_and_queueing_ones_come_last():
-    assert order(candidate("full", 10), candidate("queue", 5, waiting=1), candidate("c", 9)) == ["c", "queue"]
+def test_full_workers_are_left_out():
+    assert order(candidate("full", 10), candidate("c", 9)) == ["c"]
+
+
+def test_a_sequence_that_waits_costs_as_much_again_as_one_that_runs():
+    queue = candidate("queue", 6, waiting=1)
+    assert order(candidate("busy", 9), queue) == ["queue", "busy"]
+    assert order(queue, candidate("busy", 6)) == ["busy", "queue"]
+    assert order(candidate("long queue", 6, waiting=4), candidate("busy", 9)) == ["busy", "long queue"]
 
 
 def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken():
