@@ -267,9 +267,8 @@ async def test_a_request_waits_for_a_place_at_a_full_target(fleet, eventually):
     for call in calls:
         await call.read()
     waiting = asyncio.create_task(fleet.ask(fleet.request(tenant="patient", max_new_tokens=2)))
-    await eventually(
-        lambda: fleet.counter("outrider_admission_queue_length", tenant="patient", model_name="simulated") == 1
-    )
+    waits = {"tenant": "patient", "model_name": "simulated"}
+    await eventually(lambda: fleet.counter("outrider_admission_queue_length", **waits) == 1)
     calls.pop().cancel()
     assert len((await waiting).token_ids) == 2
     assert fleet.counter("outrider_admission_queue_length", **waits) == 0
