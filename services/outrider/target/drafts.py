@@ -66,16 +66,13 @@ class OfferedDraft:
     share_s: float = 0.0
     """What it took the draft."""
 
-    @property
-    def arrival(self) -> Arrival:
-        return Arrival(self.serial, self.received_s, Bin(self.source), self.share_s / max(1, len(self.token_ids)))
-
     def arrivals(self, start: int) -> list[Arrival]:
         """Of a chain: of each token from number `start` on."""
-        return [
-            self.arrival._replace(bin=bin_of(self.source, self._confidence(n), self._matched(n), drawn=bool(self.q)))
-            for n in range(start, len(self.token_ids))
-        ]
+        draft_s = self.share_s / max(1, len(self.token_ids))
+        return [Arrival(self.serial, self.received_s, self._bin(n), draft_s) for n in range(start, len(self.token_ids))]
+
+    def _bin(self, number: int) -> Bin:
+        return bin_of(self.source, self._confidence(number), self._matched(number), drawn=bool(self.q))
 
     def _confidence(self, number: int) -> float | None:
         return self.confidence[number] if number < len(self.confidence) else None
