@@ -287,7 +287,7 @@ class Generator:
         async with AsyncExitStack() as stack:
             spans = [stack.enter_context(request_span(self.tracing, each, trace_context)) for each in generations]
             observers = [stack.enter_context(self.metrics.request(started_s)) for _ in generations]
-            stack.enter_context(self.admission.enter(len(generations)))
+            stack.enter_context(self.admission.enter(tenant.name, tenant.weight or 1.0, len(generations)))
             prompt_tokens = sum(len(of_prompt) * _prompt_tokens(of_prompt[0]) for of_prompt in prompts)
             max_tokens = generations[0].options.max_tokens
             charge = await stack.enter_async_context(
@@ -304,6 +304,15 @@ class Generator:
                 job = one.job(generation, tenant, started_s, started_s + patience_s, span, expected_tokens)
                 answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
             yield answers
+
+    @asynccontextmanager
+    async def reading(self, tenant: tenants_pb2.Tenant) -> AsyncIterator[None]:
+        """Around a request that only reads or writes tokens: it has a place and counts as a request. Raises Overloaded
+        or Unavailable.
+        """
+        with self.admission.enter(tenant.name, tenant.weight or 1.0):
+            async with self.quotas.held(tenant, 0, 0):
+                yield
 
     def _check_places(self, tenant: tenants_pb2.Tenant, prompts: Sequence[Sequence[Generation]]) -> None:
         """Raises InvalidRequest for more answers than may ever run at once: to wait would not help."""
@@ -508,6 +517,13 @@ def _prompt_tokens(generation: Generation) -> float:
 def _check_room(model: Model, where: str, prompt_len: int) -> None:
     if prompt_len >= model.max_context_len:
         raise _too_long(model, where, f"{prompt_len} tokens")
+
+
+def check_len(model: Model, where: str, num_tokens: int) -> None:
+    """Raises InvalidRequest for more tokens than any prompt may have."""
+    if num_tokens > model.max_context_len:
+        message = f"{num_tokens} tokens; the model's context has {model.max_context_len}"
+        raise InvalidRequest(where, message, reason="CONTEXT_LENGTH_EXCEEDED")
 
 
 def _too_long(model: Model, where: str, tokens: str) -> InvalidRequest:

@@ -101,11 +101,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.DetokenizeResponse:
         if len(request.token_ids) > MAX_DETOKENIZED:
             raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
-        check_model(current_caller().tenant or default_tenant(), request.model)
-        model = await self._core.catalog.get(request.model)
-        check_token_ids("token_ids", request.token_ids, model.vocab_size)
-        table = model.tokenizer.token_bytes
-        return generation_pb2.DetokenizeResponse(tokens=[table.of(token_id) for token_id in request.token_ids])
+        tenant = current_caller().tenant or default_tenant()
+        check_model(tenant, request.model)
+        async with self._core.reading(tenant):
+            model = await self._core.catalog.get(request.model)
+            check_token_ids("token_ids", request.token_ids, model.vocab_size)
+            table = model.tokenizer.token_bytes
+            tokens = await self._core.threads.run(
+                len(request.token_ids), lambda: [table.of(token_id) for token_id in request.token_ids]
+            )
+        return generation_pb2.DetokenizeResponse(tokens=tokens)
 
     @asynccontextmanager
     async def _start(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
@@ -15,7 +16,8 @@ from outrider.errors import DeadlineExceeded, InvalidRequest, OutriderError, Ove
 from outrider.gateway.config import Limits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
@@ -328,6 +330,27 @@ async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
     assert exposition("outrider_time_to_first_token_seconds_count", model) == 1
     assert exposition("outrider_request_queue_time_seconds_sum", model) == pytest.approx(0.0001)
     assert exposition("outrider_gateway_requests_running") == 0
+
+
+async def test_counting_tokens_is_bounded_and_has_a_place_like_any_request(
+    serve: Any, tokenizer: ModelTokenizer
+) -> None:
+    async with serve() as (gateway, _), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
+        asked = [("/tokenize", "prompt", "ab " * 2000), ("/detokenize", "tokens", [40] * 2000)]
+        for path, field, value in asked:
+            refused = await http.post(path, json={"model": MODEL, field: value})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+        admission = gateway.core.admission
+        with admission.enter(num_places=admission.max_running):
+            for path, field, value in (("/tokenize", "prompt", "ab"), ("/detokenize", "tokens", [40])):
+                assert (await http.post(path, json={"model": MODEL, field: value})).status_code == 429
+            async with create_channel(gateway.grpc_address) as channel:
+                request = generation_pb2.DetokenizeRequest(model=MODEL, token_ids=[40])
+                with pytest.raises(grpc.aio.AioRpcError, match="under way"):
+                    await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(request)
+        tokens = (await http.post("/tokenize", json={"model": MODEL, "prompt": "ab"})).json()["tokens"]
+    assert tokens == tokenizer.encode("ab")
 
 
 async def test_a_gateway_stays_ready_while_a_model_may_come_back(serve: Any, router: ScriptedRouter) -> None:

@@ -13,7 +13,7 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.auth import check_model, may_ask
 from outrider.gateway.catalog import Model
 from outrider.gateway.config import Limits
-from outrider.gateway.generation import Generator
+from outrider.gateway.generation import Generator, check_len
 from outrider.gateway.http.access import tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider
 from outrider.gateway.http.messages import message
@@ -21,11 +21,10 @@ from outrider.gateway.http.reading import read_body
 from outrider.gateway.http.schemas import Body, parse
 from outrider.gateway.http.tools import tool_use
 from outrider.gateway.requests import ChatPrompt, TextPrompt
+from outrider.gateway.tokenizer.model import TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.protocol.identity import package_version
 from outrider.protocol.validate import check_token_ids
-
-MAX_DETOKENIZED = 1 << 20
 
 
 class _Body(Body):
@@ -77,7 +76,8 @@ class TokenEndpoints:
     ) -> Response:
         try:
             body = parse(kind, await read_body(request, self.limits))
-            return JSONResponse(await work(body, await self._model(request, body.model)))
+            async with self.core.reading(tenant_of(request)):
+                return JSONResponse(await work(body, await self._model(request, body.model)))
         except HttpError as error:
             return error.response()
         except OutriderError as error:
@@ -94,23 +94,30 @@ class TokenEndpoints:
         return await self.core.catalog.get(name)
 
     async def _tokenized(self, body: TokenizeRequest, model: Model) -> dict[str, Any]:
-        prompt, tokenizer = body.to_prompt(), model.tokenizer
-        if isinstance(prompt, TextPrompt):
-            encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
-            ids = await self.core.threads.run(len(prompt.text), lambda: encode(prompt.text))
-        else:
-            tools = () if prompt.tools is None else prompt.tools.definitions
-            try:
-                ids = await self.core.threads.run(
-                    prompt.num_chars, lambda: tokenizer.encode_chat(prompt.messages, tools=tools)
+        prompt, tokenizer, most = body.to_prompt(), model.tokenizer, model.max_context_len
+
+        def encoded() -> tuple[list[int], list[str] | None]:
+            if isinstance(prompt, TextPrompt):
+                encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
+                ids = encode(prompt.text, most)
+            else:
+                ids = tokenizer.encode_chat(
+                    prompt.messages, most, () if prompt.tools is None else prompt.tools.definitions
                 )
-            except TemplateError as error:
-                raise InvalidRequest("messages", str(error)) from error
-        spelled = [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": model.max_context_len, "tokens": ids, "token_strs": spelled}
+            check_len(model, prompt.field, len(ids))
+            return ids, [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
+
+        num_chars = len(prompt.text) if isinstance(prompt, TextPrompt) else prompt.num_chars
+        try:
+            ids, spelled = await self.core.threads.run(num_chars, encoded)
+        except TemplateError as error:
+            raise InvalidRequest("messages", str(error)) from error
+        except TooManyTokens as error:
+            check_len(model, prompt.field, error.at_least)
+            raise
+        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": spelled}
 
     async def _detokenized(self, body: DetokenizeRequest, model: Model) -> dict[str, Any]:
-        if len(body.tokens) > MAX_DETOKENIZED:
-            raise InvalidRequest("tokens", f"{len(body.tokens)}; at most {MAX_DETOKENIZED} are allowed")
+        check_len(model, "tokens", len(body.tokens))
         check_token_ids("tokens", body.tokens, model.vocab_size)
         return {"prompt": await self.core.threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))}
