@@ -114,6 +114,12 @@ class Alerts:
         for pairing, one in evidence.items():
             self._news.setdefault(pairing.cell, Evidence()).merge(one)
 
+    def end(self, reason: str) -> list[Change]:
+        """All come down."""
+        ended = [Change(alert, False, reason) for alert in self.active]
+        self.active = {}
+        return ended
+
     def mode_changed(self, cell: Cell) -> None:
         self._changed.add(cell)
 

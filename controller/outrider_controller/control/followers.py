@@ -23,6 +23,8 @@ class Follower:
 
     states: dict[str, TargetState] = field(default_factory=dict)
     busy: float = 0.0
+    reaches_store: bool = False
+    """It reaches the metadata store."""
     pending: dict[Cell, policy.TenantDecision] = field(default_factory=dict)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
@@ -55,6 +57,11 @@ class Followers(set[Follower]):
             follower.over = True
             follower.filled.set()
         self.clear()
+
+    @property
+    def reach_store(self) -> bool:
+        """One of them does."""
+        return any(follower.reaches_store for follower in self)
 
     def states(self) -> dict[str, TargetState]:
         """Of all together: a draft that one of them can use can be had; the cheapest worker's price counts."""

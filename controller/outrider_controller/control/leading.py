@@ -1,7 +1,8 @@
 """The plan of the whole cluster, made by the control plane that leads. What it decides goes to all routers.
 
 Beliefs and modes are kept in the metadata store, so that the next leader goes on from them. One that cannot reach the
-store goes on leading: nobody else could take over.
+store goes on leading while its routers cannot either: nobody else could take over. Where they can, it is cut off, and
+gives way: another one may lead by now, whose routers and operators these would not be.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NoReturn, Protocol
 
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
-from outrider.metadata.leader import LeaderLease
+from outrider.metadata.leader import LEADER_TTL_S, LeaderLease
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.5
 _PLAN_EVERY_S = 1.0
 _SAVE_EVERY_S = 2.0
+# Without the lease for so long, another one may have led for a while.
+_CUT_OFF_S = 2 * LEADER_TTL_S
 # Changes of mode with an event and a log line each, of one plan.
 _MAX_ANNOUNCED = 8
 
@@ -58,7 +61,9 @@ class Plans(Overrides, Protocol):
 
     async def save(self, epoch: int, decisions: Iterable[policy.TenantDecision]) -> bool: ...
 
-    async def load(self, tenant: str | None = None) -> list[policy.TenantDecision] | None: ...
+    async def load(self) -> list[policy.TenantDecision] | None: ...
+
+    async def find(self, tenant: str, targets: Iterable[str]) -> list[policy.TenantDecision] | None: ...
 
 
 class PlanLeader:
@@ -109,6 +114,7 @@ class PlanLeader:
             await keep_running(tick_and_rest, Backoff(_TICK_S, _TICK_S), failed)
         finally:
             if self.epoch:
+                self._end_alerts()
                 await self._save()
                 await self._lease.resign()
 
@@ -144,7 +150,7 @@ class PlanLeader:
         self._demand.learn(evidence)
         self._unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
-        follower.busy = message.busy
+        follower.busy, follower.reaches_store = message.busy, message.reaches_store
 
     # -- operators
 
@@ -153,14 +159,19 @@ class PlanLeader:
 
         Raises Unavailable where they cannot be read.
         """
-        own = await self._decided(tenant)
-        found = own or await self._decided(ANYBODY)
+        targets = () if self.epoch else await self._models()
+        own = await self._decided(tenant, targets)
+        found = own or await self._decided(ANYBODY, targets)
         return sorted(found, key=lambda one: one.target), any(one.rounds for one in own)
 
-    async def _decided(self, tenant: str) -> list[policy.TenantDecision]:
+    async def _models(self) -> Iterable[str]:
+        """Of the live targets."""
+        return {one.info.model for one in await self._leases.workers() if one.info.role == worker.WORKER_ROLE_TARGET}
+
+    async def _decided(self, tenant: str, targets: Iterable[str]) -> list[policy.TenantDecision]:
         if self.epoch:
             return list(self._messages(self._planner.decisions(tenant)).values())
-        kept = await self._plans.load(tenant)
+        kept = await self._plans.find(tenant, targets)
         if kept is None:
             raise not_leading()
         return kept
@@ -170,8 +181,8 @@ class PlanLeader:
     async def tick(self) -> None:
         """Leads on, takes over, or stands by; plans where it is time."""
         epoch = await self._lease.hold()
-        if epoch == 0 and self.epoch:
-            self._step_down()
+        if self.epoch and (epoch == 0 or (epoch is None and self._cut_off)):
+            self._step_down("another control plane leads" if epoch == 0 else "cut off from the metadata store")
         elif epoch and epoch != self.epoch:
             await self._take_over(epoch)
         if self.epoch:
@@ -205,13 +216,22 @@ class PlanLeader:
             await self._policies.restore()
         self.epoch = epoch
 
-    def _step_down(self) -> None:
-        log.warning("another control plane leads")
+    @property
+    def _cut_off(self) -> bool:
+        """The store is there, though not for this process. What routers report of it may be a second old."""
+        return self._lease.unrenewed_s > _CUT_OFF_S and self.followers.reach_store
+
+    def _step_down(self, why: str) -> None:
+        log.warning("leads no more: %s", why)
         self.epoch = 0
-        # Whoever leads now raises its own.
-        self.alerts = Alerts()
+        self._end_alerts()
         self._demand.stop()
         self.followers.end()
+
+    def _end_alerts(self) -> None:
+        """Whoever leads next raises its own."""
+        self._report(self.alerts.end("the control plane that raised it leads no more"))
+        self.alerts = Alerts()
 
     async def _forget(self, tenants: Collection[str]) -> None:
         """They were deleted: another one of the same name begins as everybody."""

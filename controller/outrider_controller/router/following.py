@@ -93,6 +93,7 @@ class Follower:
                     targets=[report_to_proto(model, state) for model, state in steering.target_states().items()],
                     busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
                     epoch=self._epoch,
+                    reaches_store=self._leases.available,
                 )
             )
             used_s, at_s = now_used_s, now_s

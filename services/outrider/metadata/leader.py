@@ -6,6 +6,9 @@ for a while does not undo what came after it.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.keys import Keys
@@ -44,12 +47,19 @@ _RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 class LeaderLease:
     """One process's try to lead. Call `hold` more often than every LEADER_TTL_S."""
 
-    def __init__(self, link: RedisLink, keys: Keys, holder: str) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, holder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._keys = keys
         self._holder = holder
         self._seen_epoch = 0
         self._leads = False
+        self._clock = clock
+        self._renewed_s = -math.inf
+
+    @property
+    def unrenewed_s(self) -> float:
+        """For how long this process has not renewed the lease."""
+        return self._clock() - self._renewed_s
 
     async def hold(self) -> int | None:
         """The epoch in which this process leads; 0 where another one does; None while Redis is away."""
@@ -58,10 +68,12 @@ class LeaderLease:
             arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
             return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
 
+        asked_s = self._clock()
         epoch = await self._link.call_in_background(work)
         if epoch is None:
             return None
         self._leads = int(epoch) > 0
+        self._renewed_s = asked_s if self._leads else -math.inf
         self._seen_epoch = max(self._seen_epoch, abs(int(epoch)))
         return int(epoch) if self._leads else 0
 

@@ -64,8 +64,8 @@ class PlanStore:
 
         return bool(await self._link.call_in_background(work))
 
-    async def load(self, tenant: str | None = None) -> list[policy_pb2.TenantDecision] | None:
-        """Of one tenant or all. Empty where there is none; None while Redis is away."""
+    async def load(self) -> list[policy_pb2.TenantDecision] | None:
+        """Of all tenants. Empty where there is none; None while Redis is away."""
 
         async def work(redis: Redis) -> Any:
             return await redis.hgetall(self._keys.plan)
@@ -73,9 +73,21 @@ class PlanStore:
         found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
         if found is None:
             return None
-        first = b"" if tenant is None else f"{tenant}/".encode()
-        wanted = [value for field, value in found.items() if field != _EPOCH and field.startswith(first)]
-        return [_parsed(policy_pb2.TenantDecision, value) for value in wanted]
+        return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
+
+    async def find(self, tenant: str, targets: Iterable[str]) -> list[policy_pb2.TenantDecision] | None:
+        """Of one tenant at these targets, as far as there are any; None while Redis is away."""
+        fields = [f"{tenant}/{target}" for target in targets]
+        if not fields:
+            return []
+
+        async def work(redis: Redis) -> Any:
+            return await redis.hmget(self._keys.plan, fields)
+
+        found: list[bytes | None] | None = await self._link.call_in_background(work)
+        if found is None:
+            return None
+        return [_parsed(policy_pb2.TenantDecision, value) for value in found if value is not None]
 
     async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
         """None takes it back. Raises Unavailable; NotFound where tenants are defined, and this one is not."""

@@ -41,6 +41,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
         await leader.tick()
         assert leader.epoch == 0
         assert registry.get_sample_value("outrider_alert_active", labels) is None
-    (event,) = [event for event in await fleet.store.events() if event.kind == "alert_raised"]
+    event, ended = [event for event in await fleet.store.events() if event.kind.startswith("alert_")]
+    assert (event.kind, ended.kind, ended.fields["tenant"]) == ("alert_raised", "alert_cleared", "acme")
     assert event.fields["reason"] == "1.000 of the last 1000 drafted tokens were accepted"
     assert (event.fields["tenant"], event.fields["model"]) == ("acme", "m")

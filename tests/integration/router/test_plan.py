@@ -11,6 +11,7 @@ import grpc
 import pytest
 import redis
 from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.leader import LeaderLease
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, tenants_pb2
@@ -235,7 +236,8 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
         await first.tick()
         await second.tick()
         assert (first.epoch, second.epoch) == (1, 0)
-        # Whoever is asked explains: one that stands by, by what the leader wrote.
+        # Whoever is asked explains: one that stands by, by what the leader wrote of the targets that live.
+        await fleet.target()
         told = policy_pb2.TenantDecision(tenant="t", target=MODEL, reason="costs", rounds=200)
         usual = policy_pb2.TenantDecision(target=MODEL, reason="unknown")
         assert await store.plans.save(1, [told, usual])
@@ -272,3 +274,26 @@ async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_e
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="tt", setting=OFF))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("router_reaches_store", [True, False])
+async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, router_reaches_store: bool
+) -> None:
+    async def away(lease: LeaderLease) -> None:
+        return None
+
+    async with EventWriter(fleet.store).running() as events:
+        store, now_s = fleet.store, [100.0]
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        monkeypatch.setattr(leader._lease, "_clock", lambda: now_s[0])
+        await leader.tick()
+        follower = leader.follow()
+        leader.received(follower, policy_pb2.FollowRequest(reaches_store=router_reaches_store))
+        monkeypatch.setattr(LeaderLease, "hold", away)
+        now_s[0] += 5.0
+        await leader.tick()
+        assert leader.epoch == 1
+        now_s[0] += 5.0
+        await leader.tick()
+        assert (leader.epoch, follower.over) == ((0, True) if router_reaches_store else (1, False))
