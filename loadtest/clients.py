@@ -1,10 +1,10 @@
-"""One streamed answer over the public gRPC API or the OpenAI-compatible HTTP API, timed. For Locust's greenlets."""
+"""One streamed answer over HTTP, public gRPC or vLLM's engine protocol, timed. For Locust's greenlets."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -92,10 +92,9 @@ class GrpcClient:
 
     def __init__(self, address: str, model: str, api_key: str = "") -> None:
         self._model = model
-        # Without it, channels to one address share a connection, and all users the calls that one may have at once.
-        self._channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = _channel(address)
         self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = _metadata(api_key)
 
     def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
         message = generation_pb2.ChatMessage(role="user", content=prompt)
@@ -119,6 +118,15 @@ class GrpcClient:
         self._channel.close()
 
 
+def _channel(address: str) -> grpc.Channel:
+    # Without it, channels to one address share a connection, and all users the calls that one may have at once.
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def _metadata(api_key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
 def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]:
     sums = chunk.metrics.speculative_decoding
     return {
@@ -127,6 +135,43 @@ def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]
         "completion_tokens": chunk.usage.completion_tokens,
         "verified_tokens": sums.num_verified_tokens,
         "accepted_tokens": sums.num_accepted_draft_tokens,
+    }
+
+
+class EngineClient:
+    """As other gateways ask an engine of vLLM's: one model, no chat template. Needs the extra `vllm-grpc`."""
+
+    def __init__(self, address: str, model: str, api_key: str = "") -> None:
+        from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
+
+        self._messages = vllm_engine_pb2
+        self._channel = _channel(address)
+        self._stub = vllm_engine_pb2_grpc.VllmEngineStub(self._channel)
+        self._metadata = _metadata(api_key)
+
+    def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
+        params = self._messages.SamplingParams(
+            max_tokens=tenant.max_tokens, temperature=tenant.temperature, skip_special_tokens=True
+        )
+        request = self._messages.GenerateRequest(text=prompt, sampling_params=params, stream=True)
+        for answer in self._stub.Generate(request, timeout=_TIMEOUT_S, metadata=self._metadata):
+            if answer.HasField("complete"):
+                # All tokens once more.
+                yield Piece(False, _engine_counts(answer.complete))
+            else:
+                yield Piece(bool(answer.chunk.token_ids))
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _engine_counts(complete: Any) -> dict[str, int]:
+    return {
+        "prompt_tokens": complete.prompt_tokens,
+        "cached_tokens": complete.cached_tokens,
+        "completion_tokens": complete.completion_tokens,
+        "verified_tokens": complete.spec_draft_tokens,
+        "accepted_tokens": complete.spec_accepted_tokens,
     }
 
 
@@ -220,3 +265,7 @@ def _counts(answer: dict[str, Any], prompt: int, details: dict[str, int], comple
         "verified_tokens": sums["num_verified_tokens"],
         "accepted_tokens": sums["num_accepted_draft_tokens"],
     }
+
+
+CLIENTS: dict[str, Callable[[str, str, str], Client]] = {"http": HttpClient, "grpc": GrpcClient, "vllm": EngineClient}
+"""By the protocol: of an address, a model and an API key."""

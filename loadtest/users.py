@@ -11,7 +11,7 @@ from typing import Any
 from locust import User, task
 
 from benchmarks.support.prompts import Prompt
-from loadtest.clients import Client, GrpcClient, HttpClient, ask
+from loadtest.clients import CLIENTS, Client, ask
 from loadtest.outcomes import Outcome
 from loadtest.settings import Profile, Tenant
 
@@ -39,9 +39,9 @@ class TenantUser(User):
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         key = os.environ.get(self.tenant.api_key_env, "") if self.tenant.api_key_env else ""
-        http = self.tenant.protocol == "http"
-        address = self.endpoints.http if http else self.endpoints.grpc
-        self._client: Client = (HttpClient if http else GrpcClient)(address, self.endpoints.model, key)
+        protocol = self.tenant.protocol
+        address = self.endpoints.http if protocol == "http" else self.endpoints.grpc
+        self._client: Client = CLIENTS[protocol](address, self.endpoints.model, key)
 
     def wait_time(self) -> float:
         return random.uniform(*self.tenant.wait_s)

@@ -16,7 +16,7 @@ from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, rou
 
 _ROOT = Path(__file__).resolve().parents[3]
 _PROFILE = """\
-shape: {kind: steady, num_users: 10, seconds: 5}
+shape: {kind: steady, num_users: 12, seconds: 5}
 slo: {e2e_ms: 60000}
 tenants:
   - {name: chat, protocol: http, max_tokens: 12}
@@ -24,16 +24,20 @@ tenants:
   - {name: plain, endpoint: completions, max_tokens: 12}
   - {name: items, endpoint: responses, max_tokens: 12}
   - {name: code, protocol: grpc, max_tokens: 9, wait_s: [0, 0.1]}
+  - {name: engine, protocol: vllm, max_tokens: 12}
 """
 
 
 @pytest.mark.slow
-async def test_users_of_both_apis_are_served_and_reported(tiny: Path, tmp_path: Path) -> None:
+async def test_users_of_all_apis_are_served_and_reported(tiny: Path, tmp_path: Path) -> None:
+    pytest.importorskip("smg_grpc_proto")
     profile = tmp_path / "own.yaml"
     profile.write_text(_PROFILE)
     router = ScriptedRouter(saying(list(range(65, 105)), size=3, pause_s=0.01), max_context_len=4096)
     async with routing(router) as address:
-        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,))
+        config = GatewayConfig(
+            listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,), vllm_engine_model=MODEL
+        )
         async with running(config) as gateway:
             where = ["--http", gateway.http_address, "--grpc", gateway.grpc_address, "--model", MODEL]
             command = ["-m", "loadtest", "--profile", str(profile), "--out", str(tmp_path), *where]

@@ -43,6 +43,7 @@ def test_a_profile_becomes_what_it_says(tmp_path: Path) -> None:
         ("protocol: grpc", "endpoint: embeddings", "endpoint"),
         ("protocol: grpc", "body: [1]", "body"),
         ("grpc", "grpc, body: {n: 1}", "body"),
+        ("grpc", 'vllm, speculation: "on"', "speculation"),
         ("[0, 1]", "[2, 1]", "wait_s"),
         ("name: a", "nome: a", "tenants[0].nome"),
         ("tenants: [{name: a, protocol: grpc, wait_s: [0, 1]}]", "", "tenants"),
