@@ -328,6 +328,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     def _step(self, number: int, stream: _RouterStream) -> None:
         now_s, mine = asyncio.get_running_loop().time(), stream.sequences
         commits: list[sequence.Commit] = []
+        serials: list[int] = []
         for sequence_id, state in list(mine.items()):
             waits = state.draft_active and state.speculation.max_draft_tokens and not state.draft
             if waits and now_s - state.ready_s < state.speculation.max_wait_us / 1e6:
@@ -337,6 +338,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             commit = self._verify(sequence_id, state)
             commit.MergeFrom(times)
             commits.append(commit)
+            serials.append(state.serial if commit.num_drafted else 0)
             state.ready_s = now_s
             if commit.finish_reason:
                 del mine[sequence_id]
@@ -344,7 +346,9 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         if commits:
             self.num_steps += 1
             stream.pending.step_us = round(self.step_s * 1e6)
-            stats = self.pairs.follow(Report(commits=[_committed(number, commit) for commit in commits]))
+            stats = self.pairs.follow(
+                Report(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
+            )
             for commit in commits:
                 if found := stats.get(SequenceKey(number, commit.sequence_id)):
                     commit.draft_stats.CopyFrom(found)
@@ -382,11 +386,10 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             finish_reason=finish,
             num_dropped=dropped,
             rejected_token_ids=draft[accepted:],
-            draft_serial=state.serial if draft else 0,
         )
 
 
-def _committed(number: int, commit: sequence.Commit) -> Committed:
+def _committed(number: int, commit: sequence.Commit, serial: int) -> Committed:
     """As the drafts' side hears of it."""
     return Committed(
         key=SequenceKey(number, commit.sequence_id),
@@ -400,7 +403,7 @@ def _committed(number: int, commit: sequence.Commit) -> Committed:
         ),
         rejected=list(commit.rejected_token_ids),
         num_dropped=commit.num_dropped,
-        draft_serial=commit.draft_serial,
+        draft_serial=serial,
         times=Times(),
         num_prompt_tokens=0,
         num_cached_tokens=0,

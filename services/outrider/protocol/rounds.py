@@ -7,7 +7,6 @@ by many: so each field is read once, here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 
 from outrider.rpc.v1 import router_pb2 as router
@@ -32,7 +31,6 @@ class Round:
     wait_us: int
     """Of queue_us, held back for a draft."""
     prefill_us: int
-    draft_serial: int
     draft_queue_us: int
     verify_us: int
     """Of the engine step."""
@@ -76,7 +74,6 @@ class Round:
             queue_us,
             min(commit.wait_us, queue_us),
             commit.prefill_us,
-            commit.draft_serial,
             commit.draft_queue_us,
             step_us,
         )
@@ -109,18 +106,12 @@ class Round:
             timing.wait_us,
             timing.prefill_us,
             0,
-            0,
             timing.verify_us,
             timing.round_us,
             timing.draft_us,
             timing.compute_us,
             timing.wire_us,
         )
-
-    @property
-    def committed_len(self) -> int:
-        """After it."""
-        return self.base_len + len(self.token_ids)
 
     def fill(self, response: router.RouteResponse) -> None:
         """Writes what the client hears of it into an empty message. What is 0 is left out: it costs as much."""
@@ -184,6 +175,8 @@ class RequestStats:
     num_target_failovers: int = 0
     num_draft_failovers: int = 0
     num_revision_changes: int = 0
+    num_on_as_auto: int = 0
+    """Requests whose `speculation: on` counted as auto, by their tenant's policy."""
     queue_us: int = 0
     draft_us: int = 0
     verify_us: int = 0
@@ -216,15 +209,6 @@ class RequestStats:
             acceptance_histogram=[histogram.get(i, 0) for i in range(max(histogram, default=-1) + 1)],
             **{name: getattr(self, name) for name in _SUMS},
         )
-
-    @classmethod
-    def total(cls, messages: Iterable[router.RequestMetrics]) -> RequestStats:
-        """Sums over several requests. A message tells no pairs of drafted and accepted tokens."""
-        stats = cls()
-        for message in messages:
-            for name in _SUMS:
-                setattr(stats, name, getattr(stats, name) + getattr(message, name))
-        return stats
 
     @property
     def num_spec_tokens(self) -> int:

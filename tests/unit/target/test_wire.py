@@ -109,7 +109,7 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     commit = sp.Commit(
         sequence_id=5, base_len=10, token_ids=[7, 8], num_drafted=3, num_verified=2, num_accepted=1,
         finish_reason=sp.FINISH_REASON_STOP, num_dropped=4, queue_us=250, num_cached_tokens=3,
-        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3], draft_serial=12, draft_queue_us=50,
+        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3], draft_queue_us=50,
     )  # fmt: skip
     error = sp.SequenceError(sequence_id=6, code=3, reason="INVALID_FIELD", field="mode", message="no")
     step = {"step_us": 900, "batch_sequences": 2, "batch_tokens": 9}
