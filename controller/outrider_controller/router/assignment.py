@@ -236,6 +236,7 @@ class Assigner:
         target, draft = await self._choose(request, allowed, room_until_s)
         active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
         active.room_until_s = room_until_s
+        active.state.stats.num_on_as_auto = int(self._policy.counts_on_as_auto(request))
         self._table.requests[active] = None
         setting = PLAIN if draft is None else self._setting(active, target, draft)
         self._keep_revision(active, target)

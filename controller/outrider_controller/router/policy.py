@@ -69,9 +69,8 @@ class Policy:
         decision, config = self.decision(request.tenant, request.model), self.config
         policy = decision.policy
         forced = policy.speculation
-        insistent = forced is Setting.ON or (
-            request.speculation == router.SPECULATION_MODE_ON and forced is Setting.AUTO and policy.clients_insist
-        )
+        insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
+        insistent = forced is Setting.ON or (forced is Setting.AUTO and insists)
         bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
         allowed = Allowance(
             max_draft_tokens=min(bound for bound in bounds if bound is not None),
@@ -88,6 +87,11 @@ class Policy:
         if request.speculation == router.SPECULATION_MODE_OFF or not drafts:
             return replace(allowed, max_draft_tokens=0)
         return allowed
+
+    def counts_on_as_auto(self, request: Request) -> bool:
+        """Whether the client asked for `on`, and its tenant's policy takes that for auto."""
+        policy = self.decision(request.tenant, request.model).policy
+        return request.speculation == router.SPECULATION_MODE_ON and not policy.clients_insist
 
     # -- evidence and plan
 

@@ -65,6 +65,8 @@ class RunningStats:
         self.sums.num_target_failovers += metrics.num_target_failovers
         self.sums.num_draft_failovers += metrics.num_draft_failovers
         self.sums.num_revision_changes += metrics.num_revision_changes
+        # Every router that carries the request may report it.
+        self.sums.num_on_as_auto = max(self.sums.num_on_as_auto, metrics.num_on_as_auto)
 
     def add_tokens(self, count: int, now_s: float) -> None:
         """Tokens that went out to the client."""

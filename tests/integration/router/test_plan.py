@@ -14,7 +14,7 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb2, tenants_pb2
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.demand import Demand
@@ -297,3 +297,16 @@ async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
         now_s[0] += 5.0
         await leader.tick()
         assert (leader.epoch, follower.over) == ((0, True) if router_reaches_store else (1, False))
+
+
+async def test_an_answers_metrics_say_where_on_counted_as_auto(fleet: Any) -> None:
+    policy = tenants_pb2.SpeculationPolicy(clients_may_not_insist=True)
+    await fleet.store.tenants.put([tenants_pb2.Tenant(name="t", speculation=policy)], by="test")
+    await fleet.target()
+    await fleet.draft()
+    async with control_plane(fleet):
+        router = await fleet.start()
+        await until(lambda: follows(router) and not decision(router).policy.clients_insist)
+        for mode, counted in ((router_pb2.SPECULATION_MODE_ON, 1), (router_pb2.SPECULATION_MODE_AUTO, 0)):
+            answer = await fleet.ask(fleet.request(request_id=f"r{mode}", max_new_tokens=4, speculation=mode))
+            assert answer.metrics.num_on_as_auto == counted

@@ -140,3 +140,12 @@ def test_of_a_deleted_tenant_nothing_is_left() -> None:
     assert policy.decision("t", "m").policy == TenantPolicy()
     policy.replan(FLEET, ALONE_AFTER_S)
     assert Cell("t", "m") not in policy.decisions
+
+
+@pytest.mark.parametrize(("client", "may", "counts"), [(ON, False, True), (ON, True, False), (AUTO, False, False)])
+def test_a_client_is_told_where_its_on_counts_as_auto(
+    client: router.SpeculationMode.ValueType, may: bool, counts: bool
+) -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(clients_insist=may))
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    assert policy.counts_on_as_auto(a_request(speculation=client)) is counts

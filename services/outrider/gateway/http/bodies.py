@@ -56,6 +56,7 @@ def _speculative_decoding(sums: RequestStats, num_router_failovers: int) -> Json
         "num_revision_changes": sums.num_revision_changes,
         "num_draft_failovers": sums.num_draft_failovers,
         "num_router_failovers": num_router_failovers,
+        "num_on_as_auto": sums.num_on_as_auto,
     }
 
 
