@@ -132,9 +132,16 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
+{{/* The secret with a role's certificate, or with that of the gateway's public ports: named, or made by cert-manager; empty: none. Takes a dict: root, role. */}}
+{{- define "outrider.tlsSecret" -}}
+{{- $made := and .root.Values.certManager.enabled (or (ne .role "public") (gt (len .root.Values.certManager.publicNames) 0)) -}}
+{{- $ours := ternary (printf "%s-%s-tls" (include "outrider.name" .root) .role) "" $made -}}
+{{- index .root.Values.tlsSecrets .role | default $ours -}}
+{{- end -}}
+
 {{/* Of a port for other pods: with certificates, or in plain text by name. */}}
 {{- define "outrider.tlsArgs" -}}
-{{- if index .root.Values.tlsSecrets .role -}}
+{{- if include "outrider.tlsSecret" . -}}
 - --tls-dir
 - /run/secrets/tls
 {{- else -}}
@@ -150,8 +157,10 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- fail "tlsSecrets: gateway, controller, target and draft are needed together" -}}
 {{- end -}}
 {{- $found := dict -}}
-{{- with index $secrets .role }}{{ $_ := set $found "tls" . }}{{ end -}}
-{{- if and (eq .role "gateway") $secrets.public }}{{ $_ := set $found "public-tls" $secrets.public }}{{ end -}}
+{{- with include "outrider.tlsSecret" . }}{{ $_ := set $found "tls" . }}{{ end -}}
+{{- if eq .role "gateway" -}}
+{{- with include "outrider.tlsSecret" (dict "root" .root "role" "public") }}{{ $_ := set $found "public-tls" . }}{{ end -}}
+{{- end -}}
 {{- toJson $found -}}
 {{- end -}}
 
@@ -185,8 +194,10 @@ annotations: {{- toYaml . | nindent 2 }}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .placement.shmSize | default "512Mi" | quote }}}
 - name: cache
-{{- if .root.Values.cache.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .root.Values.cache.existingClaim | quote }}}
+{{- $claim := .root.Values.cache.existingClaim | default (ternary (printf "%s-cache" (include "outrider.name" .root)) "" .root.Values.cache.claim.enabled) }}
+{{- /* Gateways keep tokenizers there, which they fetch from targets in a moment. */}}
+{{- if and $claim (has .role (list "target" "draft")) }}
+  persistentVolumeClaim: {claimName: {{ $claim | quote }}}
 {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.cache.sizeLimit | quote }}}
 {{- end }}

@@ -31,7 +31,7 @@ Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: node.valu
 PROFILES = ("default", *sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")))
 OLDEST = "1.27.0"
 # Of operators that bring their own kinds; what Kubernetes has no schema of.
-CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject", "Certificate", "Issuer"}
 RAY_MODES = ("ray-cluster", "kuberay")
 CASES = (*PROFILES, *RAY_MODES)
 

@@ -262,6 +262,54 @@ def test_certificates_for_some_roles_alone_are_refused() -> None:
         rendered({"tlsSecrets": {"gateway": "tls-gateway"}})
 
 
+def test_cert_manager_makes_what_each_role_proves_itself_by() -> None:
+    values = {"certManager": {"enabled": True, "publicNames": ["api.example.org"]}}
+    objects = rendered(values)
+    made = {one["spec"]["secretName"]: one["spec"] for one in of_kind(objects, "Certificate")}
+    assert [secret for secret, spec in made.items() if spec.get("isCA")] == ["demo-authority"]
+    (authority,) = [one for one in of_kind(objects, "Issuer") if "ca" in one["spec"]]
+    assert authority["spec"]["ca"]["secretName"] == "demo-authority"
+    roles = {name: [role.dns_name] for name, role in _OF_ONE_ROLE.items()}
+    roles["controller"] = [Role.ROUTER.dns_name, Role.CONTROL.dns_name]
+    for name, names in {**roles, "public": ["api.example.org"]}.items():
+        spec = made.pop(f"demo-{name}-tls")
+        assert spec["dnsNames"] == names and spec["issuerRef"]["name"] == _name(authority)
+        assert set(spec["usages"]) >= ({"server auth"} if name == "public" else {"server auth", "client auth"})
+    assert made.keys() == {"demo-authority"}
+    # Each process serves by its own.
+    for labels, spec in pod_specs(objects):
+        secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", ()) if "secret" in volume}
+        certificates = {name for name in secrets if name.endswith("-tls")}
+        role = labels[_ROLE]
+        ours = {"gateway": {"demo-gateway-tls", "demo-public-tls"}, "redis": set(), "test": set()}
+        assert certificates == ours.get(role, {f"demo-{role}-tls"})
+        assert "--insecure" not in str(spec["containers"])
+    services = {_name(one): one["spec"]["ports"][0].get("appProtocol") for one in of_kind(objects, "Service")}
+    assert services["demo-gateway"] == services["demo-controller"] == "https"
+
+
+_OF_ONE_ROLE = {role.value: role for role in (Role.GATEWAY, Role.TARGET, Role.DRAFT, Role.OPERATOR)}
+
+
+def test_certificates_come_from_an_issuer_of_the_operators_own() -> None:
+    issuer = {"name": "corp", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    objects = rendered({"certManager": {"enabled": True, "issuer": issuer}})
+    assert not of_kind(objects, "Issuer")
+    assert [one["spec"]["issuerRef"] for one in of_kind(objects, "Certificate")] == [issuer] * 5
+
+
+def test_workers_alone_share_a_volume_for_what_they_fetch() -> None:
+    (claim,) = of_kind(rendered({"cache": {"claim": {"enabled": True, "size": "5Gi"}}}), "PersistentVolumeClaim")
+    assert (_name(claim), claim["spec"]["accessModes"]) == ("demo-cache", ["ReadWriteMany"])
+    for values, name in (({"claim": {"enabled": True}}, "demo-cache"), ({"existingClaim": "mine"}, "mine")):
+        sharing = {}
+        for labels, spec in pod_specs(rendered({"cache": values})):
+            for volume in spec.get("volumes", ()):
+                if volume["name"] == "cache":
+                    sharing[labels[_ROLE]] = volume.get("persistentVolumeClaim", {}).get("claimName")
+        assert sharing == {"target": name, "draft": name, "gateway": None, "controller": None}
+
+
 def test_an_argument_that_no_process_has_would_be_found(capsys: pytest.CaptureFixture[str]) -> None:
     values = {"drafts": {"main": {"model": "smollm2-135m-draft", "args": ["--speed", "11"]}}}
     draft = next(one for one in containers(rendered(values)) if one["name"] == "draft")
@@ -546,6 +594,7 @@ def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named
 
 
 _SCALING = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "averageValue": "1"}
+_TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
 _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}
 
 
@@ -557,6 +606,7 @@ _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outride
         ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
         ({"targets": {"main": {"gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
+        ({"certManager": {"enabled": True}, "tlsSecrets": _TLS}, "tlsSecrets"),
         ({"drafts": {"main": {"autoscaling": _SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
         ({"drafts": {"main": {"keda": {k: v for k, v in _KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
         ({"drafts": {"main": {"autoscaling": _SCALING | {"averageValue": ""}}}}, "drafts.main.autoscaling"),

@@ -23,6 +23,7 @@ _NEEDED = (
     "tlsSecrets",
     ".gpus: ",
     ".keda: ",
+    ".autoscaling: ",
 )
 
 
