@@ -1,37 +1,92 @@
-"""How many requests run at once, and the drain: after it begins nothing new is let in."""
+"""How many requests run at once, whose, and the drain: after it begins nothing new is let in."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outrider.errors import Overloaded, Unavailable
 
+BUSY = 0.8
+"""Of the places: what anybody may take, if nobody else does. The rest is for tenants below their weighted shares."""
+_NUM_LEFT = 64
+_FIRST_RETRY_S, _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 0.1, 30.0
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one tenant has; while it has something."""
+
+    weight: float
+    places: int = 0
+
 
 @dataclass(slots=True)
 class Admission:
     max_running: int
+    clock: Callable[[], float] = time.monotonic
     running: int = 0
     leaving: bool = False
     """It says that it is not ready. What comes all the same is let in until `draining`."""
     draining: bool = False
+    _held: dict[str, _Held] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _left_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LEFT))
+    """When the last places became free."""
+    _num_refused: int = 0
+    """Since somebody was let in: they come again, too."""
 
     @contextmanager
-    def enter(self, num_places: int = 1) -> Iterator[None]:
-        """Raises Unavailable while draining, Overloaded when full. Holds so many places until left."""
+    def enter(self, tenant: str = "", weight: float = 1.0, num_places: int = 1) -> Iterator[None]:
+        """Holds so many places until left. Raises Unavailable while draining, and Overloaded when full, or nearly full
+        where the tenant has its share.
+        """
         if self.draining:
             raise Unavailable("this gateway is shutting down", reason="DRAINING", retry_after_s=1.0)
-        if self.running + num_places > self.max_running:
-            raise Overloaded(f"{self.running} requests are under way, the most this gateway takes", retry_after_s=1.0)
+        self._check_room(tenant, weight, num_places)
+        self._num_refused = 0
+        held = self._held.setdefault(tenant, _Held(weight))
+        held.weight = weight
+        held.places += num_places
         self.running += num_places
         try:
             yield
         finally:
             self.running -= num_places
+            held.places -= num_places
+            if not held.places:
+                del self._held[tenant]
+            self._left_s.extend([self.clock()] * num_places)
             self._left.set()
+
+    def _check_room(self, tenant: str, weight: float, num_places: int) -> None:
+        problem = ""
+        if self.running + num_places > self.max_running:
+            problem = f"{self.running} requests are under way; this gateway takes {self.max_running}"
+        elif self.running >= BUSY * self.max_running and self._has_share(tenant, weight):
+            problem = f"{self._held[tenant].places} requests are under way, this tenant's share of a busy gateway"
+        if problem:
+            retry_after_s = self._retry_after_s(num_places)
+            self._num_refused += num_places
+            raise Overloaded(problem, retry_after_s=retry_after_s)
+
+    def _has_share(self, tenant: str, weight: float) -> bool:
+        """Of those that run something, this one counted."""
+        if tenant not in self._held:
+            return False
+        others = sum(held.weight for name, held in self._held.items() if name != tenant)
+        return self._held[tenant].places >= self.max_running * weight / (weight + others)
+
+    def _retry_after_s(self, num_places: int) -> float:
+        """When as many will have left as want to come, at the rate of the last."""
+        if not self._left_s:
+            return _FIRST_RETRY_S
+        each_s = (self.clock() - self._left_s[0]) / len(self._left_s)
+        return min(_MAX_RETRY_S, max(_MIN_RETRY_S, each_s * (self._num_refused + num_places)))
 
     async def drain(self, timeout_s: float) -> bool:
         """Lets nothing in and waits for what runs. False when some still ran after `timeout_s`."""
