@@ -46,14 +46,10 @@ def worker(worker_id: str, control: str, output: str) -> None:
     """Show a worker, what runs there, and what has happened to it."""
 
     async def ask(stub: Control) -> dict[str, Any]:
-        one = control_pb2.GetWorkerRequest(worker_id=worker_id)
-        status = (await stub.GetWorker(one)).worker
-        listed = control_pb2.ListSequencesRequest(limit=_SEQUENCES, worker_id=worker_id)
-        open_there = await stub.ListSequences(listed)
+        status = (await stub.GetWorker(control_pb2.GetWorkerRequest(worker_id=worker_id))).worker
         return {
             "worker": {**worker_row(status), **_cordon(status)},
-            "num_sequences": open_there.num_sequences,
-            "sequences": [sequence_row(sequence) for sequence in open_there.sequences],
+            **await _sequences(stub, worker_id=worker_id),
             "events": await _events(stub, worker_id=worker_id),
         }
 
@@ -68,15 +64,12 @@ def tenant(name: str, control: str, output: str) -> None:
 
     async def ask(stub: Control) -> dict[str, Any]:
         record = await _tenant(stub, name)
-        listed = control_pb2.ListSequencesRequest(limit=_SEQUENCES, tenant=name)
-        under_way = await stub.ListSequences(listed)
         done = await stub.ListActivities(control_pb2.ListActivitiesRequest())
         activity = next((one for one in done.activities if one.tenant == name), None)
         return {
             "tenant": {**tenant_row(record), **(_activity(activity) if activity is not None else {})},
             "keys": [key_row(key) for key in await all_keys(stub, name)],
-            "num_sequences": under_way.num_sequences,
-            "sequences": [sequence_row(sequence) for sequence in under_way.sequences],
+            **await _sequences(stub, tenant=name),
             "events": await _events(stub, tenant=name),
         }
 
@@ -144,6 +137,12 @@ async def _tenant(stub: Control, name: str) -> tenants_pb2.Tenant:
         if name != DEFAULT_TENANT or from_rpc_error(error).reason != "UNKNOWN_TENANT":
             raise
         return tenants_pb2.Tenant(name=name)
+
+
+async def _sequences(stub: Control, **of: str) -> dict[str, Any]:
+    request = control_pb2.ListSequencesRequest(limit=_SEQUENCES, **of)  # type: ignore[arg-type]  # The names are fields.
+    found = await stub.ListSequences(request)
+    return {"num_sequences": found.num_sequences, "sequences": [sequence_row(one) for one in found.sequences]}
 
 
 async def _events(stub: Control, **of: str) -> list[dict[str, Any]]:

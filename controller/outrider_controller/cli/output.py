@@ -67,7 +67,7 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     def align(cell: str, width: int, to_right: bool) -> str:
         return cell.rjust(width) if to_right else cell.ljust(width)
 
-    return "\n".join("   ".join(map(align, line, widths, right)).rstrip() for line in lines)
+    return "\n".join("  ".join(map(align, line, widths, right)).rstrip() for line in lines)
 
 
 def _numeric(cell: str) -> bool:

@@ -72,7 +72,7 @@ def test_throughput_is_a_batch_over_a_median_step() -> None:
 
 def test_a_table_aligns_numbers_to_the_right() -> None:
     lines = columns(["name", "ms"], [["a", "1.5"], ["longer", "22.5"]]).splitlines()
-    assert lines == ["name       ms", "a         1.5", "longer   22.5"]
+    assert lines == ["name      ms", "a        1.5", "longer  22.5"]
 
 
 def test_extras_and_relatives_of_torch_are_not_installed() -> None:

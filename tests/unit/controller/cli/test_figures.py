@@ -76,7 +76,7 @@ def test_leaks_and_errors_are_problems() -> None:
 
 
 def test_numbers_stand_to_the_right() -> None:
-    assert columns(["NAME", "N"], [["a", 5], ["bcdef", 100]]) == "NAME      N\na         5\nbcdef   100"
+    assert columns(["NAME", "N"], [["a", 5], ["bcdef", 100]]) == "NAME     N\na        5\nbcdef  100"
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_tenth() -> None:
