@@ -104,7 +104,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
-        weight=_weight(message),
+        weight=check_weight(message),
         expected_tokens=_expected_tokens(message),
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
@@ -114,7 +114,8 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
     )
 
 
-def _weight(message: router.RouteRequest) -> float:
+def check_weight(message: router.RouteRequest) -> float:
+    """The tenant's. Raises InvalidRequest."""
     weight = message.weight or 1.0
     # Written so that what is no number is refused.
     if not 1 / _MAX_WEIGHT <= weight <= _MAX_WEIGHT:

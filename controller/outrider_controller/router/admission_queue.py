@@ -43,6 +43,15 @@ class Places(Protocol):
     def num_leaving(self, model: str) -> int: ...
 
 
+def bounded_retry_s(wait_s: float) -> float:
+    """What a client is told that would get a place after so long."""
+    return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
+
+
+def _ticket(request: Request, now_s: float) -> Ticket:
+    return Ticket(request.tenant, request.weight, request.cost, now_s, request.expected_tokens)
+
+
 @dataclass(slots=True)
 class _Pool:
     """The targets of one model."""
@@ -79,7 +88,7 @@ class AdmissionQueue:
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + self._patience_s(deadline_s)
         pool = self._pools.setdefault(request.model, _Pool())
-        ticket = Ticket(request.tenant, request.weight, request.cost, now_s, request.expected_tokens)
+        ticket = _ticket(request, now_s)
         try:
             if request.resume:
                 pool.queue.admit(ticket, now_s)
@@ -94,12 +103,13 @@ class AdmissionQueue:
         for model in self._pools:
             self._hand_out(model)
 
-    def retry_after_s(self, request: Request) -> float:
-        """When a request of this tenant may find that those before it have got their places."""
-        wait_s = self._pools[request.model].queue.wait_s(request.tenant)
+    def retry_after_s(self, request: Request, ticket: Ticket | None = None) -> float:
+        """When such a request may get a place. `ticket`: its own, if it has one."""
+        ticket = ticket or _ticket(request, asyncio.get_running_loop().time())
+        wait_s = self._pools[request.model].queue.wait_s(ticket)
         if wait_s is None:
             return self._config.retry_after_s
-        return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
+        return bounded_retry_s(wait_s)
 
     def _patience_s(self, deadline_s: float | None) -> float:
         timeout_s = self._config.queue_timeout_s
@@ -109,12 +119,14 @@ class AdmissionQueue:
 
     async def _admitted(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
         """Returns with a place. Raises Overloaded."""
-        before_s = pool.queue.wait_s(ticket.tenant)
+        wait_s = pool.queue.wait_s(ticket)
         pool.queue.put(ticket, ticket.arrived_s)
         self._hand_out(request.model)
         if ticket.admitted_s is None:
-            if before_s is not None and before_s > _HOPEFUL * (until_s - ticket.arrived_s):
-                raise self._refusal(request, f"{request.model!r} has more requests waiting than get a place in time")
+            if wait_s is not None and wait_s > _HOPEFUL * (until_s - ticket.arrived_s):
+                raise self._refusal(
+                    request, ticket, f"{request.model!r} has more requests waiting than get a place in time"
+                )
             with self._telemetry.queued(ticket.tenant, request.model):
                 await self._turn(request, pool, ticket, until_s)
         self._telemetry.waited(ticket.tenant, request.model, asyncio.get_running_loop().time() - ticket.arrived_s)
@@ -131,14 +143,14 @@ class AdmissionQueue:
             if ticket.admitted_s is None:
                 waited_s = asyncio.get_running_loop().time() - ticket.arrived_s
                 message = f"{request.model!r} had no room within {waited_s:.1f} s"
-                raise self._refusal(request, message, reason="QUEUE_TIMEOUT") from None
+                raise self._refusal(request, ticket, message, reason="QUEUE_TIMEOUT") from None
         finally:
             del pool.turns[ticket]
         if turn.cancelled():
-            raise self._refusal(request, f"{self._config.max_queued} requests wait already, the most that may")
+            raise self._refusal(request, ticket, f"{self._config.max_queued} requests wait already, the most that may")
 
-    def _refusal(self, request: Request, message: str, reason: str | None = None) -> Overloaded:
-        return Overloaded(message, retry_after_s=self.retry_after_s(request), reason=reason)
+    def _refusal(self, request: Request, ticket: Ticket, message: str, reason: str | None = None) -> Overloaded:
+        return Overloaded(message, retry_after_s=self.retry_after_s(request, ticket), reason=reason)
 
     def _hand_out(self, model: str) -> None:
         pool = self._pools[model]

@@ -176,19 +176,20 @@ class FairQueue:
         if not account.running and not account.waiting:
             self._idle[ticket.tenant] = now_s
 
-    def wait_s(self, tenant: str) -> float | None:
-        """Until what this tenant has waiting has got its places, at the rate at which they become free.
+    def wait_s(self, ticket: Ticket) -> float | None:
+        """Until it would have a place, behind what its tenant has waiting, at the rate at which places become free.
 
         None while that is not known: nothing has ended yet.
         """
         if not self.means.held_s:
             return None
-        account = self._ring.get(tenant)
-        if account is None:
-            return 0.0
+        account = self._ring.get(ticket.tenant)
+        before = account.waiting_cost if account is not None else 0.0
+        # One that waits is in that sum. Another one needs a place as well, of whatever length the one is that ends.
+        own = 0.0 if account is not None and ticket in account.waiting else self.means.cost
         rate = max(1, self.num_running) * self.means.cost / self.means.held_s
-        share = account.weight / sum(other.weight for other in self._ring.values())
-        return account.waiting_cost / (rate * share)
+        others = sum(other.weight for tenant, other in self._ring.items() if tenant != ticket.tenant)
+        return (before + own) * (ticket.weight + others) / (rate * ticket.weight)
 
     def _ready(self, room: Room) -> list[_Account]:
         return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]

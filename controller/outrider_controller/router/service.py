@@ -37,7 +37,9 @@ from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
-from outrider_controller.router.admission import Request, check_model_name, check_request
+from outrider_controller.router.admission import Request, check_model_name, check_request, check_weight
+from outrider_controller.router.admission_queue import bounded_retry_s
+from outrider_controller.router.call_cap import CallCap
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
 from outrider_controller.router.following import Follower
@@ -199,7 +201,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._ready_timeout_s = config.failover.wait_for_target_s
         self._salt_key = salt_key
         self._draining = draining
-        self._num_calls = 0
+        self._calls = CallCap(config.admission.max_sessions + config.admission.max_queued)
 
     # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
     # not when the collector finds an abandoned generator.
@@ -210,10 +212,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
         """Carries one request to its finish. Raises OutriderError."""
-        self._num_calls += 1
-        self._telemetry.running(self._num_calls)
+        began_s, taken, tenant = asyncio.get_running_loop().time(), False, message.tenant
+        self._calls.enter(tenant, _weight(message))
+        self._telemetry.running(self._calls.num_calls)
         try:
             request = await self._admitted(message)
+            taken = True
             if request.finish_reason:
                 response = new_response()
                 response.finish_reason = request.finish_reason
@@ -222,8 +226,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 new_response().phase = router.ROUTE_PHASE_ACCEPTED
                 await self._dispatcher.run(request, new_response, deadline_s)
         finally:
-            self._num_calls -= 1
-            self._telemetry.running(self._num_calls)
+            self._calls.leave(tenant, asyncio.get_running_loop().time() - began_s if taken else None)
+            self._telemetry.running(self._calls.num_calls)
 
     async def _admitted(self, message: router.RouteRequest) -> Request:
         try:
@@ -233,7 +237,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             raise
 
     async def _checked(self, message: router.RouteRequest) -> Request:
-        self._admit()
+        self._admit(message)
         model = check_model_name(message)
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
         info = self._dispatcher.fleet.model_info(model)
@@ -247,12 +251,13 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
         return UnknownModel(model)
 
-    def _admit(self) -> None:
+    def _admit(self, message: router.RouteRequest) -> None:
         if self._draining.is_set():
             raise Unavailable("the router is draining", reason="DRAINING")
-        most = self._admission.max_sessions + self._admission.max_queued
-        if self._num_calls > most:
-            raise Overloaded(f"this router has {most} requests", retry_after_s=self._admission.retry_after_s)
+        if not self._calls.takes(message.tenant, begun=bool(message.resume_token_ids)):
+            wait_s = self._calls.wait_s(message.tenant)
+            retry_after_s = self._admission.retry_after_s if wait_s is None else bounded_retry_s(wait_s)
+            raise Overloaded("this router has nearly as many requests as it may", retry_after_s=retry_after_s)
 
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
@@ -267,7 +272,14 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             yield router.GetTokenizerResponse(chunk=chunk)
 
     def load(self) -> worker.WorkerLoad:
-        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining.is_set())
+        return worker.WorkerLoad(num_running=self._calls.num_calls, draining=self._draining.is_set())
+
+
+def _weight(message: router.RouteRequest) -> float:
+    """Of a request that is yet to be checked."""
+    with suppress(InvalidRequest):
+        return check_weight(message)
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True)

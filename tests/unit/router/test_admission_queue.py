@@ -133,15 +133,28 @@ def test_whom_nobody_could_serve_in_time_is_refused_at_once_with_the_time_until_
             await asyncio.gather(*one.asks(2))
             tasks = one.asks(100)
             await asyncio.sleep(0)
-            # Two a second, and half of ten seconds: some ten wait.
-            assert one.held == (2, 11)
-            assert len(one.refusals) == 87 and all(took_s == 0 for _, took_s, _ in one.refusals)
+            # Two a second, and half of ten seconds: ten wait.
+            assert one.held == (2, 10)
+            assert len(one.refusals) == 88 and all(took_s == 0 for _, took_s, _ in one.refusals)
             error = one.refusals[0][2]
             assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
-            # Eleven wait, and it would be the twelfth.
-            assert error.retry_after_s == pytest.approx(6)
+            # Ten wait, and it would be the eleventh.
+            assert error.retry_after_s == pytest.approx(5.5)
             await asyncio.gather(*tasks)
-            assert len(one.refusals) == 87
+            assert len(one.refusals) == 88
+
+    run_virtually(work(), VirtualLoop())
+
+
+def test_who_is_refused_by_full_targets_is_told_when_a_place_becomes_free() -> None:
+    async def work() -> None:
+        async with router(Fleet([2])) as one:
+            await asyncio.gather(*one.asks(2, seconds=4))
+            tasks = one.asks(2, seconds=4)
+            await asyncio.sleep(0)
+            # Nobody waits; one of two ends every other second.
+            assert one.queue.retry_after_s(a_request(tenant="new")) == pytest.approx(2)
+            await asyncio.gather(*tasks)
 
     run_virtually(work(), VirtualLoop())
 

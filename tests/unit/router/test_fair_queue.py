@@ -33,6 +33,10 @@ class Pool:
         room = Room(self.places, free, self.places / self.routers, self.tokens, free_tokens)
         self.running += self.queue.take(room, self.now_s)
 
+    def wait_s(self, tenant: str) -> float | None:
+        """Of one that is not there yet."""
+        return self.queue.wait_s(Ticket(tenant, 1.0, 100, self.now_s))
+
     def end(self, ticket: Ticket) -> None:
         if ticket in self.running:
             self.running.remove(ticket)
@@ -149,18 +153,20 @@ def test_the_wait_is_what_is_before_it_at_the_rate_at_which_places_become_free()
     pool = Pool(places=2)
     for _ in range(2):
         pool.ask("a", cost=100)
-    assert pool.queue.wait_s("a") is None
+    assert pool.wait_s("a") is None
     pool.now_s = 10
     for ticket in list(pool.running):
         pool.end(ticket)
     for _ in range(2 + 6):
-        pool.ask("a", cost=100)
+        waits = pool.ask("a", cost=100)
     # Two places, ten seconds each: one every five seconds.
-    assert pool.queue.wait_s("a") == pytest.approx(30)
-    assert pool.queue.wait_s("new") == 0
+    assert pool.wait_s("a") == pytest.approx(35)
+    # It has none waiting, and half of what becomes free.
+    assert pool.wait_s("new") == pytest.approx(10)
     for _ in range(6):
         pool.ask("b", cost=100)
-    assert pool.queue.wait_s("a") == pytest.approx(60)
+    assert pool.wait_s("a") == pytest.approx(70)
+    assert pool.queue.wait_s(waits) == pytest.approx(60)
 
 
 def test_what_tenants_left_behind_is_forgotten() -> None:
