@@ -10,8 +10,8 @@ from outrider.errors import OutriderError
 from outrider.metadata.event_writer import EventStream, EventWriter
 from outrider.metadata.events import EventKind
 from outrider.protocol.rounds import Round
-from outrider.telemetry.metrics import RouterMetrics
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from outrider.telemetry.metrics import PHASES, STEP_BUCKETS_S, Durations, LabelCap
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outrider_controller.router.admission import Request
 from outrider_controller.router.failover import Fault, Loss
@@ -23,7 +23,35 @@ class RouterTelemetry:
     """One per router; its methods never wait. Events are written while `events` is running."""
 
     def __init__(self, registry: CollectorRegistry, events: EventStream) -> None:
-        self._metrics = RouterMetrics(registry)
+        self._phases = Durations(
+            registry, "outrider_round_duration_seconds", "Parts of one speculation round.", "phase", PHASES
+        )
+        self._fallbacks = Counter(
+            "outrider_fallback", "Requests that went on without a draft, by reason.", ["reason"], registry=registry
+        )
+        self._failovers = Counter(
+            "outrider_failover", "Sequences opened again on another worker.", ["role"], registry=registry
+        )
+        for role in ("target", "draft"):
+            # 0 from the start: the first event of a counter that begins with it is no increase.
+            self._failovers.labels(role)
+        self._rejected = Counter(
+            "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
+        )
+        self._queued = Gauge(
+            "outrider_admission_queue_length",
+            "Requests that wait for a place.",
+            ["tenant", "model_name"],
+            registry=registry,
+        )
+        self._waited = Histogram(
+            "outrider_admission_queue_seconds",
+            "Wait for a place, of requests that got one.",
+            ["tenant"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self._tenants = LabelCap(100)
         self._late = Counter(
             "outrider_late_replies", "Replies about sequences no longer open there.", ["role"], registry=registry
         )
@@ -38,7 +66,7 @@ class RouterTelemetry:
 
     def rounds(self, done: list[Round]) -> None:
         """Those of one engine step."""
-        phases, queue, other, draft = self._metrics.phases, [], [], []
+        phases, queue, other, draft = self._phases, [], [], []
         for one in done:
             queue.append(one.queue_us / 1e6)
             other.append(max(0, one.round_us - one.queue_us - one.verify_us) / 1e6)
@@ -57,21 +85,22 @@ class RouterTelemetry:
 
     def rejected(self, tenant: str, error: OutriderError) -> None:
         """A request ended before its first token."""
-        self._metrics.rejected(tenant, error.reason or "UNKNOWN")
+        self._rejected.labels(self._tenants(tenant), error.reason or "UNKNOWN").inc()
 
     @contextmanager
     def queued(self, tenant: str, model: str) -> Iterator[None]:
         """Around a wait for a place."""
-        with self._metrics.queued(tenant, model):
+        with self._queued.labels(self._tenants(tenant), model).track_inprogress():
             yield
 
     def waited(self, tenant: str, model: str, seconds: float) -> None:
         """A request got its place after so long."""
-        self._metrics.waited(tenant, model, seconds)
+        self._queued.labels(self._tenants(tenant), model)  # 0 from its first request on, not absent until one waits
+        self._waited.labels(self._tenants(tenant)).observe(seconds)
 
     def failover(self, role: str) -> None:
         """A sequence was opened again."""
-        self._metrics.failover(role)
+        self._failovers.labels(role).inc()
 
     def revision_changed(self, worker_id: str, request: Request, before: str, after: str) -> None:
         """An answer goes on with the same weights in another arithmetic."""
@@ -84,13 +113,13 @@ class RouterTelemetry:
 
     def lost_draft(self, worker_id: str, request: Request, loss: Loss, why: str) -> None:
         log.warning("a draft lost a request: %s", why, extra=_of(request, worker_id))
-        self._metrics.fallback(loss.value)
+        self._fallbacks.labels(loss.value).inc()
         self._event(EventKind.DRAFT_LOST, worker_id, request, loss.value)
 
     def low_acceptance(self, draft_id: str, request: Request, acceptance: float | None) -> None:
         """Of a request's last 200 verified tokens the target accepted fewer than half, or than the tenant's floor."""
         log.warning("the target accepts few drafted tokens: %.2f of 200", acceptance, extra=_of(request, draft_id))
-        self._low_acceptance.labels(request.tenant).inc()
+        self._low_acceptance.labels(self._tenants(request.tenant)).inc()
         self._event(EventKind.WINDOW_BELOW_FLOOR, draft_id, request, f"{acceptance:.2f} of the last 200")
 
     def _event(self, kind: EventKind, worker_id: str, request: Request, reason: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -219,60 +218,6 @@ class TokenMetrics:
 
     def committed(self, num_tokens: int) -> None:
         self._generation.inc(num_tokens)
-
-
-class RouterMetrics:
-    """Where rounds spend their time, and what went differently from plan."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.phases = Durations(
-            registry, "outrider_round_duration_seconds", "Parts of one speculation round.", "phase", PHASES
-        )
-        self._fallbacks = Counter(
-            "outrider_fallback", "Requests that went on without a draft, by reason.", ["reason"], registry=registry
-        )
-        self._failovers = Counter(
-            "outrider_failover", "Sequences opened again on another worker.", ["role"], registry=registry
-        )
-        for role in ("target", "draft"):
-            # 0 from the start: the first event of a counter that begins with it is no increase.
-            self._failovers.labels(role)
-        self._rejected = Counter(
-            "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
-        )
-        self._queued = Gauge(
-            "outrider_admission_queue_length",
-            "Requests that wait for a place.",
-            ["tenant", "model_name"],
-            registry=registry,
-        )
-        self._waited = Histogram(
-            "outrider_admission_queue_seconds",
-            "Wait for a place, of requests that got one.",
-            ["tenant"],
-            buckets=STEP_BUCKETS_S,
-            registry=registry,
-        )
-        self._tenants = LabelCap(100)
-
-    @contextmanager
-    def queued(self, tenant: str, model: str) -> Iterator[None]:
-        """Around a wait for a place."""
-        with self._queued.labels(self._tenants(tenant), model).track_inprogress():
-            yield
-
-    def waited(self, tenant: str, model: str, seconds: float) -> None:
-        self._queued.labels(self._tenants(tenant), model)  # 0 from its first request on, not absent until one waits
-        self._waited.labels(self._tenants(tenant)).observe(seconds)
-
-    def fallback(self, reason: str) -> None:
-        self._fallbacks.labels(reason).inc()
-
-    def failover(self, role: str) -> None:
-        self._failovers.labels(role).inc()
-
-    def rejected(self, tenant: str, reason: str) -> None:
-        self._rejected.labels(self._tenants(tenant), reason).inc()
 
 
 @dataclass(slots=True)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 from outrider.telemetry.metrics import (
+    PHASES,
+    Durations,
     LabelCap,
     MetadataCollector,
-    RouterMetrics,
     SpeculationMetrics,
     TokenMetrics,
     WorkerMetrics,
@@ -75,21 +76,15 @@ def test_a_worker_without_a_cache_uses_none_of_it() -> None:
     assert scrape(registry)["outrider_kv_cache_usage_perc"] == 0
 
 
-def test_a_router_tells_phases_fallbacks_failovers_and_refusals() -> None:
+def test_durations_are_counted_by_a_label_whose_values_are_given_before() -> None:
     registry = CollectorRegistry()
-    metrics = RouterMetrics(registry)
-    metrics.phases.observe("verify", [0.03])
-    metrics.fallback("draft_lost")
-    metrics.failover("target")
-    metrics.rejected("acme", "queue_full")
+    durations = Durations(registry, "outrider_round_duration_seconds", "Parts.", "phase", PHASES)
+    durations.observe("verify", [0.03])
     samples = scrape(registry)
     assert samples["outrider_round_duration_seconds_count{verify}"] == 1
     assert samples["outrider_round_duration_seconds_count{other}"] == 0
-    assert samples["outrider_fallback_total{draft_lost}"] == 1
-    assert samples["outrider_failover_total{target}"] == 1
-    assert samples["outrider_admission_rejected_total{queue_full,acme}"] == 1
     with pytest.raises(KeyError):
-        metrics.phases.observe("lunch", [1.0])
+        durations.observe("lunch", [1.0])
 
 
 def test_the_metadata_store_is_read_when_scraped() -> None:
