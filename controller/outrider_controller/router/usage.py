@@ -119,7 +119,8 @@ class LedgerWriter:
 
     async def flush(self) -> None:
         """Writes what has changed since the last time."""
-        if (hour := self._now_hour) != self._hour:
+        # A clock that was set back into an earlier hour stays in this one: new sums of that would replace larger ones.
+        if (hour := self._now_hour) > self._hour:
             self._begin(hour)
         for past in list(self._waiting):
             if await self._ledger.write(past, self._router_id, self._waiting[past]):

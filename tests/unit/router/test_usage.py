@@ -108,6 +108,17 @@ async def test_sums_wait_while_the_ledger_is_away_and_lose_nothing_over_the_hour
     assert world.ledger.num_written == 2
 
 
+async def test_a_clock_that_is_set_back_takes_nothing_from_an_hour_that_was_written() -> None:
+    world = World()
+    for step_s in (3600, -3600, 3600):
+        world.use()
+        world.now_s += step_s
+        await world.writer.flush()
+    world.use()
+    await world.writer.flush()
+    assert world.total() == 12
+
+
 async def test_what_waits_is_bounded_in_hours(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.ledger.here = False
