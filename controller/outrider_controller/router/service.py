@@ -21,6 +21,7 @@ from outrider.errors import InternalError, InvalidRequest, OutriderError, Overlo
 from outrider.metadata import MetadataStore
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.identity import own_info
+from outrider.protocol.validate import check_label
 from outrider.rpc.answers import let_end
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import cluster_port
@@ -180,7 +181,8 @@ class GatewayStream:
         except OutriderError as error:
             self._responses.fail(call_id, error)
         except Exception as error:
-            log.error("%s while a call was answered\n%s", type(error).__name__, frames(error))
+            what = type(error).__name__, frames(error)
+            log.error("%s while a call was answered\n%s", *what, extra=_of(call.request))
             self._responses.fail(call_id, InternalError("internal error"))
 
 
@@ -273,6 +275,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     def load(self) -> worker.WorkerLoad:
         return worker.WorkerLoad(num_running=self._calls.num_calls, draining=self._draining.is_set())
+
+
+def _of(message: router.RouteRequest) -> dict[str, str]:
+    """The fields of a line about a request that may not be checked yet: what is no label is left out."""
+    fields = {}
+    for name, value in (("request_id", message.request_id), ("tenant", message.tenant)):
+        with suppress(InvalidRequest):
+            check_label(name, value)
+            fields[name] = value
+    return fields
 
 
 def _weight(message: router.RouteRequest) -> float:

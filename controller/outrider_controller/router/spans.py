@@ -55,7 +55,8 @@ class SpanWriter:
         try:
             write_spans(self._tracing.tracer, ended.message(), request)
         except Exception as error:
-            log.error("no spans for a request: %s", type(error).__name__, exc_info=error)
+            about = {"request_id": request.request_id, "tenant": request.tenant}
+            log.error("no spans for a request: %s", type(error).__name__, exc_info=error, extra=about)
         finally:
             self._room.release()
 

@@ -165,3 +165,16 @@ async def test_a_target_that_dies_is_not_noticed_on_the_stream(fleet, speculatio
         await targets[0].kill()
         await stream.until_ended(*range(1, 9))
     assert stream.tokens == {i: continuation((i, 5), 60, 1000) for i in range(1, 9)}
+
+
+async def test_an_error_of_ours_is_logged_with_whose_request_it_was(fleet, caplog):
+    await fleet.target(FakeTarget())
+    running = await fleet.start()
+    # Something that nobody foresaw: no part of the router raises such by itself.
+    running.dispatcher.run = None
+    async with gateway_stream(fleet) as stream:
+        await stream.ask((1, fleet.request(request_id="mine", tenant="acme")))
+        await stream.until_ended(1)
+    [line] = [one for one in caplog.records if "while a call was answered" in one.message]
+    assert (line.request_id, line.tenant) == ("mine", "acme")
+    assert from_route_error(stream.errors[1]).code is Code.INTERNAL
