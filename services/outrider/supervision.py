@@ -77,8 +77,8 @@ async def stop(task: asyncio.Task[Any] | None) -> None:
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, NoReturn], name: str) -> AsyncIterator[None]:
-    """Runs what never ends beside the block, until the block is left."""
+async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    """Runs `work` beside the block, until the block is left at the latest."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import DeadlineExceeded, InvalidRequest, NotSupported
+from outrider.errors import InvalidRequest, NotSupported
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.generation import Chunk, Generator
@@ -33,6 +32,7 @@ from outrider.gateway.structured import Structured, parsed_schema
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
+from outrider.rpc.answers import write_within
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
@@ -86,15 +86,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         async with self._start(request.request, "request.", context) as choices:
             async for number, chunk in choices.chunks():
-                await self._send(context, _response(choices, number, chunk))
-
-    async def _send(self, context: Context, response: generation_pb2.StreamGenerateResponse) -> None:
-        """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await context.write(response)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"nothing was read for {self._send_timeout_s:g} s") from error
+                await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
 
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,6 +40,7 @@ from outrider.rpc.options import public_options
 from outrider.rpc.roles import Role, bearer
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
+from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
@@ -111,16 +112,16 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 drain_delay_s=config.leaving_s,
             )
         )
-        await stack.enter_async_context(_background(_say_leaving(core.admission, life)))
+        await stack.enter_async_context(beside(_say_leaving(core.admission, life), "say leaving"))
         bounds = Bounds(limits, max_connections)
         http_address = await stack.enter_async_context(
             _http(closing(create_app(core, limits, guard), life.leaving), config, bounds, grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
-        await stack.enter_async_context(_background(_keep_current(core, life)))
+        await stack.enter_async_context(beside(_keep_current(core, life), "keep current"))
         if store is not None:
-            await stack.enter_async_context(_background(quotas.run()))
+            await stack.enter_async_context(beside(quotas.run(), "quotas"))
             lease = store.register(info, config.advertised(life.address), lambda: _load(core.admission))
             await stack.enter_async_context(lease)
         name_worker(info.worker_id)
@@ -226,17 +227,6 @@ async def _keep_current(core: Generator, life: ServerLife) -> None:
         if not life.leaving.is_set() and life.health.serving != (answers := not core.problem):
             await (life.health.set_serving() if answers else life.health.set_not_serving())
         await asyncio.sleep(_REFRESH_S)
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
 
 
 class _HttpServer(uvicorn.Server):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
+from outrider.errors import DeadlineExceeded
+
 M = TypeVar("M")
 
 # A client that has stopped reading has a write under way for ever.
@@ -16,6 +18,15 @@ async def write_answers(outbox: asyncio.Queue[M | None], context: Any) -> None:
     while (message := await outbox.get()) is not None:
         await context.write(message)
         outbox.task_done()
+
+
+async def write_within(context: Any, message: Any, timeout_s: float) -> None:
+    """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await context.write(message)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"nothing was read for {timeout_s:g} s") from error
 
 
 async def stop_writing(

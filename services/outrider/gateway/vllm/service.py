@@ -19,7 +19,7 @@ from smg_grpc_proto import vllm_engine_pb2 as vllm
 from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
-from outrider.errors import Conflict, DeadlineExceeded, NotSupported
+from outrider.errors import Conflict, NotSupported
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.choices import start_choices
 from outrider.gateway.generation import Generator
@@ -27,6 +27,7 @@ from outrider.gateway.vllm.requests import field_paths, logprobs_asked, to_gener
 from outrider.gateway.vllm.responses import EngineAnswer
 from outrider.gateway.vllm.tokenizer_files import zipped
 from outrider.protocol.identity import package_version
+from outrider.rpc.answers import write_within
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import tenants_pb2
@@ -85,7 +86,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                 raise
             for answer in answers:
                 if not answer.ended:
-                    await self._send(context, answer.complete("abort"))
+                    await write_within(context, answer.complete("abort"), self._send_timeout_s)
 
     async def _generate(
         self, request: vllm.GenerateRequest, tenant: tenants_pb2.Tenant, answers: list[EngineAnswer], context: Context
@@ -104,15 +105,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             answers += [EngineAnswer(index, answer, request.stream, asked) for index, answer in started]
             async for index, chunk in choices.chunks():
                 for message in answers[index].add(chunk):
-                    await self._send(context, message)
-
-    async def _send(self, context: Context, message: vllm.GenerateResponse) -> None:
-        """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
-        try:
-            async with asyncio.timeout(self._send_timeout_s):
-                await context.write(message)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"nothing was read for {self._send_timeout_s:g} s") from error
+                    await write_within(context, message, self._send_timeout_s)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         tenant = _tenant()
