@@ -1,0 +1,78 @@
+"""The plan in the metadata store: what a leader decided and believes, so that the next one goes on from it, and others
+can explain it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from outrider.metadata.leader import LeaderLease
+from outrider.rpc.v1 import policy_pb2 as policy
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import Decision
+from outrider_controller.autoscaler.planner import Planner
+from outrider_controller.control.fleet import Leases
+from outrider_controller.control.followers import not_leading
+from outrider_controller.control.policies import Overrides
+from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
+
+_SAVE_EVERY_S = 2.0
+
+
+class Plans(Overrides, Protocol):
+    """The part of the metadata store that keeps plans."""
+
+    def lease(self, holder: str) -> LeaderLease: ...
+
+    async def save(self, epoch: int, decisions: Iterable[policy.TenantDecision]) -> bool: ...
+
+    async def load(self) -> list[policy.TenantDecision] | None: ...
+
+    async def find(self, tenant: str, targets: Iterable[str]) -> list[policy.TenantDecision] | None: ...
+
+
+class KeptPlan:
+    """Written in parts: what is other than the store has it."""
+
+    def __init__(self, plans: Plans, leases: Leases) -> None:
+        self.unsaved: set[Cell] = set()
+        self._plans = plans
+        self._leases = leases
+        self._saved_s = float("-inf")
+
+    async def resume(self, planner: Planner, now_s: float) -> bool:
+        """Has the planner go on from what is kept. False while the store is away."""
+        kept = await self._plans.load()
+        if kept is None:
+            return False
+        beliefs = [belief for one in kept for belief in beliefs_from_proto(one)]
+        planner.resume(dict(decision_from_proto(one) for one in kept), beliefs, now_s)
+        return True
+
+    async def find(self, tenant: str) -> list[policy.TenantDecision]:
+        """Its decisions at the targets that live. Raises Unavailable while the store is away."""
+        workers = await self._leases.workers()
+        targets = {one.info.model for one in workers if one.info.role == worker.WORKER_ROLE_TARGET}
+        kept = await self._plans.find(tenant, targets)
+        if kept is None:
+            raise not_leading()
+        return kept
+
+    async def save_in_time(self, planner: Planner, epoch: int, now_s: float) -> None:
+        if now_s - self._saved_s >= _SAVE_EVERY_S:
+            self._saved_s = now_s
+            await self.save(planner, epoch)
+
+    async def save(self, planner: Planner, epoch: int) -> None:
+        saving, self.unsaved = self.unsaved, set()
+        if not await self._plans.save(epoch, messages(planner, planner.decisions_of(saving)).values()):
+            self.unsaved |= saving
+
+
+def messages(planner: Planner, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
+    """With what is believed of each cell's drafts."""
+    known = planner.beliefs.of_cell
+    return {cell: decision_to_proto(cell, decision, known(cell)) for cell, decision in decisions.items()}
