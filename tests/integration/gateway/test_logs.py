@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 from outrider.errors import OutriderError
+from outrider.gateway.http.shapes import CompletionShape
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 from outrider.telemetry.logging import configure_logging
 
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import ScriptedRouter, round_of, routing
+from tests.integration.gateway.scripted_router import ScriptedRouter, round_of, routing, saying
 
 MARKER = "zebra-7319-quagga"
 
@@ -47,3 +48,20 @@ async def test_no_line_holds_a_prompt(gateway: OpenGateway, tokenizer: ModelToke
         assert {"ts", "level", "component", "message"} <= json.loads(line).keys()
     assert MARKER not in logged
     assert MARKER.encode().hex() not in logged
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_our_own_is_logged_with_the_request_and_its_tenant(
+    gateway: OpenGateway, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(CompletionShape, "choice", broken)
+    async with routing(ScriptedRouter(saying([40, 2]))) as router, gateway(router) as started:
+        body = {"model": "tiny", "prompt": "a", "stream": stream}
+        async with httpx.AsyncClient(timeout=30) as http:
+            answer = await http.post(f"http://{started.http_address}/v1/completions", json=body)
+    assert answer.status_code == 500
+    [line] = [line for line in map(json.loads, lines.getvalue().splitlines()) if "request failed" in line["message"]]
+    assert line["tenant"] == "default" and line["request_id"]

@@ -83,8 +83,11 @@ class _Endpoint:
         request = Request(scope, receive)
         try:
             body = parse(self.kind, await read_body(request, self.limits))
-            answering = self._answering(body, request)
-            work = self._stream(body, answering, send) if body.stream else self._whole(body, answering, scope, send)
+            answering, about = self._answering(body, request), {"tenant": tenant_of(request).name}
+            if body.stream:
+                work = self._stream(body, answering, about, send)
+            else:
+                work = self._whole(body, answering, about, scope, send)
             await sse.while_connected(receive, work)
         except (sse.ClientLeft, ClientDisconnect):
             return
@@ -100,27 +103,32 @@ class _Endpoint:
             tenant=tenant_of(request),
         )
 
-    async def _whole(self, body: GenerationBody, answering: Answering, scope: Scope, send: Send) -> None:
+    async def _whole(
+        self, body: GenerationBody, answering: Answering, about: dict[str, str], scope: Scope, send: Send
+    ) -> None:
+        """`about`: for log lines."""
         try:
             async with answering as choices:
+                about["request_id"] = choices.id
                 data = await self.writer.whole(choices, body)
         except Exception as error:
-            raise _as_http(error, body) from error
+            raise _as_http(error, body, about) from error
         response = JSONResponse(data, headers={"x-request-id": choices.id})
         await response(scope, _nothing_to_receive, send)
 
-    async def _stream(self, body: GenerationBody, answering: Answering, send: Send) -> None:
+    async def _stream(self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send) -> None:
         """Errors before the first token get their own status; later ones can only be an event in the stream."""
         num_events = 0
         try:
             async with answering as choices, aclosing(self.writer.events(choices, body)) as events:
+                about["request_id"] = choices.id
                 async for event in events:
                     if not num_events:
                         await sse.open_stream(send, choices.id)
                     num_events += 1
                     await sse.send_event(send, event)
         except Exception as error:
-            http_error = _as_http(error, body)
+            http_error = _as_http(error, body, about)
             if not num_events:
                 raise http_error from error
             await sse.send_event(send, self.writer.failed(http_error, num_events))
@@ -134,13 +142,13 @@ def _generations(body: GenerationBody) -> list[list[Generation]]:
         raise rename_field(error, body.field_names) from error
 
 
-def _as_http(error: Exception, body: GenerationBody) -> HttpError:
+def _as_http(error: Exception, body: GenerationBody, about: dict[str, str]) -> HttpError:
     if isinstance(error, InvalidRequest):
         return rename_field(error, body.field_names)
     if isinstance(error, OutriderError):
         return from_outrider(error)
     # The message stays here: it may quote the prompt.
-    log.error("request failed with %s", type(error).__name__, exc_info=error)
+    log.error("request failed with %s", type(error).__name__, exc_info=error, extra=about)
     return HttpError(500, "internal error", "server_error")
 
 
