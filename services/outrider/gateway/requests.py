@@ -57,7 +57,7 @@ class ChatPrompt:
     variables: Mapping[str, Any] | None = None
     """More of the chat template's, in plain JSON."""
     reads_reasoning: bool = False
-    """What the model thinks is told apart from its answer, of which alone a grammar is asked."""
+    """What the model thinks is kept apart from its answer, and a grammar is for the answer alone."""
 
     def __post_init__(self) -> None:
         _check_variables("chat_template_kwargs", self.variables or {})

@@ -22,7 +22,7 @@ class Usage:
     """Of what the client predicted, tokens that the answer has in their places; and those that it has not."""
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of the completion, where they are told apart."""
+    """Of the completion, where they are known."""
 
 
 @dataclass(slots=True)

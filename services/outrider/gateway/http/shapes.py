@@ -129,7 +129,7 @@ class CompletionShape(Shape):
         return _CompletionChoice(index, answer)
 
     def whole(self, choices: list[Written], counts: Usage) -> Json:
-        written = [_completion_choice(each) | _told(each) for each in choices]
+        written = [_completion_choice(each) | _of_prompt(each) for each in choices]
         return self._head(self.kind) | {"choices": written, "usage": usage(counts)}
 
     def piece(self, written: Written) -> Json:
@@ -145,7 +145,7 @@ def _completion_choice(written: Written) -> Json:
     }
 
 
-def _told(written: Written) -> Json:
+def _of_prompt(written: Written) -> Json:
     """Of the prompt, where that was asked for."""
     return {} if written.prompt_logprobs is None else {"prompt_logprobs": written.prompt_logprobs}
 
@@ -191,7 +191,7 @@ class ChatShape(Shape):
             for each in choices
         ]
         # All choices have one prompt.
-        return self._head(self.kind) | {"choices": written, "usage": usage(counts)} | _told(choices[0])
+        return self._head(self.kind) | {"choices": written, "usage": usage(counts)} | _of_prompt(choices[0])
 
     def opening(self, index: int) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
