@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 
@@ -41,12 +41,13 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def check_private(path: Path, is_kind: Callable[[int], bool]) -> None:
-    """Refuses what another user owns or can write, and symbolic links. Raises PermissionError."""
+def check_private(path: Path, is_kind: Callable[[int], bool], owners: Collection[int] = ()) -> None:
+    """Refuses what another user owns or can write, and symbolic links. `owners` stand for this user, if given. Raises
+    PermissionError."""
     found = path.lstat()
     if not is_kind(found.st_mode):
         raise PermissionError(f"{path}: a link, or not what belongs there")
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in (owners or (os.geteuid(),)):
         raise PermissionError(f"{path}: owned by user {found.st_uid}, not by this one")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{path}: others may write to it; remove it, or set OUTRIDER_CACHE")

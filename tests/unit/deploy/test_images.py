@@ -6,13 +6,28 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.draft.config import parse_arguments as parse_draft
+from outrider.gateway.config import parse_arguments as parse_gateway
+from outrider.target.config import parse_arguments as parse_target
+from outrider_controller.config import ControllerConfig
+from outrider_controller.config import parse_arguments as parse_controller
 
 from tests.unit.deploy.chart import DEPLOY, containers, pod_specs, rendered
 
 ROOT = DEPLOY.parent
 FILE = DEPLOY / "images/Dockerfile"
-ROLES = {"target", "draft", "gateway", "controller"}
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    "target": parse_target,
+    "draft": parse_draft,
+    "gateway": parse_gateway,
+    "controller": parse_controller,
+}
+ROLES = set(PARSERS)
 
 
 def stages() -> dict[str, str]:
@@ -46,6 +61,30 @@ def test_ports_that_images_expose_are_those_of_the_pods() -> None:
         if container["name"] in ROLES:
             ports = {str(port["containerPort"]) for port in container["ports"]}
             assert set(re.findall(r"^EXPOSE (.+)$", stages()[container["name"]], re.MULTILINE)[0].split()) == ports
+
+
+def test_what_asks_an_image_for_its_health_asks_the_port_that_its_process_listens_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for role, parse in PARSERS.items():
+        with monkeypatch.context() as patch:
+            for name, value in re.findall(r"(OUTRIDER_\w+)=(\S+)", stages()[role]):
+                patch.setenv(name, value)
+            needed = ["--model", "m", "--listen", "127.0.0.1:0"] if role in ("target", "draft") else []
+            config = parse([*needed, "--metadata", "redis://redis:6379"])
+        listen = config.controls()[0].ops_listen if isinstance(config, ControllerConfig) else config.ops_listen
+        asked = re.findall(r"HEALTHCHECK .*http://127\.0\.0\.1:(\d+)/livez", stages()[role])
+        assert [listen.rpartition(":")[2]] == asked
+
+
+def test_images_of_workers_have_kernels_for_every_cpu_and_no_compiler_unless_for_gpus() -> None:
+    for role in ("target", "draft"):
+        text = stages()[role]
+        (directory,) = re.findall(r"python -m outrider\.engine\.backends\.cpu (\S+)", text)
+        assert f"OUTRIDER_KERNELS={directory} " in text
+        assert re.search(
+            r'case "\$EXTRA" in \*gpu\*\) ;; \*\) apt-get purge -y --auto-remove gcc libc6-dev ;; esac', text
+        )
 
 
 def test_images_install_extras_that_there_are_and_copy_files_that_there_are() -> None:

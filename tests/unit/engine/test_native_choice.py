@@ -114,6 +114,31 @@ def test_where_kernels_are_required_their_absence_is_refused(tiny: Path) -> None
         load(tiny, execution="native")
 
 
+@needs_kernels
+def test_kernels_that_were_compiled_ahead_need_no_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = build.compile_variants(tmp_path / "kernels")
+    assert "portable" in str(made[-1]) and len(made) in (1, len(variants.VARIANTS))
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o755 for path in made)
+    monkeypatch.setenv("OUTRIDER_KERNELS", str(tmp_path / "kernels"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert build._compiled(variants.VARIANTS[-1]) == made[-1] and not cache.exists()
+    # Others may have put it there.
+    made[-1].chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write"):
+        build._compiled(variants.VARIANTS[-1])
+
+
+@needs_kernels
+def test_kernels_of_other_sources_are_not_taken(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.compile_variants(tmp_path / "kernels")
+    monkeypatch.setenv("OUTRIDER_KERNELS", str(tmp_path / "kernels"))
+    (build.SOURCES / "more.h").write_text("")
+    assert build._compiled(variants.VARIANTS[-1]).is_relative_to(cache)
+
+
 def test_a_cache_that_cannot_be_made_costs_speed_not_the_start(tiny: Path, cache: Path) -> None:
     cache.write_text("a file where a directory should be")
     assert load(tiny).info.dtype == "float32"

@@ -1,6 +1,8 @@
 """Compiles the kernels with the system's C compiler, once for each version and variant of them, and loads them.
 
-Not at build time: a wheel stays pure Python, and a machine without a compiler runs on transformers alone.
+A wheel stays pure Python: kernels are compiled where they run. An image compiles them as it is built, with
+`python -m outrider.engine.backends.cpu DIRECTORY`, and names that directory in OUTRIDER_KERNELS. A machine with neither
+runs on transformers alone.
 """
 
 from __future__ import annotations
@@ -102,26 +104,43 @@ def _load_variant(variant: Variant) -> Kernels:
     return Kernels(variant.name, library, library.outrider_layout())
 
 
+def compile_variants(directory: Path) -> list[Path]:
+    """Every variant of this kind of machine, for OUTRIDER_KERNELS. Raises OSError and subprocess.SubprocessError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    compiler, made = _compiler(), []
+    for variant in VARIANTS:
+        if variant.compiles_here:
+            made.append(_library(directory, variant, ""))
+            _compile(compiler, variant, made[-1], 0o755)
+    return made
+
+
 def _compiled(variant: Variant) -> Path:
+    """From OUTRIDER_KERNELS, or from the user's cache, into which it is compiled first."""
+    if shipped := os.environ.get("OUTRIDER_KERNELS"):
+        path = _library(Path(shipped), variant, "")
+        if path.exists():
+            check_private(path, stat.S_ISREG, owners=(0, os.geteuid()))
+            return path
     compiler = _compiler()
     directory = private_directory(cache_directory() / "native")
-    path = directory / f"llama-{variant.name}-{_key(compiler, variant)}.so"
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True).stdout
+    path = _library(directory, variant, f"{compiler} {version.decode(errors='replace')}")
     # Processes that start together need it compiled once.
     with (directory / f"{variant.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            _compile(compiler, variant, path)
+            _compile(compiler, variant, path, 0o700)
     check_private(path, stat.S_ISREG)
     return path
 
 
-def _key(compiler: str, variant: Variant) -> str:
-    """Of all that a library is made from: the sources, the options, the compiler and its version."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True).stdout
-    digest = hashlib.sha256(" ".join([compiler, *FLAGS, *variant.flags]).encode() + version)
+def _library(directory: Path, variant: Variant, compiler: str) -> Path:
+    """Named by all that it is made from: the sources, the options, and the compiler where that may change."""
+    digest = hashlib.sha256(" ".join([compiler, *FLAGS, *variant.flags]).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    return digest.hexdigest()[:16]
+    return directory / f"llama-{variant.name}-{digest.hexdigest()[:16]}.so"
 
 
 def _compiler() -> str:
@@ -131,12 +150,12 @@ def _compiler() -> str:
     raise FileNotFoundError("no C compiler: set CC, or install gcc")
 
 
-def _compile(compiler: str, variant: Variant, path: Path) -> None:
+def _compile(compiler: str, variant: Variant, path: Path, mode: int) -> None:
     """All or nothing: a process may end in the middle."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
         run_compiler([compiler, *FLAGS, *variant.flags, str(SOURCES / "step.c"), "-o", str(output), "-lm"])
-        output.chmod(0o700)
+        output.chmod(mode)
         os.replace(output, path)
 
 

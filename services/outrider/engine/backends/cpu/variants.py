@@ -27,6 +27,11 @@ class Variant:
         """What this CPU lacks for it."""
         return sorted(self.features - cpu_features())
 
+    @property
+    def compiles_here(self) -> bool:
+        """Whether it is for this kind of machine; this very one need not be able to run it."""
+        return not self.features or platform.machine() in ("x86_64", "AMD64")
+
 
 def _variant(name: str, features: dict[str, str]) -> Variant:
     return Variant(name, frozenset(features), tuple(features.values()))
