@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 from outrider.errors import Code
+from outrider.protocol.finish import Finish
 from outrider.protocol.identity import SPOKEN
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.certificates import TlsFiles
@@ -32,7 +33,7 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_gr
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
-from outrider.target.commit import Finish, Outcome
+from outrider.target.commit import Outcome
 from outrider.target.draft_leases import DraftLeases, no_leases
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Event, Offered

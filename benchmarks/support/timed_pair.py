@@ -16,9 +16,9 @@ from outrider.draft import wire as draft_wire
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter
 from outrider.engine import Engine
+from outrider.protocol.finish import Finish
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target import wire as target_wire
-from outrider.target.commit import Finish
 from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats

@@ -20,9 +20,9 @@ from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
+from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target import events as target_events
-from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed

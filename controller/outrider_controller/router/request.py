@@ -6,8 +6,8 @@ Knows nothing of workers, messages or clocks: it takes rounds, and refuses those
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 
+from outrider.protocol.finish import Finish
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
     MAX_DROPPED_TOKENS,
@@ -16,14 +16,6 @@ from outrider.protocol.limits import (
     MAX_TREE_TOKENS,
 )
 from outrider.protocol.rounds import RequestStats, Round
-
-
-class Finish(IntEnum):
-    """Why a request has ended. Values are those of outrider.rpc.v1.FinishReason."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
 
 
 class BadReply(Exception):

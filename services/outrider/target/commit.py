@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
-
-
-class Finish(enum.Enum):
-    """Why a sequence ended. Values are those of outrider.rpc.v1.FinishReason."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.draft_log import DraftLog, clamp_us, drafted_us
 from outrider.protocol.errors import from_sequence_error, to_sequence_error
+from outrider.protocol.finish import Finish
 from outrider.protocol.validate import DraftValidator
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.calibration import min_chance
-from outrider.target.commit import Finish
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.draft_link import UNREACHABLE, DraftLink
 from outrider.target.events import DraftRefused, Event, Offered

@@ -13,10 +13,11 @@ from typing import assert_never
 
 from outrider.engine import Engine, OutOfBlocks
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict, VerificationMode
 from outrider.target import events
 from outrider.target.calibration import Calibration, Fit
-from outrider.target.commit import Finish, apply_stop_conditions
+from outrider.target.commit import apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.loader import load_engine
+from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Offered, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from outrider.protocol.finish import Finish
 from outrider.speculation import LogitsOptions, VerificationMode
-from outrider.target.commit import Finish
 from outrider.target.opening import Opening, Speculation
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts

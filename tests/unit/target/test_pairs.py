@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
+from outrider.protocol.finish import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.target.commit import Finish, Outcome
+from outrider.target.commit import Outcome
 from outrider.target.draft_leases import DraftLeases
 from outrider.target.events import DraftRefused, Offered
 from outrider.target.opening import Limits

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
+from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, VerificationMode
-from outrider.target.commit import Finish
 from outrider.target.events import Compiled
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.opening import Opening, Speculation

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.protocol.finish import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
-from outrider.target.commit import Finish, Outcome
+from outrider.target.commit import Outcome
 from outrider.target.events import Opened
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from outrider.engine import Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.protocol.finish import Finish
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.commit import Finish
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import DraftRefused, Event, Offered, Opened
 from outrider.target.opening import Opening, Speculation
