@@ -43,7 +43,7 @@ def audit_row(entry: control_pb2.AuditEntry) -> dict[str, Any]:
         "action": entry.action,
         "name": entry.name,
         "change": ", ".join(
-            [*_differences(entry), *(f"{name} {said}" for name, said in sorted(entry.details.items()))]
+            [*_differences(entry), *(f"{name} {value}" for name, value in sorted(entry.details.items()))]
         ),
         "id": entry.id,
         "details": dict(entry.details),

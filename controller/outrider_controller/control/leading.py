@@ -22,11 +22,11 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
+from outrider_controller.control.announcements import Announcements, Report
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.fleet import Leases
 from outrider_controller.control.followers import Follower, Followers, not_leading
 from outrider_controller.control.kept_plan import KeptPlan, Plans, messages
-from outrider_controller.control.notices import Notices, Report
 from outrider_controller.control.policies import TenantPolicies, Tenants
 from outrider_controller.plan_messages import (
     draft_version,
@@ -61,7 +61,7 @@ class PlanLeader:
         self.epoch = 0
         """0 while another leads."""
         self.followers = Followers()
-        self.notices = Notices(worker_id, events, report)
+        self.announcements = Announcements(worker_id, events, report)
         self._demand = demand
         self._leases = leases
         self._clock = clock
@@ -87,7 +87,7 @@ class PlanLeader:
             await keep_running(tick_and_rest, Backoff(_TICK_S, _TICK_S), failed)
         finally:
             if self.epoch:
-                self.notices.end()
+                self.announcements.end()
                 await self._kept.save(self._planner, self.epoch)
                 await self._lease.resign()
 
@@ -119,7 +119,7 @@ class PlanLeader:
     def received(self, follower: Follower, message: policy.FollowRequest) -> None:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
-        self.notices.alerts.learn(evidence)
+        self.announcements.alerts.learn(evidence)
         self._demand.learn(evidence)
         self._kept.unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
@@ -168,7 +168,7 @@ class PlanLeader:
             self._planner = planner
             self._policies.outdated()
             self._planned_s = float("-inf")
-            self.notices.leads(epoch, len(planner.plan.cells))
+            self.announcements.leads(epoch, len(planner.plan.cells))
         else:
             # The store lost its memory.
             self._kept.unsaved.update(self._planner.plan.cells)
@@ -183,7 +183,7 @@ class PlanLeader:
     def _step_down(self, why: str) -> None:
         log.warning("leads no more: %s", why)
         self.epoch = 0
-        self.notices.end()
+        self.announcements.end()
         self._demand.stop()
         self.followers.end()
 
@@ -198,7 +198,7 @@ class PlanLeader:
 
     def _plan(self, now_s: float) -> None:
         states = self.followers.states()
-        self.notices.step(states, now_s)
+        self.announcements.step(states, now_s)
         if not states:
             # No router has reported yet what there is: who took over keeps what was decided.
             return
@@ -206,7 +206,7 @@ class PlanLeader:
         changed = self._planner.step(self._policies.by_tenant(), states, now_s)
         self._kept.unsaved.update(changed)
         self.followers.send(messages(self._planner, changed))
-        self.notices.decided(changed, before)
+        self.announcements.decided(changed, before)
 
 
 async def _draft_workers(leases: Leases) -> Counter[str]:

@@ -189,7 +189,7 @@ async def running_control(
         report = AlertReport(events, webhook)
         demand = Demand(ops.registry)
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, report)
-        AlertMetrics(ops.registry, lambda: leader.notices.alerts.active)
+        AlertMetrics(ops.registry, lambda: leader.announcements.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
         refused = RefusedCalls(ops.registry, [SERVICE, POLICY_SERVICE])

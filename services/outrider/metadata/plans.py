@@ -1,4 +1,4 @@
-"""The plan as its leader last knew it, and what operators have said of tenants. Outlives every process but Redis."""
+"""The plan as its leader last knew it, and what operators have set for tenants. Outlives every process but Redis."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class PlanStore:
         name = "auto" if override is None else tenants_pb2.SpeculationSetting.Name(override.setting).lower()
         override = override or tenants_pb2.SpeculationOverride()
         cap = override.max_draft_tokens if override.HasField("max_draft_tokens") else ""
-        said = (name.removeprefix("speculation_setting_"), override.by, cap, override.until_unix_ms or "")
+        fields = (name.removeprefix("speculation_setting_"), override.by, cap, override.until_unix_ms or "")
 
         keys = (self._keys.overrides, self._keys.audit, self._keys.tenants, self._keys.tenant(tenant))
 
         async def work(redis: Redis) -> Any:
-            return await redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *said)
+            return await redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *fields)
 
         if not await self._link.require(work):
             raise unknown_tenant(tenant, "tenant")
@@ -125,12 +125,12 @@ class PlanStore:
         if epoch and int(current or 0) != epoch:
             return None
         now_ms = time.time() * 1000
-        said = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}
-        return {name: one for name, one in said.items() if not one.until_unix_ms or one.until_unix_ms > now_ms}
+        known = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}
+        return {name: one for name, one in known.items() if not one.until_unix_ms or one.until_unix_ms > now_ms}
 
 
 def _parsed(kind: Any, value: bytes) -> Any:
-    """What cannot be read counts as nothing said."""
+    """What cannot be read counts as nothing set."""
     try:
         return kind.FromString(value)
     except DecodeError:

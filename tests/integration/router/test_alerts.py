@@ -27,7 +27,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
         store, report = fleet.store, AlertReport(events, None)
         parts = (store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
         leader = PlanLeader("a", *parts, report, lambda: now_s[0])
-        AlertMetrics(registry, lambda: leader.notices.alerts.active)
+        AlertMetrics(registry, lambda: leader.announcements.alerts.active)
         await leader.tick()
         follower = leader.follow()
         target = policy_pb2.TargetReport(model="m", drafts=[DRAFT], row_price=0.1, best_chance=0.9)

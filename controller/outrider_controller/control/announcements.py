@@ -20,7 +20,7 @@ _MAX_ANNOUNCED = 8
 Report = Callable[[Iterable[Change]], None]
 
 
-class Notices:
+class Announcements:
     def __init__(self, worker_id: str, events: EventWriter, report: Report) -> None:
         """`report` is called with alerts that go up or come down."""
         self.alerts = Alerts()
