@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import parse_arguments as parse_gateway
-from outrider.rpc.roles import Role, connections
+from outrider.rpc.roles import ClusterSecret, Role, connections
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.config import parse_arguments as parse_controller
 from outrider_controller.control.config import parse_arguments as parse_control
@@ -617,6 +619,12 @@ def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], 
         rendered(values)
 
 
+def test_the_test_of_a_release_asks_with_the_key_in_a_secret() -> None:
+    (container,) = [one for one in containers(rendered({"tests": {"apiKeySecret": "mine"}})) if one["name"] == "test"]
+    (key,) = [variable for variable in container["env"] if variable["name"] == "API_KEY"]
+    assert key["valueFrom"]["secretKeyRef"] == {"name": "mine", "key": "key"}
+
+
 def test_a_digest_goes_before_the_tag() -> None:
     digest = f"sha256:{'a' * 64}"
     images = {one["name"]: one["image"] for one in containers(rendered({"image": {"digests": {"target": digest}}}))}
@@ -634,6 +642,18 @@ def test_a_tensor_parallel_pod_takes_all_gpus_of_its_group() -> None:
 def test_the_notes_have_a_first_request_for_the_model_that_is_served() -> None:
     assert '"model": "llama-3.1-8b-instruct"' in notes(profile("single-node"))
     assert "demo-gateway" in notes({})
+
+
+def test_the_notes_say_how_to_ask_and_look_where_there_is_tls_or_a_secret() -> None:
+    plain = notes({})
+    assert "curl http://127" in plain and "/console" in plain and "OUTRIDER_TLS_DIR" not in plain
+    made = notes({"certManager": {"enabled": True, "publicNames": ["api.example.org"]}})
+    assert "curl -k https://127" in made and "demo-operator-tls" in made
+    assert "OUTRIDER_TLS_DIR=operator outrider get workers" in notes({"tlsSecrets": _TLS})
+    (program,) = re.findall(r"python -c '([^']+)'", notes({"clusterSecret": "c"}))
+    made_of = subprocess.run([sys.executable, "-c", program], input=b"x" * 32 + b"\n", capture_output=True, check=True)
+    assert made_of.stdout.decode().strip() == ClusterSecret(b"x" * 32).token(Role.OPERATOR)
+    assert "POD 9003" in notes({"controller": {"mode": "kuberay"}})
 
 
 def test_objects_of_the_operators_own_are_rendered_as_templates() -> None:
