@@ -18,8 +18,10 @@ from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCal
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
+from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
 from outrider_controller.control.demand import Demand
+from outrider_controller.control.tenant_metrics import TenantMetrics
 from outrider_controller.router.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -36,6 +38,10 @@ def store(registry: CollectorRegistry) -> None:
     MetadataCollector(registry, lambda: True, lambda: asdict(StoreCounters()))
 
 
+def plan(registry: CollectorRegistry) -> None:
+    TenantMetrics(registry, Planner)
+
+
 def gpus(prefix: str) -> Callable[[CollectorRegistry], object]:
     return lambda registry: GpuCollector(registry, NO_GPUS, prefix)
 
@@ -48,7 +54,7 @@ def port(registry: CollectorRegistry) -> None:
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store, port),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
-    "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics),
+    "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics, plan),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, port, gpus("outrider_")),
     "supervisor": (supervisor_metrics,),
     "draft": (

@@ -91,6 +91,11 @@ class PlanLeader:
                 await self._kept.save(self._planner, self.epoch)
                 await self._lease.resign()
 
+    @property
+    def planner(self) -> Planner | None:
+        """None while another leads."""
+        return self._planner if self.epoch else None
+
     def changed(self) -> None:
         """An operator has set something: it is read and decided on at once."""
         self._policies.outdated()

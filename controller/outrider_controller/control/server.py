@@ -40,6 +40,7 @@ from outrider_controller.control.follow import PolicyServicer
 from outrider_controller.control.leading import PlanLeader
 from outrider_controller.control.routers import Routers
 from outrider_controller.control.speculation import Speculation
+from outrider_controller.control.tenant_metrics import TenantMetrics
 from outrider_controller.control.tenants import Tenancy
 from outrider_controller.control.usage import bill
 from outrider_controller.control.webhook import Webhook
@@ -189,6 +190,7 @@ async def running_control(
         report = AlertReport(events, webhook)
         demand = Demand(ops.registry)
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, report)
+        TenantMetrics(ops.registry, lambda: leader.planner)
         AlertMetrics(ops.registry, lambda: leader.announcements.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
