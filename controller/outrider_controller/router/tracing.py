@@ -209,11 +209,6 @@ class Traces:
         """Requests that have ended and are remembered."""
         return len(self._ended)
 
-    @property
-    def num_rounds(self) -> int:
-        """Of all of them."""
-        return self._num_rounds
-
     def start(self, request: Request, now_us: int) -> Recorder:
         recorder = Recorder(self._config, request, self.router_id, now_us, time.time_ns() // 1000)
         self._running[recorder] = None

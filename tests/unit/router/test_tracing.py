@@ -114,7 +114,7 @@ def test_only_the_last_requests_are_remembered() -> None:
 def test_none_is_remembered_where_none_is_wanted() -> None:
     traces = Traces(TraceConfig(max_requests=0))
     traces.end(traces.start(request(), 0), "", 1)
-    assert (traces.find("r", 2), traces.num_rounds) == ([], 0)
+    assert (traces.find("r", 2), len(traces)) == ([], 0)
 
 
 def test_rounds_are_bounded_and_what_is_left_out_is_counted() -> None:
@@ -124,11 +124,10 @@ def test_rounds_are_bounded_and_what_is_left_out_is_counted() -> None:
         for now_us in range(25):
             add_round(recorder, active, [20], 100 + now_us)
         traces.end(recorder, "", 1000)
-        assert traces.num_rounds <= 100
+        assert len(traces) == min(i + 1, 10)
     (found,) = traces.find("r39", 0)
     assert (len(found.rounds), found.num_rounds_omitted, found.output_tokens) == (10, 15, 25)
     assert found.metrics.num_steps == 25
-    assert 0 < len(traces) < 40
 
 
 def test_a_request_submitted_twice_has_two_traces_in_order() -> None:
