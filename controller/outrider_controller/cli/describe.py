@@ -140,7 +140,7 @@ async def _tenant(stub: Control, name: str) -> tenants_pb2.Tenant:
 
 
 async def _sequences(stub: Control, **of: str) -> dict[str, Any]:
-    request = control_pb2.ListSequencesRequest(limit=_SEQUENCES, **of)  # type: ignore[arg-type]  # The names are fields.
+    request = control_pb2.ListSequencesRequest(limit=_SEQUENCES, **of)
     found = await stub.ListSequences(request)
     return {"num_sequences": found.num_sequences, "sequences": [sequence_row(one) for one in found.sequences]}
 

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.25
 _TIMES_THE_LONGEST = 20.0
-LEAST_S = 3.0
-LEAST_ON_GPU_S = 20.0
+MIN_S = 3.0
+MIN_ON_GPU_S = 20.0
 """A step may wait there for a kernel that is compiled as it is first needed."""
 
 
@@ -29,7 +29,7 @@ class StepPace:
 
     Written by one thread, read by any."""
 
-    def __init__(self, max_tokens: int, least_s: float = LEAST_S) -> None:
+    def __init__(self, max_tokens: int, least_s: float = MIN_S) -> None:
         """`max_tokens`: of a step."""
         self._max_tokens = max_tokens
         self._least_s = least_s

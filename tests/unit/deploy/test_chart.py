@@ -478,13 +478,21 @@ def test_pods_may_call_what_the_operator_names_besides() -> None:
 
 
 def test_pools_scale_by_what_their_own_pods_count_or_by_what_others_count_of_them() -> None:
-    own = {**_SCALING, "metric": "outrider_draft_num_requests_running"}
-    of_others = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "value": "700m"}
+    own: dict[str, Any] = {**_SCALING, "metric": "outrider_draft_num_requests_running"}
+    of_others: dict[str, Any] = {
+        "enabled": True,
+        "minReplicas": 1,
+        "maxReplicas": 2,
+        "metric": "outrider_x",
+        "value": "700m",
+    }
+    of_others["selector"] = {"draft": "d"}
     for scaling, kind in ((own, "Pods"), (of_others, "External")):
         objects = rendered({"drafts": {"main": {"autoscaling": scaling}}})
         (scaler,) = of_kind(objects, "HorizontalPodAutoscaler")
         (metric,) = scaler["spec"]["metrics"]
         assert metric["type"] == kind and metric[kind.lower()]["metric"]["name"] == scaling["metric"]
+        assert metric[kind.lower()]["metric"].get("selector", {}).get("matchLabels") == scaling.get("selector")
         assert problems(scaler, versions()[-1]) == []
     queries = []
     for trigger in ({"metric": "outrider_x"}, {"query": 'avg(outrider_y{namespace="{{ .Release.Namespace }}"})'}):

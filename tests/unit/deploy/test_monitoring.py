@@ -52,11 +52,12 @@ def adapter_rules() -> list[dict[str, Any]]:
 def panels(path: Path) -> list[tuple[str, str]]:
     """Title and query of every line of every panel, with Grafana's variables filled in."""
     dashboard = json.loads(path.read_text())
-    return [(panel["title"], _filled(target["expr"])) for panel in dashboard["panels"] for target in panel["targets"]]
+    shown = [(panel["title"], target) for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    return [(title, _filled(target["expr"])) for title, target in shown]
 
 
 def _filled(expression: str) -> str:
-    return expression.replace("$__rate_interval", "1m").replace("$model", ".*").replace("$tenant", ".*")
+    return re.sub(r"\$(model|tenant|namespace)", ".*", expression.replace("$__rate_interval", "1m"))
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -110,6 +111,18 @@ def test_the_adapter_serves_every_metric_that_a_profile_scales_by() -> None:
 )
 def test_a_query_for_what_there_is_not_would_be_found(query: str, wrong: str) -> None:
     assert unknown(query) == {wrong}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_panel_asks_for_the_namespaces_that_are_chosen(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert {"datasource", "namespace"} <= variables
+    written = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    for expression in written:
+        metrics = re.findall(r"\b(?:outrider|process)_[a-z0-9_]+", expression)
+        assert expression.count('namespace=~"$namespace"') == len(metrics) >= 1, expression
+    assert set(re.findall(r"\$([a-z]+)", str(dashboard["panels"]))) <= variables
 
 
 @needs_promtool
