@@ -28,7 +28,7 @@ from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
 from outrider.worker.step_cost import StepCost, StepShares
-from outrider.worker.watchdog import LEAST_ON_GPU_S, LEAST_S, StepPace
+from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TargetWorker:
     ) -> None:
         """`row_price`: what a drafted token has to be worth, by what steps have cost."""
         self.stats = TargetStats()
-        self.pace = StepPace(batching.max_batch_tokens, LEAST_S if engine.info.device == "cpu" else LEAST_ON_GPU_S)
+        self.pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
         self.draining = False
         self._engine = engine
         self._limits = limits
