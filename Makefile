@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo proto-baseline test test-all test-aarch64 chart-check loadtest docs lint proto clean
+.PHONY: demo prometheus proto-baseline test test-all test-aarch64 chart-check loadtest docs lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -45,6 +45,14 @@ test-all: proto
 test-aarch64: proto
 	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
 	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
+
+# Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it are
+# skipped where the PATH has none.
+build/prometheus/usr/bin/promtool:
+	mkdir -p build/prometheus
+	cd build/prometheus && (apt-get download -qq prometheus || (apt-get update -qq && apt-get download -qq prometheus)) && dpkg -x prometheus_*.deb .
+
+prometheus: build/prometheus/usr/bin/promtool
 
 # What checkov says of the Helm chart. It gets an environment of its own, for it brings some hundred packages.
 build/checkov/bin/checkov:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import DraftStats
 from outrider.gateway.metrics import GatewayMetrics
@@ -23,7 +26,7 @@ from outrider_controller.control.alert_report import AlertMetrics, WebhookMetric
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.tenant_metrics import TenantMetrics
 from outrider_controller.router.telemetry import RouterTelemetry
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
@@ -66,11 +69,17 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
 }
 
 
-def exported(process: str) -> list[tuple[Metric, list[str]]]:
-    """What a process tells of itself, with labels."""
+def registry_of(process: str) -> CollectorRegistry:
+    """Of a process that has just started."""
     registry = Ops(process, None).registry
     for make in PROCESSES[process]:
         make(registry)
+    return registry
+
+
+def exported(process: str) -> list[tuple[Metric, list[str]]]:
+    """What a process tells of itself, with labels."""
+    registry = registry_of(process)
     found = []
     for collector in list(registry._collector_to_names):
         declared = list(getattr(collector, "_labelnames", ()))
@@ -102,6 +111,14 @@ def _row(metric: Metric, labels: list[str], processes: list[str]) -> str:
 def test_the_page_lists_every_metric_and_no_other() -> None:
     listed = [line for line in PAGE.read_text().splitlines() if line.startswith("| `outrider_")]
     assert listed == rows(), "docs/metrics.md should say:\n" + "\n".join(rows())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+@pytest.mark.parametrize("process", PROCESSES)
+def test_promtool_finds_nothing_wrong_with_what_a_process_tells(process: str) -> None:
+    told = generate_latest(registry_of(process))
+    done = subprocess.run(["promtool", "check", "metrics"], input=told, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_but_those_of_all_processes_is_told_by_one_kind() -> None:
