@@ -27,6 +27,7 @@ from outrider_controller.router.service import running_router
 
 from benchmarks import report
 from benchmarks.arms import turns
+from benchmarks.scenarios.placement_real import real_targets
 from benchmarks.support.caching_target import CachingTarget, Pace
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import serving_target
@@ -113,14 +114,20 @@ class Block:
 @click.option("--streams", type=click.IntRange(1, 512), default=32, show_default=True)
 @click.option("--blocks", type=click.IntRange(1, 100), default=6, show_default=True, help="Turns of each fleet.")
 @click.option("--seconds", type=click.FloatRange(1), default=15.0, show_default=True, help="Of each turn.")
+@click.option("--real", is_flag=True, help="Two real targets with a tiny model; only their shares are measured.")
 @json_file_option
-def placement(streams: int, blocks: int, seconds: float, json_file: Path | None) -> int:
+def placement(streams: int, blocks: int, seconds: float, real: bool, json_file: Path | None) -> int:
     """Are two targets twice as fast as one, when all requests begin alike?
 
     Paced targets, whose steps take 10 ms, 5 ms more for each row and 0.1 ms more for each uncached token of a prompt,
     behind a real router and Redis, all in this process. One request warms one target up; then all streams ask with one
     system prompt. One target and two take turns.
+
+    With --real two real targets behind a real gateway, and four answers to each stream: each target has to get 35 to
+    65 % of the sequences. --blocks and --seconds do not count there.
     """
+    if real:
+        return run_async(real_targets(streams, json_file))
     return run_async(_placement(streams, blocks, seconds, json_file))
 
 
