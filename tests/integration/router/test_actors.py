@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import sys
@@ -111,6 +112,9 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
         control_address = await address_of(process, "control plane")
         address = await address_of(process, "router")
         family = psutil.Process(process.pid).children(recursive=True)
+        [raylet] = [one for one in family if one.name() == "raylet"]
+        # Of both, when they have died at once, neither waits for the other.
+        assert f"--maximum_startup_concurrency={min(2, os.cpu_count() or 1)}" in raylet.cmdline()
         async with create_channel(address) as channel, create_channel(control_address) as control_channel:
             stub = router_pb2_grpc.RouterServiceStub(channel)
             request = fleet.request([5, 6], 50)
