@@ -455,9 +455,9 @@ spec:
         {{- if eq .node "head" }}
         - {name: gcs-server, containerPort: 6379}
         {{- else }}
-        # The control plane is on one of these pods.
+        # Control planes are on one or two of these pods: gRPC clients of the service go on to the next address where none is.
+        # Their ops port 9009 has no name, for Prometheus would see it down for ever on all other pods.
         - {name: control, containerPort: 9003}
-        - {name: ops, containerPort: 9009}
         {{- end }}
         - {name: raylet, containerPort: 6380}
         - {name: metrics, containerPort: 6385}

@@ -466,6 +466,24 @@ def test_every_role_takes_volumes_and_variables_of_the_operators_own(mode: str) 
     assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
 
 
+@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+def test_prometheus_is_sent_to_ports_alone_that_the_pod_itself_is_asked_about(mode: str) -> None:
+    """So that none is down while all is well."""
+    values = {"controller": {"mode": mode, "routers": 2}, "monitoring": {"podMonitor": {"enabled": True}}}
+    objects = rendered(values)
+    (monitor,) = of_kind(objects, "PodMonitor")
+    scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+    seen = set()
+    for labels, spec in pod_specs(objects):
+        probes = str([one.get(kind) for one in spec["containers"] for kind in ("startupProbe", "livenessProbe")])
+        for port in (port["name"] for one in spec["containers"] for port in one.get("ports", ())):
+            if port in scraped:
+                seen.add(labels[_ROLE])
+                # A pod with a Ray of its own ends with it, and its routers start again within a moment.
+                assert f"'{port}'" in probes or (mode == "ray" and port.startswith("router-ops-"))
+    assert seen == {"gateway", "target", "draft"} | (set() if mode in RAY_MODES else {"controller"})
+
+
 def test_pods_may_call_what_the_operator_names_besides() -> None:
     collector = {"to": [{"namespaceSelector": {"matchLabels": {_NAMESPACE: "tracing"}}}], "ports": [{"port": 4317}]}
     allowed = _edges(of_kind(rendered({"networkPolicy": {"egress": [collector]}}), "NetworkPolicy"), "egress", "to")
