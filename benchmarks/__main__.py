@@ -51,6 +51,7 @@ _COMMANDS = {
         "placement",
         "Are two targets twice as fast with one system prompt?",
     ),
+    "startup": (f"{_SCENARIOS}.startup", "startup", "How long does each process take to start and to stop?"),
     "overload": (f"{_SCENARIOS}.overload", "overload", "What do clients see when more comes than fits?"),
     "neighbour": (
         f"{_SCENARIOS}.neighbour",
