@@ -1,7 +1,8 @@
-"""From what drafts say of their tokens to the share that this target accepts. Pure.
+"""Estimates the chance that this target accepts a drafted token, from the draft's own probability of it. Pure.
 
-One table for all sequences of a worker: who proposed a token, and what was said of it, against how many such tokens
-were accepted where all before them were. A tenant adds how its texts compare with that, and a sequence its own.
+All sequences of a worker share one table. For each source of proposals and each interval of the draft's probability it
+holds the share of tokens that were accepted, counted only where all tokens before them were accepted. A factor per
+tenant, and one per sequence, correct the table for texts that do better or worse.
 """
 
 from __future__ import annotations
@@ -12,33 +13,34 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-"""Between bins of confidence."""
+"""Edges between the intervals of the draft's probability."""
 _MAX_MATCHED = 16
-# What was said, or guessed, counts as much as so many verdicts.
+# The prior (from the draft's probability) weighs as much as this many verdicts.
 _PRIOR = 8.0
-# What was never judged may be likelier than is said: by so much of what is missing to 1. It shrinks as verdicts come.
+# A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the #
+# distance to 1; the share shrinks as verdicts come in.
 _HOPE = 0.5
-# Forgetting per verdict, and per step of the worker: what is no longer judged comes back to what is said of it.
+# Forgetting per verdict, and per step of the worker: a bin that is no longer verified returns to its prior.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
-# A draft may call its parts as it likes; a table that grew with it would be its to fill.
+# Drafts choose the names of their sources, so without a bound a draft could fill the memory.
 _MAX_SOURCES = 16
-# A text's own record: verdicts that the word of its tenant counts as, or for a tenant that of the table; and forgetting
-# per commit, judged or not, so that a draft that is not asked any more is asked again. A tenant forgets more slowly:
-# each of its new texts would else ask anew.
+# The factor of a text starts from that of its tenant, which weighs as much as this many verdicts; a tenant's starts #
+# from the table. Both forget per commit, verified or not, so that a text whose drafts no longer pay tries them again. #
+# A tenant forgets more slowly, or each of its new texts would try them again.
 _PRIOR_OWN, _KEEP_OWN, _KEEP_TENANT = 6.0, 0.97, 0.995
 _MAX_RATIO = 1.25
-# Clients name tenants where there are no keys.
+# Without API keys, clients choose the names of tenants.
 _MAX_TENANTS = 4096
 _SURE = 0.995
 
 
 class Bin(NamedTuple):
-    """Tokens of which the same was said."""
+    """Tokens that share one estimate."""
 
     source: str = ""
     """The part of a drafter that proposed them."""
     drawn: bool = False
-    """Whether they were sampled, to be judged by the ratio rule."""
+    """Whether they were sampled, to be verified by the ratio rule."""
     confidence: int = -1
     """Number of the interval that the draft's own probability is in; -1 without one."""
     matched: int = 0
@@ -55,7 +57,7 @@ class Bin(NamedTuple):
 
 
 def bin_of(source: str, confidence: float | None, matched: int = 0, *, drawn: bool = False) -> Bin:
-    """`confidence` may be anything: a draft may say that a chance is no number."""
+    """`confidence` may be any float, NaN included: it comes from a draft."""
     if matched:
         return Bin(source, drawn, matched=min(matched, _MAX_MATCHED))
     if confidence is None or not confidence >= 0:
@@ -74,7 +76,8 @@ class _Share:
         return (kept * self.accepted + _PRIOR * prior) / (kept * self.verified + _PRIOR)
 
     def hope(self, step: int) -> float:
-        """How far the share may be from its mean to 1: tokens that are never judged would never be known."""
+        """How far the estimate moves from the mean to 1. Without it, tokens that are not verified would never be
+        learned about."""
         return _HOPE / math.sqrt(1 + _KEEP_STEP ** (step - self.at_step) * self.verified)
 
     def add(self, accepted: bool, step: int) -> None:
@@ -86,10 +89,10 @@ class _Share:
 
 @dataclass(slots=True)
 class Fit:
-    """How much better or worse than the table says the drafts of one text are, or of all texts of a tenant."""
+    """How much better or worse than the table the drafts of one text do, or those of all texts of a tenant."""
 
     usual: Fit | None = None
-    """Its tenant's, from which it starts."""
+    """That of its tenant, from which it starts."""
     keep: float = _KEEP_OWN
     accepted: float = 0.0
     expected: float = 0.0
@@ -100,7 +103,7 @@ class Fit:
         return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN * usual) / (self.expected + _PRIOR_OWN))
 
     def committed(self, accepted: float, expected: float) -> None:
-        """One commit: tokens accepted, and what the table expected of those that were looked at."""
+        """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""
         self.accepted = self.keep * self.accepted + accepted
         self.expected = self.keep * self.expected + expected
         if self.usual is not None:
@@ -116,11 +119,11 @@ class Calibration:
     """All bins of a source together."""
     _step: int = 0
     _best: tuple[int, float] = (-1, 1.0)
-    """The likeliest bin, as of a step."""
+    """(step, chance of the likeliest bin at that step)."""
     _tenants: dict[str, Fit] = field(default_factory=dict)
 
     def fit(self, tenant: str) -> Fit:
-        """Of a new text."""
+        """For a new text."""
         if tenant not in self._tenants and len(self._tenants) >= _MAX_TENANTS:
             del self._tenants[next(iter(self._tenants))]
         return Fit(self._tenants.setdefault(tenant, Fit(keep=_KEEP_TENANT)))
@@ -129,9 +132,9 @@ class Calibration:
         self._step += 1
 
     def chances(self, bins: list[Bin], fit: Fit) -> list[float]:
-        """Of each token, that it and all before it are accepted. Never rises along the way.
+        """For each token, the chance that it and all before it are accepted. Never rises from one token to the next.
 
-        Of a drawn token, by what precedes it: that it is judged must not depend on which it is.
+        A sampled token gets the mean of its source: whether it is verified must not depend on which token it is.
         """
         found, joint, least, factor = [], 1.0, 1.0, fit.factor
         for each in bins:
@@ -143,14 +146,14 @@ class Calibration:
         return found
 
     def best(self, fit: Fit) -> float:
-        """Of a first token that drafts could still propose for a text, as likely as any is here."""
+        """The chance of the likeliest first token that a draft could still propose for a text."""
         if self._best[0] != self._step:
             known = (_hoped(share, each.prior, self._step) for each, share in self._shares.items())
             self._best = self._step, max(known, default=1.0)
         return min(_SURE, fit.factor * self._best[1])
 
     def observe(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
-        """One commit: of these tokens the first num_verified were looked at, and the first num_accepted accepted."""
+        """One commit: of these tokens the first num_verified were verified, and the first num_accepted accepted."""
         judged, expected = bins[:num_verified], 0.0
         for number, each in enumerate(judged):
             accepted = number < num_accepted
@@ -162,11 +165,11 @@ class Calibration:
         fit.committed(min(num_accepted, len(judged)), expected)
 
     def _mean(self, each: Bin) -> float:
-        """Of the token's source, whatever is said of the token."""
+        """The estimate for the token's source, whatever the token's own probability."""
         return _hoped(self._sources.get((each.source, each.drawn)), 0.5, self._step)
 
     def _source(self, each: Bin) -> _Share | None:
-        """None where there are too many."""
+        """None when there are too many sources."""
         name = each.source, each.drawn
         if name not in self._sources and len(self._sources) >= _MAX_SOURCES:
             return None
@@ -179,5 +182,5 @@ def _hoped(share: _Share | None, prior: float, step: int) -> float:
 
 
 def min_chance(price: float, weight: float) -> float:
-    """What a draft is told as the least chance worth proposing, in [0, 1]."""
+    """The least chance at which a draft should still propose, in [0, 1]; sent to drafts."""
     return min(1.0, price / weight) if price > 0 and weight > 0 else 0.0

@@ -1,4 +1,4 @@
-"""From a verdict to what is committed: token by token, so that a stop inside an accepted block is exact. Pure."""
+"""From a verdict to the tokens that are committed, one by one, so that a stop inside accepted drafts is exact. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Outcome:
     """Accepted drafts, then the target's own token unless the sequence ended before it."""
     num_drafted: int
     num_verified: int
-    """Positions judged that count: up to the end of the sequence, or to the first rejection."""
+    """Positions verified that count: up to the end of the sequence, or to the first rejection."""
     num_accepted: int
     finish: Finish
 

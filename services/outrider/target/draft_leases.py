@@ -1,6 +1,6 @@
-"""Which drafts a target may talk to: those that hold a lease, each at the address in it, whatever a message says.
+"""Which drafts a target may connect to: those that hold a lease, at the leased address only, whatever a message names.
 
-While the leases cannot be read, those known last. Without a metadata store, none.
+While the leases cannot be read, the last ones read count. Without a metadata store there are none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.metadata import LeaseRecord
 
 ReadLeases = Callable[[], "Awaitable[Iterable[LeaseRecord]]"]
-"""Of drafts. Gives the last known ones where the store is away, and does not raise."""
+"""Reads the leases of drafts. Returns the last known ones when the store is unreachable, and does not raise."""
 
 # As long as a lease lasts.
 _FRESH_S = 5.0
@@ -33,7 +33,7 @@ class DraftLeases:
     _read_s: float = -math.inf
 
     def hold(self, worker_id: str, address: str) -> bool:
-        """Whether it is known that the worker is leased there. False too where that is not known any more."""
+        """Whether the worker is known to hold a lease at this address. False when the last reading is too old."""
         return self.clock() - self._read_s < _FRESH_S and self._addresses.get(worker_id) == address
 
     async def look(self) -> None:

@@ -22,24 +22,24 @@ from outrider.worker.events import SequenceKey
 log = logging.getLogger(__name__)
 
 UNREACHABLE = "DRAFT_UNREACHABLE"
-"""Reason of an end before there was a connection."""
+"""Reason of a link that ended before it was connected."""
 
 _CONNECT_TIMEOUT_S = 2.0
-# A worker of which nothing is heard for so long, while sequences are open there, is asked whether it is there. It may
-# rest, or compute for long; after so many questions without an answer it is given up.
+# When a worker with open sequences has sent nothing for this long, it is probed: it may be idle, or in a long step. #
+# After this many probes without an answer the link ends.
 _SILENCE_S = 1.0
 _MAX_FAILED_PROBES = 2
-# One that answers, but nothing of what it was asked for so long, no longer drafts.
+# A worker that answers probes, but owes a proposal for this long, no longer drafts.
 _MAX_UNANSWERED_S = 120.0
-# Nothing open there for so long, and it is closed.
+# A link with nothing open for this long is closed.
 _MAX_IDLE_S = 30.0
-# Remembered, of which a last word on what they took is waited for.
+# Closed sequences that are remembered until the draft has reported their costs.
 _MAX_CLOSED = 4096
 
 
 class DraftLink:
-    """From the first sequence opened there until its stream ends, or nothing has been open there for a while.
-    It does not reconnect: a router that wants this worker again says so, and gets a new link."""
+    """Lives from the first sequence opened there until its stream ends or it has been idle for a while. It does not
+    reconnect: when a router names this worker again, a new link is made."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class DraftLink:
         self.address = address
         self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
         self.keys: dict[int, SequenceKey] = {}
-        """What is open there, by the id that it has there."""
+        """The sequences open there, by their id on this link."""
         self.last_closed: OrderedDict[int, SequenceKey] = OrderedDict()
-        """What was open there and may still be spoken of."""
+        """Closed sequences of which reports may still arrive, by their id on this link."""
         self._connect = connect
         self._credential = credential
         self._received = False
@@ -71,12 +71,12 @@ class DraftLink:
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
     def asked(self) -> None:
-        """The worker owes an answer now, if it is only that it has nothing to say."""
+        """From now on the worker owes an answer, if only an empty proposal."""
         if self._asked_s is None:
             self._asked_s = asyncio.get_running_loop().time()
 
     def closed(self, sequence_id: int) -> SequenceKey:
-        """What was open there under this id no longer is. Raises KeyError for what was not."""
+        """Closes the sequence with this id. Raises KeyError when it is not open there."""
         key = self.last_closed[sequence_id] = self.keys.pop(sequence_id)
         if len(self.last_closed) > _MAX_CLOSED:
             self.last_closed.popitem(last=False)

@@ -1,7 +1,7 @@
 """The draft buffer of one sequence: guesses for the positions from its committed length on.
 
-The target owns the truth; what is here are guesses, possibly late, repeated, reordered or invented. They are trimmed
-where they equal the truth, dropped where they do not fit, and never repaired.
+Only the target commits tokens. Drafts may arrive late, twice, out of order, or be invented. A draft is trimmed by the
+tokens that are committed already, dropped where it does not fit, and never repaired.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from outrider.errors import InvalidRequest
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.calibration import Bin, bin_of
 
-# A proposal, and one for each token that was guessed ahead.
+# The proposal, and one message for each token that was drafted ahead.
 _MAX_TREES = 12
 
 
 class Arrival(NamedTuple):
-    """Which message brought a token, when, and how likely it is by that draft."""
+    """Which message brought a token, when, and its bin of likelihood."""
 
     serial: int
     received_s: float
     bin: Bin = Bin()
     draft_s: float = 0.0
-    """What it took the draft."""
+    """Seconds that the draft spent on it."""
 
 
 class Beside(NamedTuple):
-    """A token that may come in the place of a guessed one."""
+    """An alternative to a drafted token."""
 
     at: int
-    """Index of the guessed one in the buffer."""
+    """Index of the drafted token in the buffer."""
     token_id: int
     chance: float
-    """By the draft, that it comes to this."""
+    """The draft's estimate that the target chooses it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,26 @@ class OfferedDraft:
     """Position of the first token; a position counts from the first prompt token."""
     token_ids: tuple[int, ...]
     q: tuple[DraftDistribution, ...] = ()
-    """What each token was drawn from, or nothing."""
+    """The distribution each token was sampled from, or empty."""
     params: SamplingParams | None = None
     """The sampling that q was computed under."""
     serial: int = 0
-    """The router's number for this message, which the commit names again; 0 when it has none."""
+    """Number of this message, which the commit repeats; 0 when it has none."""
     received_s: float = 0.0
     """Monotonic."""
     parents: tuple[int, ...] = ()
-    """Of a tree: each token's parent, which comes before it, or -1. Empty for a chain."""
+    """In a tree, the index of each token's parent, which comes before it, or -1. Empty for a chain."""
     confidence: tuple[float, ...] = ()
-    """The draft's own probability of each token, or nothing."""
+    """The draft's own probability of each token, or empty."""
     source: str = ""
     """Which part of a combined drafter it is from."""
     matched: int = 0
     """Tokens of the match that it continues; 0 for a proposal of another kind."""
     share_s: float = 0.0
-    """What it took the draft."""
+    """Seconds that the draft spent on it."""
 
     def arrivals(self, start: int) -> list[Arrival]:
-        """Of a chain: of each token from number `start` on."""
+        """One for each token of a chain from index `start` on."""
         draft_s = self.share_s / max(1, len(self.token_ids))
         return [Arrival(self.serial, self.received_s, self._bin(n), draft_s) for n in range(start, len(self.token_ids))]
 
@@ -78,7 +78,7 @@ class OfferedDraft:
         return self.confidence[number] if number < len(self.confidence) else None
 
     def _matched(self, number: int) -> int:
-        # Where the tokens before it are right, the match is longer by those.
+        # If the tokens before it are right, the match is longer by them.
         return self.matched + number if self.matched else 0
 
     def check(self, params: SamplingParams, mode: VerificationMode) -> None:
@@ -91,7 +91,7 @@ class OfferedDraft:
             raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
     def guess(self) -> OfferedDraft:
-        """The chain of first children, with what is said of them. Of a chain, all of it."""
+        """The chain of first children with its probabilities; for a chain, all of it."""
         if not self.parents:
             return self
         path = self._first_children()
@@ -109,9 +109,10 @@ class OfferedDraft:
         return path
 
     def beside(self, tokens: Sequence[int], start: int) -> list[Beside] | None:
-        """What may come in place of each of `tokens`, said of the positions from base_len on, from number `start` on.
+        """Alternatives to `tokens` (which begin at position base_len), from index `start` on.
 
-        None where the first `start` of them are no path of the tree: nothing will.
+        None when the first `start` tokens are no path of the tree: it can then have no alternatives in later rounds
+        either.
         """
         children: dict[int, list[int]] = {}
         for child, parent in enumerate(self.parents):
@@ -138,7 +139,7 @@ class DraftBuffer:
     """Drafted tokens for the positions from the committed length on, without gaps."""
 
     epoch: int = 0
-    """Of the tokens held. Epochs order what one draft says; another draft that takes over counts anew."""
+    """Epoch of the tokens held. Epochs order the messages of one draft; another draft that takes over starts anew."""
     token_ids: list[int] = field(default_factory=list)
     q: list[DraftDistribution] = field(default_factory=list)
     """One per token in ratio mode, else empty."""
@@ -147,9 +148,9 @@ class DraftBuffer:
     num_dropped: int = 0
     """Drafted tokens dropped since the last commit."""
     declined_len: int = -1
-    """The committed length for which a draft said that it has nothing."""
+    """The committed length for which a draft last sent an empty proposal."""
     trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MAX_TREES))
-    """The last ones offered: of what may be judged beside the guess."""
+    """The last trees offered: the source of alternatives to the buffered tokens."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -163,7 +164,7 @@ class DraftBuffer:
             self.num_dropped += len(draft.guess().token_ids)
             return
         if draft.epoch > self.epoch:
-            # The draft took its earlier guess back.
+            # The draft has withdrawn its earlier tokens.
             self.cut(0)
             self.trees.clear()
         if draft.parents and len(draft.confidence) == len(draft.token_ids):
@@ -171,14 +172,14 @@ class DraftBuffer:
         self._append(draft.guess(), committed, capacity)
 
     def continued_by(self, draft: OfferedDraft, committed: Sequence[int]) -> bool:
-        """Whether it says what follows on what is held, and takes nothing back. It may begin before that."""
+        """Whether `draft` continues the buffered tokens and withdraws none. It may overlap them."""
         if draft.parents or (self.token_ids and draft.epoch != self.epoch):
             return False
         num_known = self._num_known(draft, committed)
         return num_known is not None and num_known < len(draft.token_ids)
 
     def _num_known(self, draft: OfferedDraft, committed: Sequence[int]) -> int | None:
-        """How many of its tokens are committed or held already. None where it does not continue those."""
+        """How many of its tokens are committed or buffered already. None when it does not continue those."""
         ahead = max(0, draft.base_len - len(committed))
         known = [*committed[draft.base_len :], *self.token_ids[ahead:]]
         overlap = len(committed) + len(self.token_ids) - draft.base_len
@@ -187,7 +188,7 @@ class DraftBuffer:
         return overlap
 
     def beside(self, committed: Sequence[int], count: int) -> list[Beside]:
-        """Other tokens for the places of the first `count` guessed ones."""
+        """Alternatives to the first `count` buffered tokens."""
         found = {}
         for tree in list(self.trees):
             start = len(committed) - tree.base_len
@@ -216,8 +217,8 @@ class DraftBuffer:
     def advance(self, committed: Sequence[int], num_in_step: int) -> None:
         """Follows a commit of `committed`, in which the first `num_in_step` tokens of the buffer were verified.
 
-        Where every committed token equals the guess, the rest of the guess stays valid: also after a token that
-        the target decoded plainly. Otherwise it is dropped, and counted as far as it was not verified.
+        When the committed tokens equal the first buffered ones, the rest stays valid, also after a token that was not
+        verified but decoded plainly. Otherwise all is dropped, and the tokens that were not verified are counted.
         """
         count = len(committed)
         if self.token_ids[:count] == list(committed):

@@ -1,4 +1,4 @@
-"""What can happen to a target worker from outside, already translated and checked."""
+"""Events from outside the target worker, already translated and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What an opened sequence waits for. Where that fails, it is refused."""
+    """The grammar that an opened sequence waits for. If it cannot be compiled, the sequence is refused."""
 
     key: SequenceKey
     grammar: Grammar
@@ -40,7 +40,7 @@ class Adjusted:
 
 @dataclass(frozen=True, slots=True)
 class DraftRefused:
-    """A malformed draft. The sequence goes on without it."""
+    """A malformed draft. The sequence continues without it."""
 
     key: SequenceKey
     error: Exception

@@ -1,6 +1,6 @@
 """Structured output: which tokens a grammar allows next. llguidance reads the grammar and makes the masks.
 
-It is an extra, `structured`. Without it a request for structured output is refused by name.
+llguidance is in the extra `structured`. Without it, requests for structured output are refused with that name.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _FIELD = "logits.grammar"
 MAX_COMPILE_S = 10.0
-"""The largest grammar that a message holds takes about a second on a slow core."""
+"""The largest grammar that fits a message takes about a second to compile on a slow core."""
 _MAX_CACHED = 64
 STEP_FUEL = 50_000
-"""What the lexer may spend on one mask, which is made on the step thread, beside everybody's tokens: some 4 ms."""
+"""What the lexer may spend on one mask: some 4 ms. Masks are made on the step thread, so every sequence waits for
+them."""
 # Of 1 to 2 kB each.
 _MAX_LEXER_STATES = 50_000
 _THREADS = 2
 
 
 class GrammarMatcher(Grammar):
-    """One sequence's place in its grammar. A token that the model ends at ends it: nothing is asked of what follows."""
+    """One sequence's state in its grammar. A token that ends the text also ends the grammar: what follows is not
+    checked."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
         self._matcher = matcher
@@ -59,7 +61,7 @@ class GrammarMatcher(Grammar):
         if len(ids) < len(prefix) or matcher.validate_tokens(ids) < len(ids):
             return None
         if ids:
-            # On a copy: after the library's rollback, masks were those of another place in the grammar (1.9.1).
+            # On a copy: after the library's rollback, masks were those of another state of the grammar (1.9.1).
             matcher = matcher.deep_copy()
             matcher.consume_tokens(ids)
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
@@ -80,9 +82,10 @@ class GrammarMatcher(Grammar):
 
 
 class GrammarCompiler:
-    """Of one model's vocabulary. Reading that takes about a second, on a thread of its own, from the start on.
+    """Compiles grammars for one model's vocabulary. Reading the vocabulary takes about a second; a thread begins it at
+    start.
 
-    Keeps the grammars that were asked for last: an application sends the same few again and again.
+    Caches the grammars used last: an application sends the same few again and again.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class GrammarCompiler:
         self._step_fuel = step_fuel
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile grammar")
         self._cached: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        """At the beginning of each, by its hash. Used last comes last."""
+        """Matchers at the start of each grammar, by its hash; the last used is last."""
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -105,8 +108,8 @@ class GrammarCompiler:
         threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
 
     async def compile_aside(self, grammar: str, committed: Sequence[int]) -> Grammar:
-        """As `compile`, on a thread: the library lets others run. Raises InvalidRequest, too, where it takes too long;
-        what was begun then ends by itself."""
+        """As `compile`, on a thread: the library releases the GIL. Also raises InvalidRequest when it takes too long;
+        the compilation then ends by itself."""
         work = asyncio.get_running_loop().run_in_executor(self._threads, self.compile, grammar, committed)
         try:
             async with asyncio.timeout(self._max_s):
@@ -115,11 +118,12 @@ class GrammarCompiler:
             raise InvalidRequest(_FIELD, f"could not be compiled within {self._max_s:g} s") from None
 
     def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
-        """The place in the grammar after `committed`, with its mask made. Raises InvalidRequest or NotSupported."""
-        # A copy: what a sequence commits stays its own.
+        """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest or
+        NotSupported."""
+        # A copy: a sequence's commits must not change the cached one.
         found = GrammarMatcher(self._begin(grammar).deep_copy(), self._vocab_size, self._eos_token_ids)
         found.advance(committed)
-        # The first mask is the dearest, and copies share what it took: made here, it holds up no step.
+        # The first mask costs most, and copies share its work. Computed here, it delays no step.
         found.allowed(())
         return found
 
@@ -141,7 +145,7 @@ class GrammarCompiler:
         )
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            # The rest of what the library says is its own state.
+            # The rest of the library's message is its internal state.
             raise InvalidRequest(_FIELD, matcher.get_error().partition("\n")[0])
         with self._lock:
             self._cached[digest] = matcher
@@ -158,7 +162,7 @@ class GrammarCompiler:
         try:
             from llguidance import LLTokenizer
 
-            # Read for gateways already, and kept.
+            # Read for gateways already, and cached.
             vocabulary = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json
             return LLTokenizer(vocabulary.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
         except Exception as error:  # a target serves without one; what asks for it is refused

@@ -1,4 +1,4 @@
-"""Which rows of a step's logits are asked after, and what is said of them. They are the model's own, untouched."""
+"""Log probabilities for the rows of a step whose requests ask for them, from the model's own, unprocessed logits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from outrider.target.scheduler import PlannedRow
 
 
 def num_prompt_rows(row: PlannedRow) -> int:
-    """Rows of logits for tokens of the prompt; they come before those that are judged."""
+    """Rows of logits for tokens of the prompt; they come before those that are verified."""
     if not row.sequence.wants_prompt_logprobs:
         return 0
     return row.num_tokens - row.decides
 
 
 def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
-    """Notes with their sequences what is said of prompts. Returns the rows that are judged."""
+    """Stores the log probabilities of prompts in their sequences. Returns the rows that are verified."""
     counts = [num_prompt_rows(row) for row in rows]
     if not any(counts):
         return logits
@@ -28,11 +28,11 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
     for row, count in zip(rows, counts, strict=True):
         sequence = row.sequence
         if count:
-            # Before the step's tokens count as cached, or after them: the engine has moved on by now.
+            # The engine has run the step by now, so its tokens count as cached.
             first = sequence.cached_len - row.num_tokens - row.num_drafted
             token_ids = sequence.opening.prompt[first + 1 : first + 1 + count]
             assert sequence.opening.logprobs is not None
-            # A step that failed is run again: what it said before is replaced.
+            # A step that failed is run again: its first results are replaced.
             found = logprobs_of(logits[start : start + count], token_ids, sequence.opening.logprobs.num_top)
             sequence.prompt_logprobs[first:] = found
         start += count
@@ -43,7 +43,8 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
 
 
 def asked_rows(deciding: Sequence[PlannedRow], logits: Tensor) -> dict[int, Tensor]:
-    """By number of the row in `deciding`: its logits, kept from what is done with them afterwards."""
+    """The logits of each row that asks for them, by its index in `deciding`; a copy if verification will change
+    them."""
     if all(row.sequence.opening.logprobs is None for row in deciding):
         return {}
     found, start = {}, 0
@@ -62,6 +63,6 @@ def add_logprobs(deciding: Sequence[PlannedRow], asked: dict[int, Tensor], verdi
         assert options is not None
         if verdict.error is not None:
             continue
-        # One row fewer than it has where nothing of its own follows the last accepted token.
+        # One row fewer when no token of the target's own follows the last accepted one.
         rows = [0, *verdict.path][: len(verdict.token_ids)]
         verdict.logprobs = logprobs_of(logits[rows], verdict.token_ids, options.num_top)

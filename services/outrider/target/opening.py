@@ -1,4 +1,4 @@
-"""What a router asks for when it opens a sequence, and what this worker can hold. Checked before anything runs."""
+"""What a router requests when it opens a sequence, checked against this worker's limits before anything runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.target.grammar import GrammarCompiler
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that every message is held against."""
+    """Bounds that every message is checked against."""
 
     vocab_size: int
     max_context_len: int
@@ -26,7 +26,7 @@ class Limits:
     max_draft_tokens: int = 32
     """Drafted tokens judged in one step."""
     grammars: GrammarCompiler | None = None
-    """None where no structured output is served."""
+    """None when structured output is not served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,12 @@ class Speculation:
     max_draft_tokens: int = 0
     """Most drafted tokens judged in one step."""
     max_wait_us: int = 0
-    """Longest the sequence is held back for a draft, from the moment it stands ready."""
+    """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
     run_ahead_tokens: int = 0
     """Drafted tokens kept beyond those of the next step."""
     weight: float = 1.0
-    """What a token saved is worth: a drafted one is judged where weight times its chance is its row's price."""
+    """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
+    price."""
 
     @property
     def capacity(self) -> int:
@@ -86,23 +87,23 @@ class Opening:
     salt: bytes = b""
     logits: LogitsOptions | None = None
     grammar: Grammar | None = None
-    """Of `logits`, compiled, after the committed tokens. Comes later than the rest: see `compiling`."""
+    """The compiled grammar of `logits`, after the committed tokens. Set later than the rest: see `compiling`."""
     logprobs: LogprobsOptions | None = None
     request_id: str = ""
     tenant: str = ""
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """Of a line about it."""
+        """For log lines about it."""
         return {"request_id": self.request_id, "tenant": self.tenant}
 
     @property
     def compiling(self) -> bool:
-        """Whether nothing may run yet, for there is a grammar to be followed and it is not there."""
+        """Whether the sequence may not run yet because its grammar is not compiled."""
         return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
 
     def processor(self) -> LogitsProcessor | None:
-        """What the logits go through, as it is after the committed tokens."""
+        """The processor of its logits, in its state after the committed tokens."""
         if self.logits is None:
             return None
         stops = self.stopping.stop_token_ids

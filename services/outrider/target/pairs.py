@@ -1,7 +1,9 @@
-"""The drafts of a target's sequences: opens each at the draft that its router named, and passes on what both say.
+"""The drafts of a target's sequences: opens each sequence at the draft that its router named, and passes commits and
+proposals between the two.
 
-A router decides who drafts, how far, and what follows when a draft fails. Lives in the event loop, between the routers'
-streams and the worker: a commit leaves for the draft when it leaves for the router, and a draft becomes an event.
+A router decides which worker drafts, how far, and what follows when a draft fails. Lives in the event loop, between the
+routers' streams and the worker: a commit is sent to the draft when it is sent to the router, and a proposal becomes an
+event.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.wire import checked_draft
 from outrider.worker.events import SequenceKey
 
-# More drafts than one target is ever given.
+# More drafts than one target is ever assigned.
 _MAX_LINKS = 256
-# Between two readings of the leases, whatever is asked for.
+# Least time between two readings of the leases.
 _LOOK_PAUSE_S = 0.1
-# No draft says that a token comes less often than this: a lower price is as good as none.
+# No draft reports a lower chance than this: a lower price is as good as none.
 _MIN_PRICE = 0.02
 
 
@@ -41,18 +43,18 @@ class _Pairing:
     link: DraftLink
     sequence_id: int
     sent_settings: tuple[int, int, float]
-    """What of its settings concerns a draft, as it was sent last."""
+    """The settings sent to the draft last."""
     opened_len: int
-    """Committed before it was opened there: what answers that took the reading of a prompt, too."""
+    """Committed length when it was opened there: the answer to that includes the prefill of the prompt."""
     validator: DraftValidator
     log: DraftLog = field(default_factory=DraftLog)
     draft_active: bool = False
-    """It spoke since the last commit; then what of that was an answer to one."""
+    """The draft sent something since the last commit. The next three fields: its last answer to a commit."""
     answer_us: int = 0
     answer_compute_us: int = 0
     answer_tokens: int = 0
     share_us: int = 0
-    """What it has spent, and the router has not been told."""
+    """Draft time not yet reported to the router."""
 
     def offered(self, draft: sequence_pb2.Draft, num_positions: int, now_us: int) -> None:
         answer_us = self.log.add(draft, draft.base_len, num_positions, now_us)
@@ -62,7 +64,7 @@ class _Pairing:
             self.answer_compute_us = clamp_us(draft.compute_us)
 
     def take_stats(self, committed: Committed) -> sequence_pb2.DraftStats | None:
-        """What is to be told of it with this commit, if anything."""
+        """What the router is sent about the draft with this commit, if anything."""
         if not (self.log.waits or self.draft_active or committed.draft_useful_s):
             return None
         base_len, outcome = committed.base_len, committed.outcome
@@ -93,7 +95,7 @@ class _Open:
     """One sequence that is open here."""
 
     opening: sequence_pb2.OpenSequence
-    """As a draft would have to hear it now: with all that was committed, and the settings in force."""
+    """The opening that a draft would be sent now: with all committed tokens and the current settings."""
     pairing: _Pairing | None = None
     assigned: sequence_pb2.DraftAssignment | None = None
     """The draft that its router named last."""
@@ -104,7 +106,7 @@ class _Open:
 
 
 class Pairs:
-    """Of one target, for all its routers."""
+    """All pairings of one target, for all its routers."""
 
     def __init__(
         self,
@@ -117,8 +119,8 @@ class Pairs:
         stats: TargetStats | None = None,
         credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`post` takes what drafts say, `answer` what the router of a stream has to hear besides commits. `credential`:
-        metadata of calls to drafts."""
+        """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
+        `credential`: metadata of calls to drafts."""
         self._limits = limits
         self._clock = clock
         self._post = post
@@ -130,10 +132,10 @@ class Pairs:
         self._open: dict[SequenceKey, _Open] = {}
         self._links: dict[tuple[str, str], DraftLink] = {}
         self._unknown: dict[SequenceKey, sequence_pb2.DraftAssignment] = {}
-        """Drafts of which it is not known whether they are leased."""
+        """Assigned drafts whose leases are still to be checked."""
         self._looking: asyncio.Task[None] | None = None
         self._row_price = 0.0
-        """As drafts were told."""
+        """The price last sent to drafts."""
 
     async def stop(self) -> None:
         links = list(self._links.values())
@@ -147,7 +149,7 @@ class Pairs:
         return list(self._open)
 
     def apply(self, stream: int, request: target_pb2.VerifyRequest) -> None:
-        """What a router says that concerns drafts too."""
+        """Follows the parts of a router's message that concern drafts."""
         for opening in request.opens:
             self._opened(SequenceKey(stream, opening.sequence_id), opening)
         for setting in request.settings:
@@ -170,7 +172,7 @@ class Pairs:
             self._close(key, sequence_pb2.CLOSE_REASON_CANCELLED)
 
     def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
-        """Tells drafts what was committed and what has ended; returns what their routers are to be told of them."""
+        """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
         self._price_rows(report.row_price)
         draft_stats = {}
         for committed in report.commits:
@@ -208,7 +210,7 @@ class Pairs:
         self._tell_setting(found)
 
     def _tell_setting(self, found: _Open) -> None:
-        """Where something of it concerns the draft and has changed."""
+        """Sends the settings to the draft if those that concern it have changed."""
         pairing, speculation = found.pairing, found.opening.speculation
         speculation.min_chance = min_chance(self._row_price, speculation.weight or 1.0)
         if pairing is not None and pairing.sent_settings != (settings := _draft_settings(speculation)):
@@ -219,7 +221,7 @@ class Pairs:
             )
 
     def _price_rows(self, price: float) -> None:
-        """Drafts hear of a price that has moved by a quarter: they stop where nobody would judge."""
+        """Sends drafts a price that has moved by a quarter: they stop at tokens that would not be verified."""
         if max(price, self._row_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._row_price)):
             return
         self._row_price = price
@@ -305,7 +307,7 @@ class Pairs:
             pairing.link.asked()
 
     def _link(self, draft: sequence_pb2.DraftAssignment) -> DraftLink | None:
-        """None where there are as many as may be."""
+        """None when there are too many links already."""
         name = draft.worker_id, draft.address
         if name not in self._links and len(self._links) < _MAX_LINKS:
             self._links[name] = DraftLink(
@@ -331,13 +333,13 @@ class Pairs:
         self._tell_usage(key, pairing.share_us)
         pairing.link.outbox.close(sequence_pb2.CloseSequence(sequence_id=pairing.sequence_id, reason=reason))
 
-    # -- what drafts say
+    # -- messages from drafts
 
     def _replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
         now_s = self._clock()
         offered: list[Event] = []
         for draft in reply.drafts:
-            # A late one, about what has ended, finds nothing.
+            # A late message, about a sequence that has ended, finds nothing.
             if (key := link.keys.get(draft.sequence_id)) is None or (pairing := self._open[key].pairing) is None:
                 self._used_late(link, draft)
                 continue
@@ -375,7 +377,7 @@ class Pairs:
             self._lose(key, error)
 
     def _lose(self, key: SequenceKey, problem: OutriderError) -> None:
-        """The sequence goes on without its draft, and the router hears why."""
+        """The sequence continues without its draft, and the router is sent the reason."""
         found = self._open[key]
         assert found.pairing is not None
         sequence_id = found.pairing.sequence_id
@@ -388,10 +390,10 @@ class Pairs:
 
 
 def _draft_settings(speculation: sequence_pb2.Speculation) -> tuple[int, int, float]:
-    """What of a setting concerns a draft."""
+    """The settings that concern a draft."""
     return speculation.max_draft_tokens, speculation.run_ahead_tokens, speculation.min_chance
 
 
 def _max_positions(speculation: sequence_pb2.Speculation) -> int:
-    """Positions that a draft may speak of in one message."""
+    """Positions that one message of a draft may cover."""
     return speculation.max_draft_tokens + speculation.run_ahead_tokens if speculation.max_draft_tokens else 0

@@ -1,4 +1,4 @@
-"""One target worker process: what it loads, and what its service is made of."""
+"""One target worker process: loads the model and builds the service."""
 
 from __future__ import annotations
 
@@ -65,18 +65,19 @@ async def run(config: TargetConfig, group: Group | None = None) -> None:
         await serve_until_stopped(worker, info, config)
         return
     await serve_until_stopped(worker, info, config, group.watchdog.say_ready)
-    # The step thread has ended: nobody else tells the followers anything.
+    # The step thread has ended, and nothing else sends steps to the followers.
     group.stop()
 
 
 def place_threads(config: TargetConfig) -> None:
-    """Those of every step on the process's cores, those that only read prompts on the others, if there are."""
+    """Places the threads of every step on the process's cores, and those for prefill only on the others, if there are
+    any."""
     allowed = os.sched_getaffinity(0)
     limit_cpu(config)
     own = os.sched_getaffinity(0)
     if (others := allowed - own) and config.engine.prefill_threads > torch.get_num_threads():
         variant = config.engine.native_variant
-        # In this order: every step has the first ones.
+        # In this order: every step uses the first threads.
         start_helpers(torch.get_num_threads() - 1, variant)
         os.sched_setaffinity(0, others)
         start_helpers(config.engine.prefill_threads - 1, variant)
@@ -84,7 +85,7 @@ def place_threads(config: TargetConfig) -> None:
 
 
 def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, worker_pb2.WorkerInfo]:
-    """The engine, and who this worker is. Raises CheckpointError."""
+    """The engine and this worker's WorkerInfo. Raises CheckpointError."""
     path = resolve(config.model, log.info)
     engine = load_engine(path, config.engine, group)
     info = process.describe(
@@ -106,7 +107,7 @@ def serve(
     *,
     signals: Sequence[signal.Signals] = (),
 ) -> AbstractAsyncContextManager[RunningWorker[TargetServicer]]:
-    """The worker as others see it: serving, and with a lease if there is a metadata store."""
+    """Within the block the worker serves, and holds a lease if there is a metadata store."""
     make = partial(_servicer, config, engine, info)
     add = target_pb2_grpc.add_TargetServiceServicer_to_server
     devices = [info.device] if config.tensor_parallel == 1 else _devices(config)
@@ -121,7 +122,7 @@ def _notes(model: ModelInfo) -> dict[str, str]:
 
 
 def _devices(config: TargetConfig) -> list[str]:
-    """Of all ranks."""
+    """The devices of all ranks."""
     return [rank_device(config.engine.device, rank) for rank in range(config.tensor_parallel)]
 
 

@@ -1,4 +1,4 @@
-"""One rank of a tensor-parallel target: set up, then like any other target, or a follower. Only wiring."""
+"""One rank of a tensor-parallel target: rank 0 serves like any other target, the others follow it. Only wiring."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outrider.target.config import TargetConfig
 
 
 def run_rank(config: TargetConfig, place: Place) -> int:
-    """Until the group's end. Returns the exit code."""
+    """Runs until the group ends. Returns the exit code."""
     if torch.device(config.engine.device).type == "cpu":
-        # Else transformers would take the first accelerator it finds.
+        # Otherwise transformers would take the first accelerator it finds.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.cpu_cores:
         os.sched_setaffinity(0, config.cpu_cores)

@@ -1,4 +1,4 @@
-"""What the worker has to say after a step, before it becomes messages."""
+"""What the worker reports after a step, before it becomes messages."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ class Committed:
     """Length before this commit."""
     outcome: Outcome
     rejected: list[int]
-    """Drafted tokens of the step after as many as were accepted, one beside them included."""
+    """The step's drafted tokens from index num_accepted on; an accepted alternative counts there too."""
     num_dropped: int
     draft_serial: int
-    """Of the message that brought the last drafted token; 0 without one."""
+    """Number of the message that brought the last drafted token; 0 without one."""
     times: Times
     num_prompt_tokens: int
     """Of the opening; 0 after its first commit."""
     num_cached_tokens: int
     """Of the prompt, found in the prefix cache; 0 after the first commit."""
     logprobs: Sequence[TokenLogprobs] = ()
-    """One per token of the outcome, where they are asked for."""
+    """One per token of the outcome, when requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     num_siblings: int = 0
-    """Tokens verified beside drafted ones."""
+    """Alternatives verified next to drafted tokens."""
     draft_useful_s: float = 0.0
-    """What the accepted tokens took their draft."""
+    """Draft time spent on the accepted tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Report(WorkerReport):
-    """One step, or what was found before one."""
+    """One step, or only what was found before one."""
 
     commits: list[Committed] = field(default_factory=list)
     refused_drafts: list[Failed] = field(default_factory=list)
     removed: list[tuple[SequenceKey, Times]] = field(default_factory=list)
-    """Sequences that have ended, with what they took since their last commit."""
+    """Sequences that have ended, with their times since the last commit."""
     step_us: int = 0
     batch_sequences: int = 0
     batch_tokens: int = 0
     row_price: float = 0.0
-    """Of one more row in a step, as a chance."""
+    """Price of one more row in a step, as a chance."""
     best_chance: float = 0.0
-    """Of the likeliest first token that drafts propose; 0 while unknown."""
+    """Chance of the likeliest first token that drafts propose; 0 while unknown."""
 
 
 @dataclass(slots=True)
 class TargetStats:
-    """Counts since the start. Written by the step thread alone; each is read at once."""
+    """Counts since the start. Only the step thread writes them; each is read atomically."""
 
     num_steps: int = 0
     busy_s: float = 0.0
@@ -72,10 +72,10 @@ class TargetStats:
     num_accepted_tokens: int = 0
     num_dropped_tokens: int = 0
     num_siblings: int = 0
-    """Tokens judged beside a guess. Not among the drafted ones."""
+    """Alternatives verified; not counted among the drafted tokens."""
     num_siblings_accepted: int = 0
-    """Of those; among the accepted ones."""
+    """Alternatives accepted; counted among the accepted tokens too."""
     num_refused_drafts: int = 0
     num_unleased_drafts: int = 0
-    """Drafts that routers named and no lease does. Written by the event loop alone."""
+    """Drafts that routers named and that hold no lease. Only the event loop writes it."""
     num_committed_tokens: int = 0

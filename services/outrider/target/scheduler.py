@@ -1,9 +1,9 @@
 """What the next step runs. Pure: sequences, free blocks and the clock in, a plan out.
 
-Every step mixes plain decoding, verification and chunks of prefill. Decoding goes first, one token each; a quarter of
-the step is kept for prefill while there is any; drafted tokens fill what decoding leaves, as far as each is worth its
-row; prefill gets the rest. Drafts never cost another sequence its KV; decoding does, and then the newest sequence pays
-and is recomputed later. What is left after all that goes to other tokens in the place of guessed ones.
+Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
+the step is kept for prefill while there is any. Drafted tokens fill what decoding leaves, as far as each is worth its
+row, and prefill gets the rest. What is then left goes to siblings, which are alternatives to drafted tokens. Decoding
+may preempt the newest sequence, which is recomputed later; drafts never preempt.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Batching:
     """Tokens in one KV block."""
     max_batch_tokens: int = 512
     prefill_share: float = 0.25
-    """Of max_batch_tokens, what drafts leave to prefill while there is any."""
+    """Share of max_batch_tokens that drafts leave to prefill while there is any."""
     max_siblings: int = 8
-    """Most tokens that are judged beside one guess."""
+    """Most alternatives that are verified next to one draft."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.max_batch_tokens < 1:
@@ -45,23 +45,23 @@ def _none_free(num_rows: int, num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What drafted tokens cost and how likely they come. The default judges all of them."""
+    """What drafted tokens cost, and how likely they are accepted. By default all are verified."""
 
     price: float = 0.0
-    """Of a row: the least chance, times the sequence's weight, that is worth it."""
+    """Price of a row: the least chance, times the sequence's weight, at which a token is verified."""
     calibration: Calibration = field(default_factory=Calibration)
     num_free: Callable[[int, int], int] = _none_free
-    """How many tokens more a step of so many sequences and tokens runs in the same time, as a recorded step does."""
+    """(sequences, tokens) of a step → how many more tokens it would run in the same time, as a recorded step does."""
     sibling_price: float = math.inf
-    """As `price`, of a token beside a guessed one; infinite where they are not run."""
+    """As `price`, for a sibling; infinite when none are run."""
 
     def values(self, sequence: TargetSequence) -> list[float]:
-        """Of each offered token. Never rises along the way."""
+        """Weight times chance of each offered token. Never rises from one token to the next."""
         weight = sequence.speculation.weight
         return [weight * chance for chance in self.calibration.chances(sequence.bins, sequence.fit)]
 
     def may_pay(self, sequence: TargetSequence) -> bool:
-        """Whether any draft that could still come would be judged."""
+        """Whether any draft that could still come would be verified."""
         return sequence.speculation.weight * self.calibration.best(sequence.fit) >= self.price
 
 
@@ -71,20 +71,21 @@ class PlannedRow:
 
     sequence: TargetSequence
     num_tokens: int
-    """Of the sequence's pending tokens."""
+    """How many of the sequence's pending tokens are run."""
     num_drafted: int = 0
     late: bool = False
-    """Whether a draft that came during the step is verified as well, for the position after all of them."""
+    """Whether a drafted token that came during the step is verified too, for the position after the others."""
     siblings: list[Beside] = field(default_factory=list)
-    """Verified beside the drafted tokens."""
+    """Alternatives that are verified next to the drafted tokens."""
     decides: bool = field(init=False)
-    """Whether the row ends in a verdict: all that was pending is run. Otherwise it is a chunk of prefill."""
+    """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
         self.decides = self.num_tokens == self.sequence.pending
 
     def drop_draft(self) -> None:
-        """Runs the committed tokens alone. Ratio mode judges the first drafted token all the same: it was drawn."""
+        """Runs the committed tokens alone. Ratio mode still verifies the first drafted token, because it was
+        sampled."""
         self.num_drafted = 0
         self.siblings = []
 
@@ -110,7 +111,7 @@ class Plan:
     rows: list[PlannedRow] = field(default_factory=list)
     victim: TargetSequence | None = None
     held: list[tuple[TargetSequence, float]] = field(default_factory=list)
-    """Sequences that wait for a draft, and until when at most."""
+    """Sequences that wait for a draft, and the latest time until which they wait, in monotonic seconds."""
 
     @property
     def wake_at_s(self) -> float | None:
@@ -119,19 +120,19 @@ class Plan:
 
 @dataclass(slots=True)
 class _Room:
-    """What is left of the step's tokens and of the pool's blocks."""
+    """The tokens left in the step and the blocks left in the pool."""
 
     tokens: int
     blocks: int
     block_size: int
 
     def fit(self, start: int, wanted: int, keep_tokens: int = 0) -> int:
-        """How many of `wanted` tokens from position `start` on can be had."""
+        """How many of `wanted` tokens fit from position `start` on."""
         slots = (blocks_for(start, self.block_size) + self.blocks) * self.block_size - start
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
 
     def take_beside(self) -> bool:
-        """A token beside others takes a block of its own. False where there is no room for one."""
+        """Takes a token and the KV block that a sibling needs for itself. False when there is no room."""
         if not (self.tokens and self.blocks):
             return False
         self.tokens -= 1
@@ -148,9 +149,10 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int) -> list[TargetSequence]:
-    """Which waiting sequences get a place now: in the order of opening, while all that hold one can finish prefill.
+    """The waiting sequences that get KV now: in the order of opening, as long as all that have KV can finish their
+    prefill.
 
-    One whose grammar is being compiled holds up nobody.
+    A sequence whose grammar is being compiled does not delay the others.
     """
     size = batching.block_size
     free_blocks -= sum(_outstanding(s, size) for s in sequences if s.kv is not None)
@@ -178,7 +180,7 @@ def plan(
     """The next step of the sequences that have a place."""
     pricing = pricing or Pricing()
     if any(s.kv is not None and s.pending > 1 for s in sequences):
-        # Beside a chunk of a prompt no recorded step is run.
+        # A step with a chunk of a prompt is never a recorded one.
         pricing = replace(pricing, num_free=_none_free)
     running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
     held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
@@ -212,16 +214,16 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | N
 
 
 def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing) -> None:
-    """Drafted tokens of all rows compete: the likeliest first, as long as they are worth their rows or these are free.
+    """Adds drafted tokens of all rows, the most valuable first, as long as a token is worth its row or the row is free.
 
-    A sequence's tokens come in order, for the value of a later one is never the higher.
+    A sequence's tokens stay in order: the value of a later one is never higher.
     """
     offered = [(value, row) for row in rows for value in _values(row, pricing)]
     offered.sort(key=lambda pair: -pair[0])
     num_tokens = sum(row.num_run for row in rows)
     full: set[int] = set()
     for value, row in offered:
-        # Written so that a value that is no number is worth nothing.
+        # Written so that NaN is worth nothing.
         if not (value >= pricing.price or pricing.num_free(len(rows), num_tokens)):
             break
         start = row.sequence.cached_len + row.num_tokens + row.num_drafted
@@ -240,7 +242,7 @@ def _values(row: PlannedRow, pricing: Pricing) -> list[float]:
 
 
 def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, price: float) -> None:
-    """The likeliest first, whose guess ever they stand beside."""
+    """Adds siblings, the likeliest of all rows first."""
     if not most or price >= 1:
         return
     found = [
@@ -248,7 +250,7 @@ def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, price: float) 
         for row in rows
         if row.sequence.mode is not VerificationMode.RATIO
         for beside in row.sequence.drafts.beside(row.sequence.tokens, row.num_drafted)
-        # A draft may say that a chance is no number.
+        # A draft may send NaN.
         if beside.chance >= price
     ]
     found.sort(key=lambda pair: -pair[0].chance)

@@ -1,4 +1,4 @@
-"""One sequence on the target: the committed tokens, the guesses beyond them, and its place in the KV cache."""
+"""One sequence on the target: its committed tokens, the drafted ones beyond them, and its KV."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class TargetSequence:
     opening: Opening
     max_context_len: int
     ready_since_s: float
-    """Since when it has stood ready for a step."""
+    """Since when it has been ready for a step."""
     speculation: Speculation = field(init=False)
     tokens: list[int] = field(init=False)
-    """Prompt and output: the truth. Only `commit` extends it."""
+    """Prompt and committed output. Only `commit` extends it."""
     drafts: DraftBuffer = field(default_factory=DraftBuffer)
     kv: EngineSequence | None = None
-    """None while it waits for a place, at first and after a preemption."""
+    """None while it waits for KV blocks, at first and after a preemption."""
     num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache when it first got a place."""
+    """Prompt tokens found in the prefix cache at its first admission."""
     times: Times = field(default_factory=Times)
     """Since the last commit."""
     held_until_s: float | None = None
-    """Since the last step a plan held it back for a draft, until then at most."""
+    """Set when a plan has held it back for a draft since the last step: the latest time until which it waits."""
     answered_s: float | None = None
-    """Since the last step: when there was first nothing more to wait for."""
+    """When a draft first answered since the last step; None before that."""
     num_commits: int = 0
     fit: Fit = field(default_factory=Fit)
-    """How well its drafts do, beside those of others; the target's worker knows from where it starts."""
+    """How well its drafts do, compared with those of others; the worker sets where it starts."""
     draft_active: bool = False
-    """Whether a draft has spoken since one was allowed: none is waited for while it reads a long prompt."""
+    """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
 
     processor: LogitsProcessor | None = field(init=False)
-    """None where the request asks nothing of the logits, and while its grammar is compiled."""
+    """None when the request has no logits options, and while its grammar is compiled."""
 
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as it was run."""
+    """For the prompt's tokens from the second on, as far as it was run."""
 
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
@@ -71,7 +71,7 @@ class TargetSequence:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """They go with the first commit of the answer."""
+        """Prompt log probabilities are sent with the first commit of the answer."""
         asked = self.opening.logprobs
         return asked is not None and asked.prompt and not self.num_commits and not self.opening.committed
 
@@ -82,18 +82,18 @@ class TargetSequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be committed: by max_new_tokens and by the context."""
+        """Tokens that may still be committed, by max_new_tokens and by the context."""
         output_len = self.committed_len - len(self.opening.prompt)
         return min(self.opening.stopping.max_new_tokens - output_len, self.max_context_len - self.committed_len)
 
     @property
     def num_offered(self) -> int:
-        """Buffered drafts worth judging in the next step: its last token is always the target's own."""
+        """Buffered tokens that can be verified in the next step, whose last token is always the target's own."""
         return max(0, min(len(self.drafts), self.speculation.max_draft_tokens, self.remaining - 1))
 
     @property
     def bins(self) -> list[Bin]:
-        """What drafts say of the tokens that they offer."""
+        """The calibration bins of the offered tokens."""
         return [arrival.bin for arrival in self.drafts.arrivals[: self.num_offered]]
 
     def held_until(self, now_s: float) -> float | None:
@@ -106,9 +106,9 @@ class TargetSequence:
         return until if until > now_s else None
 
     def offer(self, draft: OfferedDraft) -> None:
-        """Buffers what is useful of a draft. Raises InvalidRequest when it could not be judged."""
+        """Buffers what is useful of a draft. Raises InvalidRequest when it could not be verified."""
         draft.check(self.opening.params, self.mode)
-        # What comes after drafts were disallowed was said before the draft knew.
+        # A message that comes after drafting was disallowed was sent before the draft knew.
         self.draft_active |= self.speculation.max_draft_tokens > 0
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
@@ -116,7 +116,7 @@ class TargetSequence:
         if self.drafts.token_ids:
             self._cut_impossible()
             if not self.drafts.token_ids:
-                # It has answered, with what the grammar lets nobody say: there is nothing to wait for.
+                # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
                 self.drafts.declined_len = self.committed_len
         if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
             self.answered_s = draft.received_s
@@ -133,11 +133,11 @@ class TargetSequence:
         self.draft_active &= speculation.max_draft_tokens > 0
 
     def start_step(self, now_s: float, num_drafted: int) -> None:
-        """Books the time in which it stood ready for the step that begins now and judges `num_drafted` drafts."""
+        """Records how long it was ready before the step that begins now and verifies `num_drafted` drafted tokens."""
         times = self.times
         times.queue_s += max(0.0, now_s - self.ready_since_s)
         if self.held_until_s is not None:
-            # The wait may have ended before: the step of others was then what held it up.
+            # The wait may have ended before now: then a step of other sequences delayed it.
             ended_s = min(now_s, self.held_until_s, now_s if self.answered_s is None else self.answered_s)
             times.wait_s += max(0.0, ended_s - self.ready_since_s)
         if num_drafted:
@@ -149,7 +149,7 @@ class TargetSequence:
         return times
 
     def commit(self, token_ids: list[int], num_drafted: int) -> None:
-        """Extends the truth."""
+        """Appends committed tokens."""
         self.drafts.advance(token_ids, num_drafted)
         self.tokens.extend(token_ids)
         if self.processor is not None:
@@ -162,5 +162,5 @@ class TargetSequence:
         if self.processor is None or not self.drafts.token_ids:
             return
         count = self.processor.num_possible(self.drafts.token_ids)
-        # Ratio mode judges the first of them all the same: it was drawn, and what is said in its place depends on that.
+        # Ratio mode verifies the first of them anyway: it was sampled, and the residual distribution depends on it.
         self.drafts.cut(count + (self.mode is VerificationMode.RATIO))

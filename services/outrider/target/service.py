@@ -43,9 +43,9 @@ class TargetServicer(
         tokenizer: bytes = b"",
         credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`connect`: to the drafts that routers name, with `credential` as metadata of each call; `read_leases`: which
-        drafts there are; `tokenizer`: what gateways need, serialised. A stream that heard nothing for `max_silence_s`
-        hears of the next step, whatever is in it."""
+        """`connect`: to the drafts that routers name, with `credential` as metadata of each call; `read_leases`: the
+        leases of drafts; `tokenizer`: what gateways need, serialised. A stream that was sent nothing for
+        `max_silence_s` seconds is sent a message at the next step, even an empty one."""
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
         self.stats = worker.stats
         self._pace = worker.pace
@@ -95,7 +95,7 @@ class TargetServicer(
         return events
 
     async def _compile(self, opened: Opened) -> None:
-        """Posts what the sequence waits for. Other sequences go on meanwhile."""
+        """Compiles the sequence's grammar and posts it. Other sequences continue meanwhile."""
         opening, compiler = opened.opening, self._limits.grammars
         assert compiler is not None, "openings that need one are refused without"
         assert opening.logits is not None
@@ -109,7 +109,7 @@ class TargetServicer(
 
     def _dispatch(self, report: Report) -> None:
         draft_stats = self.pairs.follow(report)
-        # What goes to drafts is waited for, and leaves before the rest is made.
+        # Drafts wait for commits, so these are sent before the responses are built.
         self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
 
     def _note(self, report: Report) -> None:
@@ -118,7 +118,8 @@ class TargetServicer(
         super()._note(report)
 
     def _tell_progress(self, report: Report) -> None:
-        """A long prefill commits nothing for minutes: by ended steps a router tells it from a worker that hangs."""
+        """Reports that a step has ended: a long prefill commits nothing for minutes, and a router must know that it
+        runs."""
         now_s = self._clock()
         for number, stream in self._streams.items():
             if now_s - stream.answered_s >= self._max_silence_s:

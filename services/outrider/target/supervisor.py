@@ -1,7 +1,7 @@
-"""Starts the ranks of a tensor-parallel target, and all of them again when one is gone or silent. Knows no model.
+"""Starts the ranks of a tensor-parallel target, and restarts all of them when one dies or is silent. Knows no model.
 
-Ranks are forked from this process, which has imported all they need and computes nothing itself: a group is back in
-the time it takes to read the weights. No rank outlives its group, and none outlives this process.
+Ranks are forked from this process, which has imported all they need and computes nothing itself, so a restart takes
+only the time to read the weights. No rank outlives its group or this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RunRank = Callable[[Place], int]
 """Runs one rank to its end, in its own process, and returns its exit code."""
 
-# Imported before the first fork, so that a rank need not; nothing here starts threads or touches a GPU.
+# Imported once, before the first fork. Nothing here starts threads or touches a GPU.
 _PRELOAD = (
     "outrider.engine.loader",
     "outrider.engine.parallel.follower",
@@ -48,26 +48,26 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """One process, as seen from here."""
+    """One rank's process, as the supervisor knows it."""
 
     number: int
     pid: int
     beat_fd: int
     last_beat_s: float
-    """Monotonic: when it last said that it lives."""
+    """When it last sent a heartbeat, in monotonic seconds."""
     ready: bool = False
     ended: bool = False
     code: int = 0
-    """Once ended; negative: the signal that ended it."""
+    """Exit code once it has ended; negative: the signal that ended it."""
 
     def listen(self, now_s: float) -> None:
-        """Takes what it said."""
+        """Reads its heartbeats."""
         if beats := os.read(self.beat_fd, 4096):
             self.last_beat_s = now_s
             self.ready = self.ready or READY in beats
 
     def reap(self, flags: int) -> None:
-        """Notes its end, if it has ended."""
+        """Records its exit code, if it has ended."""
         if self.ended:
             return
         pid, status = os.waitpid(self.pid, flags)
@@ -90,15 +90,15 @@ def supervisor_metrics(registry: CollectorRegistry) -> Counter:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Runs groups of `size` ranks, one after another, until one ends as it should or too many do not."""
+    """Runs groups of `size` ranks, one after another, until one ends normally or too many fail."""
 
     size: int
     step_timeout_s: float
     run_rank: RunRank
     ops: Ops
-    """What it shows of itself; where is told by `ops_listen`."""
+    """The configuration that the ops port shows."""
     ops_listen: str = ""
-    """HOST:PORT; empty means nowhere."""
+    """HOST:PORT of the ops port; empty for none."""
     _ranks: list[Rank] = field(default_factory=list)
     _server: InlineOpsServer | None = None
     _stopping: bool = False
@@ -106,7 +106,7 @@ class Supervisor:
     restarts: Counter = field(init=False)
 
     def run(self) -> int:
-        """Returns the exit code: that of rank 0 when it ended by itself, 1 when restarts were in vain."""
+        """Returns the exit code: that of rank 0 when it ended by itself, 1 when restarts did not help."""
         for name in _PRELOAD:
             importlib.import_module(name)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -147,7 +147,7 @@ class Supervisor:
         return [self._server.fileno()] if self._server is not None else []
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        # Only noted: the watch passes it on. A signal between two groups must not be lost.
+        # Only recorded here, and passed on by `_watch`: a signal between two groups must not be lost.
         self._signals.append(number)
 
     def _start(self) -> None:
@@ -185,21 +185,22 @@ class Supervisor:
             os.setpgid(0, 0)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL if place.rank == 0 else signal.SIG_IGN)
-            # An end that is held open here would hide another rank's death from its peers.
+            # A descriptor that stays open here would hide another rank's death from its peers.
             for fd in strange:
                 os.close(fd)
             code = self.run_rank(place)
         except BaseException:
             traceback.print_exc()
         finally:
-            # Past what the parent would do at its exit.
+            # Skips the parent's exit handlers.
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
 
     def _watch(self) -> str:
-        """Until rank 0 has ended as it should, which gives "", or there is a reason to end all."""
+        """Waits until rank 0 has ended normally, which returns "", or there is a reason to end all ranks, which is
+        returned."""
         while True:
             self._pass_on_signals()
             open_fds = {rank.beat_fd: rank for rank in self._ranks if not rank.ended}
@@ -226,7 +227,7 @@ class Supervisor:
                 os.kill(lead.pid, number)
 
     def _end(self) -> None:
-        """Nothing of the group is left."""
+        """Ends every process of the group."""
         for rank in self._ranks:
             rank.kill()
         for rank in self._ranks:

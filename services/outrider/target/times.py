@@ -1,4 +1,4 @@
-"""Where one sequence's time goes between two of its commits, and what it takes of the worker's. Seconds."""
+"""Where one sequence's time goes between two of its commits, and its share of the worker's time. In seconds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ class Times:
     """Queue, prefill and the deciding step follow one another; together they are all the time between two commits."""
 
     queue_s: float = 0.0
-    """It stood ready for a step."""
+    """Time in which it was ready for a step."""
     wait_s: float = 0.0
-    """Of that, it was held back for a draft."""
+    """The part of that in which it was held back for a draft."""
     prefill_s: float = 0.0
-    """Steps that ran a part of its prompt and decided nothing."""
+    """Steps that ran a chunk of its prompt and committed nothing."""
     draft_queue_s: float = 0.0
-    """Arrival of the last draft judged to the start of the step."""
+    """From the arrival of the last verified draft to the start of the step."""
     share_s: float = 0.0
-    """Of its steps: its part of their time."""
+    """Its share of the time of its steps."""
     wasted_s: float = 0.0
-    """Of that, rows of drafted tokens that were not accepted."""
+    """The part of that spent on drafted tokens that were not accepted."""
     num_wasted_rows: int = 0

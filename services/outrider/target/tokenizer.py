@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=1)
 def read_tokenizer(checkpoint: Path) -> bytes:
-    """A serialised Tokenizer; empty, with the reason logged, where the checkpoint has none that a gateway could use."""
+    """A serialised Tokenizer; empty, with the reason logged, if the checkpoint has none that a gateway could use."""
     from transformers import AutoTokenizer
 
     try:
@@ -31,7 +31,8 @@ def read_tokenizer(checkpoint: Path) -> bytes:
 
 
 def describe(tokenizer: Any, eos_token_ids: tuple[int, ...] = ()) -> tokenizer_pb2.Tokenizer:
-    """Of a transformers tokenizer. `eos_token_ids`: of the model, beside the tokenizer's own. Raises ValueError."""
+    """A transformers tokenizer as a message. `eos_token_ids`: the model's, in addition to the tokenizer's. Raises
+    ValueError."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError("tokenizer.json: missing; only fast tokenizers are served")

@@ -1,6 +1,6 @@
 """Runs planned rows through the model and verifies their drafts.
 
-A fault is narrowed down by halves until it lies with one row, so that it ends one sequence and nothing else.
+When a step fails, its halves are run apart until one row is found at fault: only that sequence ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Verified = Verdict | Exception | None
 def verify_rows(
     engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None] = lambda: None
 ) -> list[Verified]:
-    """One result per row. A row that failed has its KV as it was before; the others are not affected.
+    """One result per row. A row that failed keeps its earlier KV; the others are not affected.
 
-    `poll_late_drafts` is called between the model's run and the verification, which may then use what drafts said.
-    Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows.
+    `poll_late_drafts` is called between the forward and the verification, which may then use late drafts. Raises
+    OutOfBlocks, with nothing changed, when the pool cannot hold the rows.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
@@ -36,7 +36,7 @@ def verify_rows(
         if len(rows) == 1:
             if not (rows[0].num_drafted or rows[0].siblings):
                 return [error]
-            # It may be what was guessed that fails. A draft is only ever a latency matter: once more without.
+            # The draft may be what fails, and it only affects latency: try once more without it.
             rows[0].drop_draft()
             return verify_rows(engine, rows, poll_late_drafts)
         middle = len(rows) // 2
@@ -55,7 +55,7 @@ def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[
     asked = asked_rows(deciding, logits)
     verdicts = verify(logits, [_candidate(row) for row in deciding]) if deciding else []
     add_logprobs(deciding, asked, verdicts)
-    # What a request asks for and cannot have is no fault of the model: nothing is run again.
+    # A request that cannot be served is no fault of the model: nothing is run again.
     found = iter(verdict.error or verdict for verdict in verdicts)
     return [next(found) if row.decides else None for row in rows]
 
@@ -70,7 +70,8 @@ def _engine_row(row: PlannedRow) -> Row:
 
 
 def _verifies_one_more(row: PlannedRow) -> bool:
-    """Whether the buffer goes on after what was run. In the other modes the target's own token shows if it is right."""
+    """Whether the buffer has a token after those that were run. Ratio mode only: elsewhere the target's own token
+    decides."""
     sequence, count = row.sequence, row.num_drafted
     if sequence.mode is not VerificationMode.RATIO:
         return False
@@ -93,13 +94,13 @@ def _candidate(row: PlannedRow) -> Candidate:
 
 
 def sibling_of(row: PlannedRow, verdict: Verdict) -> int | None:
-    """The number of the sibling that the verdict accepts, if it does: it has nothing after itself."""
+    """The index of the sibling that the verdict accepts, or None. A sibling has no drafted tokens after it."""
     number = verdict.path[-1] - 1 - row.num_drafted if row.siblings and verdict.path else -1
     return number if number >= 0 else None
 
 
 def kv_of(sequence: TargetSequence) -> EngineSequence:
-    """The place of a sequence that is part of a step."""
+    """The KV of a sequence that is part of a step."""
     if sequence.kv is None:
         raise AssertionError("a planned sequence without a place in the KV cache")
     return sequence.kv

@@ -1,6 +1,7 @@
-"""Between messages and the worker's own words. Every field is checked here, again, whoever checked it before.
+"""Converts messages to the worker's events, and its reports to messages. Every field is checked here, even if a peer
+did.
 
-A message about one sequence that cannot be followed becomes an event about that sequence; nothing here raises.
+An invalid message about one sequence becomes an event about that sequence; `events_of` does not raise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from outrider.worker.events import Closed, Refused, SequenceKey
 
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
-    """What a request asks for, in the order of its fields."""
+    """The events of a request, in the order of its fields."""
     for opening in request.opens:
         yield _opened(SequenceKey(stream, opening.sequence_id), opening, limits, now_s)
     for setting in request.settings:
@@ -82,7 +83,7 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
 
 
 def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
-    """Of a message whose fields are in range. Raises InvalidRequest for a sampling that is none."""
+    """The draft of a message whose fields are in range. Raises InvalidRequest when its sampling is invalid."""
     return OfferedDraft(
         epoch=message.epoch,
         base_len=message.base_len,
@@ -102,7 +103,7 @@ def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
 def response_of(
     report: Report, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
 ) -> dict[int, target_pb2.VerifyResponse]:
-    """One message for each stream that the report concerns. `draft_stats`: what is to be said of the drafts."""
+    """One message for each stream that the report concerns. `draft_stats`: sent with the commits."""
     responses: dict[int, target_pb2.VerifyResponse] = {}
 
     def to(key: SequenceKey) -> target_pb2.VerifyResponse:
@@ -121,7 +122,7 @@ def response_of(
 
 
 def empty_response(report: Report) -> target_pb2.VerifyResponse:
-    """That a step has ended, and nothing of any sequence."""
+    """Reports only that a step has ended."""
     return target_pb2.VerifyResponse(
         step_us=report.step_us,
         batch_sequences=report.batch_sequences,

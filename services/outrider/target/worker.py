@@ -1,6 +1,6 @@
 """The target worker's core: events in, steps run, reports out. Owned by one thread; knows no network.
 
-It owns the truth about its sequences. Whatever goes wrong with one of them ends that one, with an error that says so.
+Only it commits tokens to its sequences. A fault in one sequence ends that sequence, with an error that tells why.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 """Monotonic seconds."""
 TakeLate = Callable[[Callable[[Event], bool]], Iterable[Event]]
-"""What has come in during the step and is wanted before its end; the rest comes after it."""
+"""Takes the wanted ones of the events that came in during the step; the others follow after it."""
 
 
 class TargetWorker:
@@ -50,7 +50,7 @@ class TargetWorker:
         take_late: TakeLate = lambda wanted: (),
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
-        """`row_price`: what a drafted token has to be worth, by what steps have cost."""
+        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
         self.stats = TargetStats()
         self.pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
         self.draining = False
@@ -83,7 +83,7 @@ class TargetWorker:
         return report
 
     def apply(self, event: Event) -> None:
-        """Follows one event; a fault in it ends its sequence and is reported."""
+        """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
             case events.Opened():
                 self._open(event)
@@ -113,7 +113,7 @@ class TargetWorker:
     def step(self) -> float | None:
         """Runs one engine step.
 
-        Returns when to call again if nothing happens before: 0 for at once, None for never, else monotonic seconds.
+        Returns when to call again if no event comes before: 0 for at once, None for never, else monotonic seconds.
         """
         started_s = self._clock()
         planned = self._schedule(started_s)
@@ -124,7 +124,7 @@ class TargetWorker:
         try:
             results = verify_rows(self._engine, planned.rows, lambda: self._poll_late_drafts(planned.rows))
         except OutOfBlocks as error:
-            # The plan and the pool disagree. Giving up the newest sequence's KV is always safe.
+            # The plan and the pool disagree. Preempting the newest sequence is always safe.
             log.error("planned a step that does not fit: %s", error)
             self._recover(planned.rows)
             return 0.0
@@ -138,7 +138,7 @@ class TargetWorker:
 
     def _schedule(self, now_s: float) -> Plan:
         for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.num_free_blocks):
-            # What is found in the cache has no logits.
+            # Cached tokens have no logits, so the prefix cache is not used.
             cached = () if sequence.wants_prompt_logprobs else sequence.tokens
             sequence.kv = self._engine.open(cached, sequence.opening.salt)
             if sequence.num_cached_tokens is None:
@@ -157,7 +157,8 @@ class TargetWorker:
             self._preempt(planned.victim)
 
     def _preempt(self, victim: TargetSequence) -> None:
-        """Takes the victim's KV; it keeps its tokens and waits to be run again from what is cached by then."""
+        """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
+        then."""
         if victim.kv is not None:
             self._engine.close(victim.kv)
             victim.kv = None
@@ -170,8 +171,8 @@ class TargetWorker:
         self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
     def _poll_late_drafts(self, rows: Sequence[PlannedRow]) -> None:
-        """Drafts that came during the step and go on where those being judged end."""
-        # In the other modes a commit leaves the buffer as it is where the target says the same.
+        """Applies drafts that came during the step and continue those being verified."""
+        # Only ratio mode needs this: in the others the buffer stays valid after a commit of the same tokens.
         keys = {row.sequence.key for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO}
 
         def wanted(event: Event) -> bool:
@@ -185,7 +186,7 @@ class TargetWorker:
 
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
         committed_before = self.stats.num_committed_tokens
-        # A commit takes them along, and says them once the step is over.
+        # Kept here: a commit moves this object to the report, and its shares are known only after the step.
         times = [row.sequence.times for row in rows]
         for row, result in zip(rows, results, strict=True):
             row.sequence.start_step(started_s, row.num_in_step)
@@ -216,7 +217,7 @@ class TargetWorker:
         self._cost.took(seconds=ended_s - started_s, tokens=num_committed, **took)
 
     def _divide(self, rows: Sequence[PlannedRow], times: Sequence[Times], shares: StepShares) -> None:
-        """A step's time among its sequences."""
+        """Divides a step's time among its sequences."""
         for row, each in zip(rows, times, strict=True):
             prompt_tokens = 0 if row.decodes else row.num_tokens
             share_s = shares.of(prompt_tokens=prompt_tokens, rows=row.num_run - prompt_tokens)
@@ -243,7 +244,7 @@ class TargetWorker:
         prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
         number = sibling_of(row, verdict)
-        # A token beside a guessed one counts in the place of that one, which was not accepted.
+        # An accepted sibling counts in place of the drafted token, which was not accepted.
         num_accepted = outcome.num_accepted - (number is not None)
         self._calibration.observe(sequence.bins[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
         self.stats.num_siblings += len(row.siblings)
@@ -254,7 +255,7 @@ class TargetWorker:
             # A stop token before it may have ended the text.
             self.stats.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)
-        # Before anything is shared or answered: what was rejected must not be found in the cache.
+        # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
         self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)
         committed = Committed(
             key=sequence.key,
@@ -286,7 +287,7 @@ class TargetWorker:
     def _open(self, event: events.Opened) -> None:
         key = event.key
         if key in self._sequences:
-            # Which of the two a later message means could not be told: neither may go on.
+            # A later message could mean either of the two: both end.
             self._fail(key, InvalidRequest("sequence_id", "already open"))
         elif self.draining:
             self._fail(key, Unavailable("the worker is draining"))
@@ -307,7 +308,7 @@ class TargetWorker:
                 raise event.error
             sequence.offer(event.draft)
         except Exception as error:
-            # A draft is only ever a latency matter: the sequence goes on without it.
+            # A draft only affects latency: the sequence continues without it.
             self.stats.num_refused_drafts += 1
             self._report.refused_drafts.append(Failed(event.key, error))
 
