@@ -1,1 +1,1 @@
-"""Draft worker: proposes continuations. Knows one draft and its sequences; not the target, Ray or tenants."""
+"""Draft worker: proposes continuations. Knows one draft and its sequences; not the target model, Ray or tenants."""

@@ -10,7 +10,7 @@ from outrider.draft.process import run
 from outrider.engine import CheckpointError
 from outrider.telemetry.logging import configure_logging
 
-# Between the step thread and the streams' thread. The default of 5 ms is longer than a small draft's whole forward.
+# Switch interval between the step thread and the event loop. The default, 5 ms, exceeds a small draft's forward.
 _SWITCH_INTERVAL_S = 0.0005
 
 

@@ -1,4 +1,4 @@
-"""What one draft worker is told at start: one frozen dataclass, parsed once."""
+"""The options of one draft worker: one frozen dataclass, parsed once at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to a draft worker from outside, already translated and checked."""
+"""Events from outside the draft worker, already translated and checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Committed:
     """Length before this commit."""
     token_ids: tuple[int, ...]
     finished: bool
-    """The sequence has ended; only its close is still to come."""
+    """The sequence has ended; only its close follows."""
     received_s: float
 
 

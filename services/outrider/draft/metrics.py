@@ -29,7 +29,7 @@ class DraftMetrics:
 
 
 def _counters(stats: DraftStats) -> tuple[CounterRow, ...]:
-    """What was proposed, by source, and what went differently from plan."""
+    """Proposals by source, and the events that should be rare."""
     return (
         ("draft_busy_seconds", "Time in rounds, those ahead included.", stats.busy_s),
         ("draft_proposals", "Proposals sent, those without tokens included.", stats.num_proposals),

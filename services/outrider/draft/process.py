@@ -1,4 +1,4 @@
-"""One draft worker process: what it loads, and what its service is made of."""
+"""One draft worker process: loads the drafter and builds the service."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def serve(
     *,
     signals: Sequence[signal.Signals] = (),
 ) -> AbstractAsyncContextManager[RunningWorker[DraftServicer]]:
-    """The worker as others see it: serving, with a lease if there is a metadata store."""
+    """Within the block the worker serves, and holds a lease if there is a metadata store."""
     make = partial(_servicer, config, drafter, info)
     add = draft_pb2_grpc.add_DraftServiceServicer_to_server
     return process.serve(config, info, SERVICE, make, add, signals=signals, devices=[info.device])
@@ -75,7 +75,7 @@ def _servicer(
 
 
 def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.WorkerInfo:
-    """Who this worker is; made anew at every start."""
+    """This worker's WorkerInfo, with a new id at every start."""
     return process.describe(
         config,
         worker_pb2.WORKER_ROLE_DRAFT,

@@ -1,4 +1,4 @@
-"""What the worker has to say after a round, before it becomes messages."""
+"""What the worker reports after a round, before it becomes messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.worker.report import WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A proposal and where it belongs. Without tokens it says: nothing this time, do not wait."""
+    """A proposal and its place. Without tokens it means that the target should not wait."""
 
     key: SequenceKey
     epoch: int
@@ -22,13 +22,13 @@ class Proposed:
     params: SamplingParams
     mode: VerificationMode
     since_s: float
-    """Monotonic: when the commit came in that it answers; of a guess made unasked, when its making began."""
+    """Monotonic seconds: when the commit that it answers came in; for run-ahead tokens, when their drafting began."""
     compute_s: float = 0.0
-    """Of the time since then, in the drafter, alone or in a batch."""
+    """Seconds since then that were spent in the drafter, alone or in a batch."""
     share_s: float = 0.0
-    """Its part of all rounds since it was last spoken of."""
+    """Its share in seconds of all rounds since its last proposal."""
     run_ahead: bool = False
-    """Made unasked, while what it continues is being judged."""
+    """Drafted without a commit, while the proposal that it continues is being verified."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,24 +37,24 @@ class Report(WorkerReport):
 
     proposals: list[Proposed] = field(default_factory=list)
     removed: list[tuple[SequenceKey, float]] = field(default_factory=list)
-    """Sequences that have ended, with their part of the rounds since they were last spoken of."""
+    """Sequences that have ended, with their share in seconds of the rounds since their last proposal."""
     round_s: float = 0.0
     """How long the round took."""
 
 
 @dataclass(slots=True)
 class DraftStats:
-    """Counts since the start. Written by the step thread alone; each is read at once."""
+    """Counts since the start. Only the step thread writes them; each is read atomically."""
 
     busy_s: float = 0.0
-    """In rounds, those ahead included."""
+    """Seconds in rounds, run-ahead included."""
     num_proposals: int = 0
     num_declined: int = 0
     """Proposals without tokens."""
     num_draft_tokens: Counter[str] = field(default_factory=Counter)
     """By source."""
     num_diverged: int = 0
-    """Guesses that a commit contradicted."""
+    """Drafts that a commit contradicted."""
     num_unknown: int = 0
     """Messages about sequences that are not open: late, or never opened."""
     num_failed: int = 0

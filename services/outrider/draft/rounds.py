@@ -1,4 +1,4 @@
-"""A draft worker's rounds: one batch of the drafter, or one sequence at a time where that fails. Counts their time."""
+"""A draft worker's rounds: one batch of the drafter, or one sequence at a time when that fails. Measures their time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outrider.worker.step_cost import StepCost
 log = logging.getLogger(__name__)
 
 Outcome = Drafted | Exception | None
-"""Of one sequence. None: it is still catching up."""
+"""For one sequence. None: it is still catching up."""
 
 
 class DraftRounds:
-    """Runs the drafter, and divides what that takes among the sequences of a round."""
+    """Runs the drafter, and divides its time among the sequences of a round."""
 
     def __init__(self, drafter: Drafter, stats: DraftStats, clock: Callable[[], float]) -> None:
         self._drafter = drafter
@@ -27,15 +27,15 @@ class DraftRounds:
 
     @property
     def row_s(self) -> float:
-        """What a sequence more adds to a round."""
+        """Seconds that one more sequence adds to a round."""
         return self._cost.row_s
 
     def draft(self, due: Sequence[OpenSequence]) -> Sequence[Outcome]:
-        """A proposal for each. What fails in a sequence is its outcome."""
+        """A proposal for each sequence, or the error that it failed with."""
         started_s = self._clock()
         outcomes = self._together([found.sequence for found in due])
         spent_s = self._clock() - started_s
-        # Not while some of them catch up with their prompts: how much of those was run is the drafter's.
+        # Not while some sequences catch up with their prompts: only the drafter knows how many tokens of those it ran.
         if not any(outcome is None or isinstance(outcome, Exception) for outcome in outcomes):
             self._cost.took(rows=len(due), seconds=spent_s)
         for found in due:
@@ -44,12 +44,12 @@ class DraftRounds:
         return outcomes
 
     def run_ahead(self, ahead: Sequence[OpenSequence]) -> Sequence[Drafted]:
-        """What each guess has grown by; nothing where the round failed."""
+        """The tokens that each draft has grown by; none if the round failed."""
         started_s = self._clock()
         try:
             added = self._drafter.run_ahead([found.sequence for found in ahead])
         except Exception as error:
-            # Nobody waits for these. The next commit tells whose fault it was, if it was a sequence's.
+            # Nothing waits for these. If one sequence is at fault, the round after its next commit shows it.
             log.error("running ahead failed", exc_info=error)
             self._stats.num_round_failures += 1
             return [Drafted() for _ in ahead]
@@ -62,7 +62,7 @@ class DraftRounds:
         except Exception as error:
             log.error("a round failed", exc_info=error)
             self._stats.num_round_failures += 1
-        # One of them may be what broke the round, and only that one should end.
+        # If one sequence broke the round, only that one should end.
         return [self._alone(sequence) for sequence in sequences]
 
     def _alone(self, sequence: DraftSequence) -> Outcome:
@@ -73,7 +73,7 @@ class DraftRounds:
             return error
 
     def _divide(self, sequences: Sequence[OpenSequence], seconds: float) -> None:
-        """A round's time among its sequences: each has a row in all of its forwards."""
+        """Divides a round's time among its sequences, each of which has a row in all of its forwards."""
         self._stats.busy_s += seconds
         for found in sequences:
             found.share_s += seconds / len(sequences)

@@ -1,4 +1,4 @@
-"""Which sequences are open on a draft worker, and what each of them waits for. Knows no drafter and no clock."""
+"""The sequences that are open on a draft worker, and what each of them waits for. Knows no drafter and no clock."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from outrider.worker.events import SequenceKey
 
 @dataclass(slots=True, eq=False)
 class OpenSequence:
-    """One sequence that may yet be drafted for."""
+    """One sequence that has not finished."""
 
     key: SequenceKey
     sequence: DraftSequence
     since_s: float = 0.0
-    """Monotonic: when the commit or opening came in that the next proposal answers."""
+    """Monotonic seconds: when the commit or opening came in that the next proposal answers."""
     compute_s: float = 0.0
-    """Rounds it was part of since it was last answered."""
+    """Seconds of the rounds it was part of since its last proposal."""
     share_s: float = 0.0
-    """Its part of all rounds since it was last spoken of."""
+    """Its share in seconds of all rounds since its last proposal."""
 
     def proposed(
         self, base_len: int, drafted: Drafted, since_s: float, compute_s: float, *, run_ahead: bool = False
     ) -> Proposed:
-        """A proposal of it, which tells what the sequence has taken of the rounds up to now."""
+        """A proposal of this sequence. It takes along `share_s`, which starts anew."""
         opening = self.sequence.opening
         share_s, self.share_s = self.share_s, 0.0
         return Proposed(
@@ -38,14 +38,14 @@ class OpenSequence:
 
 
 class OpenSequences:
-    """Those that are open, and those that have finished and only wait to be closed."""
+    """The open sequences, and the finished ones that only wait for their close."""
 
     def __init__(self) -> None:
         self._open: dict[SequenceKey, OpenSequence] = {}
         self._finished: set[SequenceKey] = set()
-        # Their next proposal is due; who waits longest comes first.
+        # Sequences whose proposal is due; the longest waiting first.
         self._due: dict[SequenceKey, OpenSequence] = {}
-        # Their guess may grow while the target verifies it.
+        # Sequences whose draft may grow while the target verifies it.
         self._ahead: dict[SequenceKey, OpenSequence] = {}
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class OpenSequences:
 
     @property
     def num_running(self) -> int:
-        """Those that are not paused."""
+        """Sequences that are not paused."""
         return sum(1 for found in self._open.values() if found.sequence.limits.max_draft_tokens)
 
     def find(self, key: SequenceKey) -> OpenSequence | None:
@@ -78,11 +78,11 @@ class OpenSequences:
         self._open[found.key] = found
 
     def make_due(self, found: OpenSequence, since_s: float) -> None:
-        """A proposal is due, unless the sequence is paused."""
+        """Marks a proposal as due, unless the sequence is paused."""
         if not found.sequence.limits.max_draft_tokens:
             return
         found.since_s = since_s
-        # A sequence that already waits keeps its place, or one that commits often would never catch up.
+        # A waiting sequence keeps its place, or one that commits often would never catch up.
         self._due[found.key] = found
         self._ahead.pop(found.key, None)
 
@@ -92,16 +92,16 @@ class OpenSequences:
             self._ahead[found.key] = found
 
     def rest(self, key: SequenceKey) -> None:
-        """It waits for nothing."""
+        """Takes it from both queues."""
         self._due.pop(key, None)
         self._ahead.pop(key, None)
 
     def finish(self, key: SequenceKey) -> None:
-        """Its id stays known until it is closed."""
+        """Keeps its id known until it is closed."""
         self._finished.add(key)
 
     def remove(self, key: SequenceKey) -> OpenSequence | None:
-        """What was open under the key, if it had not finished."""
+        """Forgets the key; returns its sequence if that had not finished."""
         self.rest(key)
         self._finished.discard(key)
         return self._open.pop(key, None)

@@ -1,6 +1,7 @@
-"""Between messages and the worker's own words. Every field is checked here, again, whoever checked it before.
+"""Converts messages to the worker's events, and its reports to messages. Every field is checked here, even if a peer
+did.
 
-A message about one sequence that cannot be followed becomes an event about that sequence; nothing here raises.
+An invalid message about one sequence becomes an event about that sequence; `events_of` does not raise.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from outrider.worker.events import Closed, Refused, SequenceKey
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds that every message is held against."""
+    """Bounds that every message is checked against."""
 
     vocab_size: int
     max_context_len: int
     max_draft_tokens: int
-    """Most tokens of one proposal. A router may ask for more; it gets this many."""
+    """Most tokens of one proposal. A router may request more; it gets this many."""
 
 
 def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
-    """What a request asks for, in the order of its fields."""
+    """The events of a request, in the order of its fields."""
     for opening in request.opens:
         key = SequenceKey(stream, opening.sequence_id)
         yield _checked(key, partial(_opened, key, opening, limits, now_s))
@@ -55,10 +56,10 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
 
 
 def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> DraftLimits:
-    """What was asked for, as far as this worker goes."""
+    """The requested limits, cut to this worker's."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
-    # Written so that what is no number says nothing.
+    # Written so that NaN sets no limit.
     least = min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
     return DraftLimits(count, ahead, least)
 
@@ -140,7 +141,7 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         sampling=sampling_to_proto(proposed.params) if ratio else None,
         source=drafted.source,
         draft_us=_us(taken_s),
-        # A sequence that was catching up has worked for earlier commits, too.
+        # The compute of a sequence that was catching up includes earlier commits.
         compute_us=_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
         matched=drafted.matched,

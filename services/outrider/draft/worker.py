@@ -1,6 +1,6 @@
-"""The draft worker: what events do to its sequences, and what it does next.
+"""The draft worker: applies events to its sequences and decides what to run next.
 
-Pure of threads and network: events in, a report out. Nothing here waits.
+Has no threads and no network: events in, a report out. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
 
-# A system that lets who computes finish its turn of some milliseconds would keep what was just said from being sent,
-# where a worker has a single core. Nobody waits for what is guessed ahead.
+# Run-ahead starts after this pause. On a single core the scheduler might otherwise run this thread for some
+# milliseconds before the one that sends the proposals just made.
 _BEFORE_RUNNING_AHEAD_S = 0.0005
 
 
 class DraftWorker:
-    """Sequences of all routers and the drafter that serves them. Owned by one thread."""
+    """The sequences of all targets, and the drafter that serves them. Owned by one thread."""
 
     def __init__(self, drafter: Drafter, max_sequences: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.stats = DraftStats()
@@ -39,7 +39,7 @@ class DraftWorker:
 
     @property
     def has_work(self) -> bool:
-        """Whether somebody waits for a proposal, or one may be continued ahead."""
+        """Whether a proposal is due, or one may be continued ahead."""
         return bool(self._sequences.due or self._sequences.ahead)
 
     @property
@@ -55,7 +55,7 @@ class DraftWorker:
         return report
 
     def apply(self, event: Event) -> None:
-        """Follows one event; a fault in it ends its sequence and is reported."""
+        """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
             case events.Opened():
                 self._start(event)
@@ -85,7 +85,8 @@ class DraftWorker:
                 assert_never(event)
 
     def step(self) -> float | None:
-        """One round for every sequence whose proposal is due; while none is, one forward ahead for the others."""
+        """One round for every sequence whose proposal is due; if there is none, one run-ahead forward for the
+        others."""
         started_s = self._clock()
         if due := self._sequences.due:
             for found, outcome in zip(due, self._rounds.draft(due), strict=True):
@@ -138,7 +139,7 @@ class DraftWorker:
     def _start(self, event: events.Opened) -> None:
         key = event.key
         if key in self._sequences:
-            # Which of the two a later message means could not be told: neither may go on.
+            # A later message could mean either of the two: both end.
             self._fail(key, InvalidRequest("sequence_id", "already open"))
         elif self.draining:
             self._fail(key, Unavailable("the worker is draining", reason="DRAINING"))
@@ -158,7 +159,7 @@ class DraftWorker:
             return
         self.stats.num_diverged += found.sequence.epoch - epoch
         if event.finished:
-            # Frees what the sequence holds.
+            # Releases the sequence's KV.
             self._remove(event.key)
             self._sequences.finish(event.key)
         else:

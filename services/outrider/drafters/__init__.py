@@ -1,6 +1,6 @@
-"""Drafters: proposals for what the target will say next, for many sequences in one step.
+"""Drafters: propose the target's next tokens, for many sequences in one step.
 
-Knows sequences, what was committed to them, and how to guess; not who asks, and not the target.
+Knows sequences and their committed tokens; not the target, and not the callers.
 """
 
 from outrider.drafters.combined import CombinedDrafter

@@ -1,6 +1,6 @@
 """N-grams where the text repeats itself, the model elsewhere: the default.
 
-Each is strong where the other is weak, and prompt lookup is all but free, so it is asked first.
+Each is strong where the other is weak. Prompt lookup is almost free, so it is tried first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from outrider.speculation import VerificationMode
 
 
 class CombinedDrafter(Drafter):
-    """A match of `ngram`'s min_match tokens or more is continued; every other sequence is the model's.
+    """A match of `ngram`'s min_match tokens or more is continued; the model drafts for all other sequences.
 
-    The model ingests nothing while matches last; its lag is made good in the first round that needs it.
+    The model ingests nothing while matches last, and catches up in the first round that needs it.
     """
 
     def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
@@ -67,13 +67,13 @@ class CombinedDrafter(Drafter):
 
 
 def _may_follow(sequence: DraftSequence, found: Drafted) -> bool:
-    """Whether a match may take the place of what stands of the last guess."""
+    """Whether a match may replace what is still valid of the last draft."""
     guess = sequence.guess
     if guess.source != MODEL or not guess.token_ids:
         return True
-    # A drawn token has to be judged, by what it was drawn from, whatever it is. Were it the match's wherever the match
-    # begins with it, a later match could replace it unjudged: it would then be said less often than the target says it.
+    # A sampled token must be verified against the q it was sampled from. If a match that begins with it took it over, a
+    # later match could replace it before it is verified, and it would be emitted less often than under p.
     if sequence.opening.mode is VerificationMode.RATIO:
         return False
-    # What the target already holds goes first: it is being judged by now.
+    # The tokens that the target already holds must come first: it is verifying them by now.
     return found.begins_with(guess)

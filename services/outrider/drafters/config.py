@@ -1,13 +1,13 @@
-"""What a drafter is told at start."""
+"""Options of drafters."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-# With the longest guess they make a tree that targets take.
+# With the longest draft they make a tree that targets accept as a message.
 MAX_SIBLINGS = 5
-# In one position: further ones hardly ever come.
+# In one position: the target hardly ever chooses further ones.
 _MAX_OTHERS = 3
 
 

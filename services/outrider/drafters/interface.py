@@ -1,6 +1,7 @@
-"""The one interface of all drafters, and what they share: opening, committing, limits, epochs.
+"""The interface of all drafters, and the code they share: opening, committing, limits, epochs.
 
-A kind says how it guesses (`propose`) and what it keeps per sequence (`on_open`, `on_commit`, `release`, `on_close`).
+A subclass defines how it drafts (`propose`) and what it keeps per sequence (`on_open`, `on_commit`, `release`,
+`on_close`).
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class Drafter(ABC):
         return sequence
 
     def commit(self, sequence: DraftSequence, base_len: int, token_ids: Sequence[int]) -> None:
-        """Takes committed tokens as the truth. Raises CommitMismatch, with nothing changed."""
+        """Appends committed tokens. Raises CommitMismatch, with nothing changed."""
         known_len = sequence.committed_len
         sequence.commit(base_len, token_ids)
         self.on_commit(sequence, known_len)
 
     def set_limits(self, sequence: DraftSequence, limits: DraftLimits) -> None:
-        """From now on. A sequence that may draft nothing is paused: it then holds no KV blocks."""
+        """Sets the limits from now on. A sequence that may draft nothing is paused, and then holds no KV blocks."""
         sequence.limits = limits
         if not limits.max_draft_tokens:
             sequence.drop_guess()
@@ -55,9 +56,9 @@ class Drafter(ABC):
         self.on_close(sequence)
 
     def draft(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        """One proposal per sequence, made in one batched round; what stands of the last one is repeated in it.
+        """One proposal per sequence, made in one batched round. It repeats what is still valid of the last one.
 
-        None: the sequence is still catching up. Draft again, and it gets there in bounded steps.
+        None: the sequence is still catching up. Each further call brings it forward by a bounded step.
         """
         outcomes = self.propose(sequences)
         for sequence, drafted in zip(sequences, outcomes, strict=True):
@@ -66,9 +67,10 @@ class Drafter(ABC):
         return outcomes
 
     def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
-        """One token more for each guess that may grow further: what is new of it, empty when it ends here.
+        """Drafts one token more for each draft that may still grow; returns the new part, empty when the draft ends
+        here.
 
-        For the time in which a proposal is being judged. Such a guess assumes that all of it will be accepted.
+        For use while a proposal is being verified: the new token assumes that all of it will be accepted.
         """
         added = []
         for sequence, drafted in zip(sequences, self.extend(sequences), strict=True):
@@ -79,7 +81,7 @@ class Drafter(ABC):
         return added
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
-        """The standing guesses, each at most one token longer and at most `sequence.reach` long."""
+        """The sequences' drafts, each at most one token longer and at most `sequence.reach` long."""
         return [sequence.guess for sequence in sequences]
 
     @property
@@ -97,15 +99,15 @@ class Drafter(ABC):
 
     @abstractmethod
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
-        """The sequence's truth has grown beyond `known_len`."""
+        """The sequence's committed tokens have grown beyond `known_len`."""
 
     @abstractmethod
     def release(self, sequence: DraftSequence) -> None:
-        """The sequence will not draft for a while: give back what is scarce."""
+        """The sequence will not draft for a while: release what is scarce."""
 
     @abstractmethod
     def on_close(self, sequence: DraftSequence) -> None:
-        """The sequence is over: give back everything."""
+        """The sequence has ended: release everything."""
 
     @abstractmethod
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:

@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a drafter of the kind that is wanted."""
+"""Loads a drafter of the configured kind from a checkpoint directory."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def load_drafter(
 def drafter_on(
     engine: Engine, kind: DrafterKind, *, model: ModelConfig | None = None, ngram: NgramConfig | None = None
 ) -> Drafter:
-    """Of a kind that has a model, with the one on `engine`."""
+    """A drafter of a kind that has a model, with the model on `engine`."""
     drafter = ModelDrafter(engine, model or ModelConfig())
     if kind is DrafterKind.MODEL:
         return drafter
-    # The tokens an n-gram quotes are the target's own, so it needs nothing of the model but its limits.
+    # N-grams quote the target's own tokens, so they need only the model's limits.
     info = drafter.info
     config = ngram or NgramConfig()
     return CombinedDrafter(NgramDrafter(info.vocab_size, info.max_context_len, config), drafter)

@@ -1,6 +1,6 @@
-"""A draft model: one forward ingests what was committed and yields the first guess, then one forward per token.
+"""A draft model: one forward ingests the committed tokens and yields the first draft token, then one forward per token.
 
-Keeps, per sequence, a KV cache that follows the truth and runs ahead of it by what was guessed.
+Keeps a KV cache per sequence that holds the committed tokens and the drafted ones beyond them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Run:
     kv: EngineSequence
     chain: Chain
     behind: bool = False
-    """More to ingest than this round had room for."""
+    """Whether this round had no room for all tokens that it has to ingest."""
 
     @property
     def next_position(self) -> int:
@@ -37,11 +37,11 @@ class _Run:
 
     @property
     def lag(self) -> int:
-        """Committed and guessed tokens whose KV is not cached yet."""
+        """Committed and drafted tokens whose KV is not cached yet."""
         return self.next_position - self.kv.cached_len
 
     def ingest(self, count: int) -> Row:
-        """The next `count` uncached tokens; the last of all yields logits."""
+        """The next `count` uncached tokens; only the very last one yields logits."""
         start, committed_len = self.kv.cached_len, self.sequence.committed_len
         guessed = self.chain.drafted.token_ids[max(0, start - committed_len) :]
         tokens = [*self.sequence.tokens[start:], *guessed][:count]
@@ -51,7 +51,7 @@ class _Run:
 class ModelDrafter(Drafter):
     """Drafts with a causal language model on the engine.
 
-    A sequence whose KV does not fit gives back what it holds and does not draft in that round: others go on.
+    A sequence whose KV does not fit releases its blocks and does not draft in that round; the others do.
     """
 
     def __init__(self, engine: Engine, config: ModelConfig | None = None) -> None:
@@ -78,10 +78,10 @@ class ModelDrafter(Drafter):
         return changes.added, changes.removed
 
     def on_open(self, sequence: DraftSequence) -> None:
-        """Nothing yet: KV is opened by the first round that needs it."""
+        """Does nothing: the first round that needs KV opens it."""
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
-        """Cuts the KV back to what the truth and the standing guess have in common with it."""
+        """Cuts the KV back to the tokens that are committed or still drafted."""
         kv = self._kv.get(sequence)
         if kv is None or kv.cached_len <= known_len:
             return
@@ -110,12 +110,12 @@ class ModelDrafter(Drafter):
         return [None if s in behind else c.drafted for s, c in zip(sequences, chains, strict=True)]
 
     def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
-        """One forward for all of them."""
+        """One forward for all sequences."""
         chains = [self._chain(sequence, ahead=True) for sequence in sequences]
         growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
         self._first_forward(self._admit(growing))
         for chain in chains:
-            # What stands was told, and its turn comes first.
+            # Alternatives of the standing draft were sent already, and rank first.
             chain.take_siblings(len(chain.drafted.siblings) + self._config.num_siblings)
         return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
@@ -130,7 +130,7 @@ class ModelDrafter(Drafter):
         return max(0, min(count, self.info.max_context_len - sequence.committed_len))
 
     def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
-        """The runs of those whose whole round fits into the free KV blocks."""
+        """The runs of the sequences whose whole round fits into the free KV blocks."""
         runs = [_Run(sequence, self._kv_of(sequence, chain), chain) for sequence, chain in growing]
         admitted: list[_Run] = []
         # The last token of a chain is never run.
@@ -148,7 +148,7 @@ class ModelDrafter(Drafter):
         kv = self._kv.get(sequence)
         if kv is None:
             kv = self._kv[sequence] = self._engine.open(sequence.tokens, sequence.opening.salt)
-        # The last token is run again if it was run before: its logits are where the chain goes on.
+        # The last token is run again if it was run before: its logits give the chain's next token.
         self._engine.rewind(kv, sequence.committed_len + len(chain) - 1)
         return kv
 
@@ -166,7 +166,7 @@ class ModelDrafter(Drafter):
         self._grow([run for run in runs if not run.behind], logits)
 
     def _grow(self, runs: list[_Run], logits: Tensor) -> None:
-        """Each chain's next token, from `logits` [len(runs), width]."""
+        """Adds each chain's next token, from `logits` [len(runs), width]."""
         if not runs:
             return
         openings = [run.sequence.opening for run in runs]
@@ -183,7 +183,7 @@ class ModelDrafter(Drafter):
 
 
 def _standing(sequence: DraftSequence) -> Drafted:
-    """What stands of this model's last proposal; another source's guess is not ours to continue."""
+    """What is still valid of this model's last proposal. A draft of another source is not continued."""
     return sequence.guess if sequence.guess.source == SOURCE else Drafted(SOURCE)
 
 

@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the same few tokens last time is likely to follow them again.
+"""Prompt lookup: tokens that followed an n-gram last time are likely to follow it again.
 
-Saxena 2023 (prompt lookup decoding). Needs no model: cheap, and strong where the answer quotes the prompt or itself.
-Where a client has predicted the answer, that goes before.
+Saxena 2023 (prompt lookup decoding). It needs no model, is cheap, and is strong where the answer quotes the prompt or
+itself. A client's predicted output is tried first.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Match:
 
 
 class NgramIndex:
-    """Earlier occurrences of every run of `min_match` tokens, as chains from the most recent one back (as in LZ77).
+    """Earlier occurrences of every run of `min_match` tokens, in chains from the most recent back (as in LZ77).
 
-    Watches a list of tokens that only grows. One table entry per token: O(1) amortised, whatever max_match is.
+    Indexes a list of tokens that only grows. One table entry per token: O(1) amortised, whatever max_match is.
     """
 
     def __init__(self, tokens: list[int], config: NgramConfig) -> None:
@@ -43,7 +43,7 @@ class NgramIndex:
     def update(self) -> None:
         """Takes in the tokens appended since the last call."""
         size, tokens = self._config.min_match, self._tokens
-        # A run is entered with the position that follows it, so one at the very end waits for its continuation.
+        # An entry holds the position after its run, so the run at the very end is added later.
         for position in range(len(self._previous) + size, len(tokens)):
             run = tuple(tokens[position - size : position])
             self._previous.append(self._latest.get(run, -1))
@@ -66,7 +66,8 @@ class NgramIndex:
         return best
 
     def continuation(self, match: Match, count: int) -> list[int]:
-        """`count` tokens from where the match ended; past the end of the list it goes on in the match's own period."""
+        """`count` tokens from where the match ended. Past the end of the list it repeats with the match's own
+        period."""
         period = len(self._tokens) - match.start
         return [self._tokens[match.start + offset % period] for offset in range(count)]
 
@@ -102,7 +103,7 @@ class NgramDrafter(Drafter):
             self._predictions[sequence].follow(sequence.tokens[known_len:])
 
     def release(self, sequence: DraftSequence) -> None:
-        """Keeps the index: it is cheap to extend, and costly to make again."""
+        """Keeps the index: it is cheap to extend and costly to rebuild."""
 
     def on_close(self, sequence: DraftSequence) -> None:
         del self._indexes[sequence]
@@ -112,7 +113,7 @@ class NgramDrafter(Drafter):
         return [self.look_up(sequence) or Drafted(SOURCE) for sequence in sequences]
 
     def look_up(self, sequence: DraftSequence) -> Drafted | None:
-        """What is predicted, or followed the longest match; None without either."""
+        """The client's predicted tokens, or those after the longest match; None without either."""
         count = min(sequence.reach, self.info.max_context_len - sequence.committed_len)
         if count <= 0:
             return None
@@ -129,14 +130,14 @@ class NgramDrafter(Drafter):
 def _drafted(sequence: DraftSequence, source: str, tokens: list[int], matched: int) -> Drafted:
     tokens = _until_stop(tokens, sequence.opening.stop_token_ids)
     if sequence.opening.mode is VerificationMode.RATIO:
-        # The token was chosen without chance, so the distribution it came from is all on it.
+        # The token is deterministic, so q gives it probability 1.
         point = [DraftDistribution((token,), (Q_TOTAL,)) for token in tokens]
         return Drafted(source, tokens, q=point, matched=matched)
     return Drafted(source, tokens, matched=matched)
 
 
 def _until_stop(tokens: list[int], stop_token_ids: frozenset[int]) -> list[int]:
-    """The tokens up to and with the first that ends the sequence."""
+    """The tokens up to and including the first stop token."""
     for position, token in enumerate(tokens):
         if token in stop_token_ids:
             return tokens[: position + 1]

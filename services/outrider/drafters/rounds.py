@@ -1,4 +1,4 @@
-"""The arithmetic of a model's round: how much of which sequence is ingested, and when a proposal ends. Pure."""
+"""The arithmetic of a model's round: how many tokens of each sequence are ingested, and when a proposal ends. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outrider.drafters.config import ModelConfig
 from outrider.drafters.sequence import Beside, Drafted
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
 
-# What is less likely to come is not worth the bytes, wherever it is judged.
+# An alternative less likely than this is not worth its bytes on any target.
 _MIN_CHANCE = 0.02
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
-    """Tokens of each sequence in the round's first forward; it drafts in this round where that is its whole lag.
+    """Tokens of each sequence in the round's first forward. A sequence drafts in this round if that is its whole lag.
 
-    Sequences hardly behind go first, in order. What is left goes to those far behind, in order, bounded while
-    others wait for their drafts. Work per forward is at most max_batch_tokens, whoever comes or goes.
+    Sequences hardly behind go first, in order. What is left goes to those far behind, in order, and is bounded while
+    others wait for their drafts. A forward has at most max_batch_tokens.
     """
     counts = [0] * len(lags)
     budget = config.max_batch_tokens
@@ -37,18 +37,18 @@ def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
 
 @dataclass(slots=True)
 class Chain:
-    """A proposal as it grows, token by token, from what stands of the one before."""
+    """A proposal as it grows, token by token, from what is still valid of the one before."""
 
     drafted: Drafted
     wanted: int
     """Most tokens; none are added to a chain that has them."""
     min_confidence: float = 0.0
-    """Nothing is added to what is likelier to be wrong than this, however it came to stand."""
+    """The chain ends when its joint chance is below this."""
     stop_token_ids: frozenset[int] = frozenset()
     _num_kept: int = field(init=False)
-    """Tokens that stood before it grew."""
+    """Tokens kept from the proposal before."""
     _others: list[tuple[float, Beside]] = field(default_factory=list)
-    """What may come in the place of tokens that were added, and the chance that it comes to this."""
+    """Alternatives to tokens that were added, each with the chance that the target chooses it."""
 
     def __post_init__(self) -> None:
         self._num_kept = len(self)
@@ -68,14 +68,14 @@ class Chain:
         if len(tokens) >= self.wanted:
             return True
         if self.drafted.q and len(tokens) > self._num_kept:
-            # Its length was settled before the first of them was drawn.
+            # Its length was decided before the first new token was sampled.
             return False
         return bool(tokens) and (tokens[-1] in self.stop_token_ids or self.joint < self.min_confidence)
 
     def add(self, proposal: Proposal) -> None:
-        """Takes the token, whatever its chance: it has cost its forward, and judging it is all but free.
+        """Takes the token, whatever its chance: its forward is paid for, and verifying it is almost free.
 
-        Nor may it be withheld in ratio mode: what the verifier is shown would no longer be drawn from q.
+        In ratio mode it must not be withheld: the tokens that the verifier sees would no longer be sampled from q.
         """
         index, before = len(self), self.joint
         if proposal.q is not None and index == self._num_kept:
@@ -88,18 +88,18 @@ class Chain:
             self.drafted.q.append(proposal.q)
 
     def _num_worth_drawing(self, joint: float, peak: float) -> int:
-        """Ratio mode: how many tokens to draw, by the distribution of the first and before it is drawn, as if all the
-        others were as certain.
+        """Ratio mode: how many tokens to sample. Decided from the first token's distribution before it is sampled, as
+        if the others were as certain.
 
-        What was drawn must not decide it. All of them are told together, so a token that much follows would be told
-        later than one that ends the guess, miss its turn more often, and be said less often than the target says it.
+        The sampled tokens must not decide it. They are sent together, so a token followed by many others would be sent
+        later than one that ends the draft, arrive too late more often, and be emitted less often than under p.
         """
         if peak == 1 or joint * peak**self.wanted >= self.min_confidence:
             return self.wanted
         return 1 + int(math.log(self.min_confidence / joint) / math.log(peak))
 
     def take_siblings(self, most: int) -> None:
-        """Names the likeliest of what may come in the place of its tokens."""
+        """Keeps the likeliest `most` alternatives to its tokens."""
         standing = [(self._reached(one.at) * one.confidence, one) for one in self.drafted.siblings]
         ranked = sorted([*standing, *self._others], key=lambda pair: -pair[0])
         self.drafted.siblings = [one for _, one in ranked[:most]]

@@ -1,6 +1,6 @@
-"""One sequence as a drafter sees it: the truth so far, the outstanding guess, and how far it may ride ahead.
+"""One sequence in a drafter: its committed tokens, its outstanding draft, and how far it may draft ahead.
 
-Knows tokens; not how guesses are made, and not the KV cache.
+Knows tokens; not how they are drafted, and not the KV cache.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class DraftLimits:
     max_draft_tokens: int = 0
     """Most tokens of one proposal; 0 pauses the sequence."""
     run_ahead_tokens: int = 0
-    """Tokens that may be guessed beyond a proposal, before the next commit comes."""
+    """Tokens that may be drafted beyond a proposal before the next commit comes."""
     min_chance: float = 0.0
-    """Joint chance from which on the target verifies a token: nothing is proposed after less, and nothing at 1."""
+    """Least joint chance at which the target verifies a token. A chain ends below it; at 1 nothing is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Opening:
     committed: Sequence[int] = ()
     """Output tokens committed so far."""
     limits: DraftLimits = DraftLimits()
-    """To begin with."""
+    """The limits at the opening."""
     max_new_tokens: int | None = None
     """Output tokens after which the target ends the sequence."""
     stop_token_ids: frozenset[int] = frozenset()
     salt: bytes = b""
     """KV blocks are shared only under equal salts."""
     prediction: Sequence[int] = ()
-    """What the client expects the output to be, for the most part."""
+    """The output that the client expects, in large part."""
     log_fields: Mapping[str, str] = field(default_factory=dict)
-    """Of a line about it."""
+    """For log lines about it."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -56,10 +56,10 @@ class Opening:
 
 
 class Beside(NamedTuple):
-    """A token that may come in the place of a guessed one."""
+    """An alternative to a drafted token."""
 
     at: int
-    """Index of the guessed one."""
+    """Index of the drafted token."""
     token_id: int
     confidence: float
 
@@ -75,25 +75,25 @@ class Tree(NamedTuple):
 
 @dataclass(slots=True)
 class Drafted:
-    """A proposal for the positions from the sequence's committed length on. Empty: nothing worth judging."""
+    """A proposal for the positions from the sequence's committed length on. Empty: nothing worth verifying."""
 
     source: str = ""
-    """Which part of a combined drafter it is from."""
+    """The part of a combined drafter that made it."""
     token_ids: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     """The drafter's own probability of each token; empty when it has none."""
     q: list[DraftDistribution] = field(default_factory=list)
-    """Ratio mode: what each token was sampled from. Empty otherwise."""
+    """Ratio mode: the distribution each token was sampled from. Empty otherwise."""
     siblings: list[Beside] = field(default_factory=list)
-    """What may be judged beside the tokens, likeliest first."""
+    """Alternatives to the tokens, likeliest first."""
     matched: int = 0
-    """Of a proposal that continues a match in the text: tokens that matched before its first one."""
+    """For a proposal that continues a match in the text: how many tokens matched before its first one."""
 
     def begins_with(self, other: Drafted) -> bool:
         return self.token_ids[: len(other.token_ids)] == other.token_ids
 
     def tree(self) -> Tree:
-        """The tokens and what may be verified beside them; a chain where nothing may."""
+        """The tokens with their alternatives; a chain if there are none."""
         if not self.siblings:
             return Tree(self.token_ids, [], self.confidence)
         return Tree(
@@ -103,7 +103,7 @@ class Drafted:
         )
 
     def part(self, start: int, stop: int | None = None) -> Drafted:
-        """The tokens from `start` to `stop` with all that belongs to them."""
+        """The tokens from `start` to `stop` with their probabilities and alternatives."""
         cut = slice(start, stop)
         kept = range(*cut.indices(len(self.token_ids)))
         siblings = [one._replace(at=one.at - start) for one in self.siblings if one.at in kept]
@@ -113,16 +113,16 @@ class Drafted:
 
 @dataclass(slots=True, eq=False)
 class DraftSequence:
-    """What was committed, and what was guessed beyond it."""
+    """The committed tokens, and the draft beyond them."""
 
     opening: Opening
     limits: DraftLimits
     tokens: list[int]
-    """Prompt and committed output: the truth. Only `commit` extends it."""
+    """Prompt and committed output. Only `commit` extends it."""
     guess: Drafted = field(default_factory=Drafted)
-    """What was proposed for the positions from committed_len on, as far as no commit contradicted it."""
+    """The proposal for the positions from committed_len on, as far as no commit contradicted it."""
     epoch: int = 0
-    """Raised each time a guess was given up: a commit diverged from it, or another one took its place."""
+    """Incremented each time a draft is discarded: a commit diverged from it, or another draft replaced it."""
 
     @classmethod
     def start(cls, opening: Opening) -> DraftSequence:
@@ -130,17 +130,17 @@ class DraftSequence:
 
     @property
     def committed_len(self) -> int:
-        """Absolute: the prompt is included."""
+        """Length with the prompt."""
         return len(self.tokens)
 
     @property
     def room(self) -> int:
-        """Most tokens worth proposing now: one of those that remain is always the target's own."""
+        """Most tokens worth proposing now. The last remaining token is always the target's own."""
         return self._within_remaining(self.limits.max_draft_tokens)
 
     @property
     def reach(self) -> int:
-        """Most tokens worth guessing, those of the rounds after this one included."""
+        """Most tokens worth drafting, including those ahead of the next round."""
         return self._within_remaining(self.limits.max_draft_tokens + self.limits.run_ahead_tokens)
 
     def _within_remaining(self, count: int) -> int:
@@ -152,7 +152,7 @@ class DraftSequence:
         return max(0, min(count, remaining - 1))
 
     def commit(self, base_len: int, token_ids: Sequence[int]) -> None:
-        """Extends the truth by `token_ids` at position `base_len`; where they overlap it they must equal it.
+        """Appends `token_ids` at position `base_len`. Where they overlap committed tokens they must equal them.
 
         Raises CommitMismatch, with nothing changed, on a gap or a contradiction.
         """
@@ -169,7 +169,7 @@ class DraftSequence:
                 self.drop_guess()
 
     def adopt(self, drafted: Drafted) -> None:
-        """Takes a new proposal as the guess. An empty one leaves what was proposed before standing."""
+        """Takes a new proposal as the draft. An empty one leaves the earlier proposal valid."""
         if not drafted.token_ids:
             return
         if not _agree(self.guess.token_ids, drafted.token_ids):
@@ -177,7 +177,7 @@ class DraftSequence:
         self.guess = drafted
 
     def drop_guess(self) -> None:
-        """Gives the guess up, which the next proposal says by its epoch."""
+        """Discards the draft; the next proposal shows it by its epoch."""
         if self.guess.token_ids:
             self.epoch += 1
         self.guess = Drafted()

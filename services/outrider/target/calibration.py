@@ -17,15 +17,15 @@ _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _MAX_MATCHED = 16
 # The prior (from the draft's probability) weighs as much as this many verdicts.
 _PRIOR = 8.0
-# A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the #
+# A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the
 # distance to 1; the share shrinks as verdicts come in.
 _HOPE = 0.5
 # Forgetting per verdict, and per step of the worker: a bin that is no longer verified returns to its prior.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
 # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
 _MAX_SOURCES = 16
-# The factor of a text starts from that of its tenant, which weighs as much as this many verdicts; a tenant's starts #
-# from the table. Both forget per commit, verified or not, so that a text whose drafts no longer pay tries them again. #
+# The factor of a text starts from that of its tenant, which weighs as much as this many verdicts; a tenant's starts
+# from the table. Both forget per commit, verified or not, so that a text whose drafts no longer pay tries them again.
 # A tenant forgets more slowly, or each of its new texts would try them again.
 _PRIOR_OWN, _KEEP_OWN, _KEEP_TENANT = 6.0, 0.97, 0.995
 _MAX_RATIO = 1.25

@@ -25,7 +25,7 @@ UNREACHABLE = "DRAFT_UNREACHABLE"
 """Reason of a link that ended before it was connected."""
 
 _CONNECT_TIMEOUT_S = 2.0
-# When a worker with open sequences has sent nothing for this long, it is probed: it may be idle, or in a long step. #
+# When a worker with open sequences has sent nothing for this long, it is probed: it may be idle, or in a long step.
 # After this many probes without an answer the link ends.
 _SILENCE_S = 1.0
 _MAX_FAILED_PROBES = 2
