@@ -1,1 +1,1 @@
-"""What a request may ask of sampling, logits and log probabilities. Checked values, for processes without torch."""
+"""A request's options for sampling, logits and log probabilities: checked values, for processes without torch."""

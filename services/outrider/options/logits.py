@@ -1,4 +1,4 @@
-"""What a request may ask of the logits before a token is chosen from them. Names and ranges are vLLM's."""
+"""What a request may change in the logits before a token is chosen from them. Names and ranges are vLLM's."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ MAX_GRAMMAR_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class LogitsOptions:
-    """All of them are functions of the prompt and the committed tokens: another target that has those goes on equally.
+    """All are functions of the prompt and the committed tokens, so another target with those continues identically.
 
-    The default asks for nothing.
+    The default changes nothing.
     """
 
     presence_penalty: float = 0.0
     """Subtracted from the logit of every token that the output has. In [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Subtracted as often as the output has the token. In [-2, 2]."""
+    """Subtracted once per occurrence of the token in the output. In [-2, 2]."""
     repetition_penalty: float = 1.0
     """Divides positive logits, and multiplies others, of tokens in prompt or output. In [0.1, 10]."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, what is added to its logit, in [-100, 100]); no id twice."""
+    """(token id, bias added to its logit, in [-100, 100]); no id twice."""
     allowed_token_ids: tuple[int, ...] = ()
-    """Nothing else is ever chosen. Empty means no limit."""
+    """Only these are ever chosen. Empty: no limit."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """Runs of tokens whose last one is never chosen after the others."""
+    """Runs of tokens: the last one is never chosen after the others."""
     min_tokens: int = 0
     """Output tokens before any stop token may be chosen."""
     grammar: str = ""
-    """That the whole output follows, for whoever compiles it; empty for none."""
+    """The grammar that the whole output follows, in the form that the target compiles; empty for none."""
 
     def __post_init__(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -67,7 +67,8 @@ class LogitsOptions:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
 
     def check_vocabulary(self, vocab_size: int, where: str = "") -> None:
-        """Raises InvalidRequest where a token id is outside. It is not repeated. `where` leads to the options."""
+        """Raises InvalidRequest when a token id is outside. The message does not repeat the id. `where`: path of the
+        options."""
         named = {
             "logit_bias": [token_id for token_id, _ in self.logit_bias],
             "allowed_token_ids": self.allowed_token_ids,

@@ -1,4 +1,4 @@
-"""What a request may ask of log probabilities, and what it hears of them."""
+"""A request's options for log probabilities, and the results."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 MAX_TOP_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 17
-"""Of one prompt, the likeliest ones at each position included: some megabyte."""
+"""Most entries for one prompt, with the likeliest ones at each position: about a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobsOptions:
-    """What a request wants to hear of them."""
+    """The log probabilities that a request asks for."""
 
     num_top: int = 0
-    """Likeliest tokens at each position, beside the token that came."""
+    """Likeliest tokens at each position, in addition to the chosen token."""
     prompt: bool = False
-    """For the prompt's tokens too, but its first."""
+    """Also for the prompt's tokens except its first."""
 
     def num_of_prompt(self, prompt_len: int) -> int:
         return (prompt_len - 1) * (1 + self.num_top) if self.prompt else 0
@@ -24,7 +24,7 @@ class LogprobsOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """At one position."""
+    """The log probabilities at one position."""
 
     logprob: float
     top_token_ids: tuple[int, ...] = ()

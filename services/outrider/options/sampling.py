@@ -1,4 +1,4 @@
-"""What a sequence's sampling is described by. Everything is checked at birth."""
+"""A sequence's sampling parameters, checked when they are constructed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Q_TOTAL = 1 << 16
 
 
 class VerificationMode(enum.Enum):
-    """The rule by which drafts are judged."""
+    """The rule by which drafts are verified."""
 
     GREEDY = "greedy"
-    """Accept what the target likes best. Temperature 0."""
+    """Accept the target's argmax. Temperature 0."""
     COUPLED = "coupled"
     """Accept argmax(log p + Gumbel noise keyed by seed, position, token): the text does not depend on the draft."""
     RATIO = "ratio"
@@ -38,7 +38,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this fraction as likely as the likeliest. In [0, 1]."""
     seed: int = 0
-    """Of all noise, 64 bits."""
+    """Seed of all noise, 64 bits."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

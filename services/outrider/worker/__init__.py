@@ -1,4 +1,4 @@
-"""What draft and target workers have in common: how their process starts and ends, and how its threads talk.
+"""What draft and target workers share: how their process starts and ends, and how its threads communicate.
 
-Knows no drafts and no verification: a worker's own package says what a step is.
+Knows no drafts and no verification: the packages of the two workers define a step.
 """

@@ -1,4 +1,4 @@
-"""What every worker is told at start. A worker's own package adds the rest."""
+"""The options of every worker. Each worker's own package adds the rest."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ class WorkerConfig(ProcessConfig):
 
     @property
     def served_name(self) -> str:
-        """As others know the model."""
+        """The name under which clients and peers know the model."""
         return self.model_name or served_name(self.model)

@@ -1,4 +1,4 @@
-"""What can happen to a worker of either kind from outside. Applied in order, between two steps."""
+"""Events from outside a worker of either kind. Applied in order, between two steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SequenceKey(NamedTuple):
-    """Sequence ids are made by the peers, each for its own stream."""
+    """A stream and a sequence id: each peer chooses the ids on its own stream."""
 
     stream: int
     sequence_id: int
@@ -20,14 +20,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """A peer is gone, and with it all that it opened."""
+    """A peer's stream has ended, and with it all sequences that it opened."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A message about one sequence that cannot be followed: it ends the sequence."""
+    """An invalid message about one sequence, which ends the sequence."""
 
     key: SequenceKey
     error: Exception
@@ -35,12 +35,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class DrainStarted:
-    """From now on nothing new is opened."""
+    """From now on opens are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrainExpired:
-    """What still runs is given back to its peer, which goes on elsewhere."""
+    """Sequences that still run are returned to their peers, which continue them elsewhere."""
 
 
 WorkerEvent = Closed | StreamEnded | Refused | DrainStarted | DrainExpired

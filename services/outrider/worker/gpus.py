@@ -1,6 +1,6 @@
-"""What the GPUs of a worker are and how they fare, by NVML (`nvidia-ml-py`, extra `gpu`).
+"""The GPUs of a worker and their load, read with NVML (`nvidia-ml-py`, extra `gpu`).
 
-Silent where there is none to ask: on CPUs, without the library, without a driver. What a device does not tell is 0.
+Empty on CPUs, without the library, or without a driver. A value that a device does not report is 0.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_AGE_S = 0.5
-"""Leases and scrapes that come close after one another share a reading."""
+"""Leases and scrapes within this time share a reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One device, now."""
+    """One reading of one device."""
 
     index: int
-    """Among this worker's."""
+    """Index among this worker's devices."""
     name: str
     memory_bytes: int
     used_bytes: int
-    """By whatever process."""
+    """Memory used by all processes."""
     utilization: float
-    """Share of the last moments in which a kernel ran, 0 to 1."""
+    """Recent share of time in which a kernel ran, 0 to 1."""
     power_watts: float
 
 
 class Gpus:
-    """Of one worker. May be asked from any thread."""
+    """The devices of one worker. May be read from any thread."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = nvml
@@ -53,7 +53,7 @@ class Gpus:
 
     @classmethod
     def open(cls, uuids: Sequence[str], module: Any = None) -> Gpus:
-        """Those with these UUIDs. `module`: pynvml, if not given."""
+        """The devices with these UUIDs. `module`: pynvml, if not given."""
         if not uuids:
             return NO_GPUS
         try:
@@ -65,20 +65,20 @@ class Gpus:
             return NO_GPUS
 
     def read(self) -> list[GpuReading]:
-        """By index; empty where there are none."""
+        """One per device, in the order of indices."""
         if self._clock() - self._read_s > _MAX_AGE_S:
             self._readings = [self._reading(index, handle) for index, handle in enumerate(self._handles)]
             self._read_s = self._clock()
         return self._readings
 
     def describe(self, info: worker_pb2.WorkerInfo) -> None:
-        """Fills in what the devices are."""
+        """Fills in the fields about devices."""
         if readings := self.read():
             info.device_name = readings[0].name
             info.device_memory_bytes = sum(one.memory_bytes for one in readings)
 
     def report(self, load: worker_pb2.WorkerLoad) -> worker_pb2.WorkerLoad:
-        """With how the devices fare."""
+        """Adds the devices' readings to `load`, and returns it."""
         if readings := self.read():
             load.gpu.memory_used_bytes = sum(one.used_bytes for one in readings)
             load.gpu.utilization = sum(one.utilization for one in readings) / len(readings)
@@ -113,7 +113,7 @@ NO_GPUS = Gpus(None, ())
 
 
 def uuids_of(devices: Sequence[str]) -> list[str]:
-    """As NVML writes them, of torch devices; none for CPUs."""
+    """UUIDs of torch devices, as NVML writes them; none for CPUs."""
     import torch
 
     cuda = [name for name in devices if name.startswith("cuda")]
@@ -129,7 +129,7 @@ class GpuCollector(Collector):
     """Reads the devices when scraped. A family without devices has no sample."""
 
     def __init__(self, registry: CollectorRegistry, gpus: Gpus, prefix: str) -> None:
-        """`prefix`: of the names, by the kind of worker."""
+        """`prefix`: of the metric names, by the kind of worker."""
         self._gpus = gpus
         self._prefix = prefix
         registry.register(self)

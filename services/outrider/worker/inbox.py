@@ -1,4 +1,4 @@
-"""What the threads of a process hand to the one that owns the state."""
+"""Events that the threads of a process pass to the one that owns the state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Inbox(Generic[E]):
     """Any thread posts; one thread waits and takes. In order."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic seconds, by which `wait` is told how long."""
+        """`clock`: monotonic seconds, the time base of `wait`."""
         self._clock = clock
         self._posted: queue.SimpleQueue[list[E] | None] = queue.SimpleQueue()
         self._kept: list[E] = []
@@ -27,14 +27,14 @@ class Inbox(Generic[E]):
         if not (posted := list(events)):
             return
         self._posted.put(posted)
-        # The other thread begins now, not when this one next waits: they share an interpreter, and often a core.
+        # Lets the other thread begin now instead of when this one next waits: they share the GIL, and often a core.
         os.sched_yield()
 
     def stop(self) -> None:
         self._posted.put(None)
 
     def wait(self, until_s: float | None) -> list[E] | None:
-        """Sleeps until there are events or it is time, and returns all there are; None once stopped."""
+        """Sleeps until there are events or `until_s` has come. Returns all events; None once stopped."""
         if not self._kept and not self._stopped:
             timeout_s = None if until_s is None else max(0.0, until_s - self._clock())
             with suppress(queue.Empty):
@@ -46,7 +46,7 @@ class Inbox(Generic[E]):
         return events
 
     def take(self, wanted: Callable[[E], bool]) -> list[E]:
-        """Those of the events that came since the last wait and are wanted; the rest stays, in order."""
+        """The wanted ones of the events that came since the last wait; the others stay, in order."""
         self._take_posted()
         taken = [event for event in self._kept if wanted(event)]
         self._kept = [event for event in self._kept if not wanted(event)] if taken else self._kept

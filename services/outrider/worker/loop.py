@@ -1,6 +1,6 @@
-"""The step loop on its own thread: apply what came in, step, hand out what came of it; sleep when there is nothing.
+"""The step loop on its own thread: apply events, run a step, deliver the report; sleep when there is nothing to do.
 
-The thread owns the machine: the worker's state and its model. Everyone else talks to it through `post`.
+The thread owns the machine: the worker's state and its model. Other threads reach it only through `post`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.worker.report import Load
 log = logging.getLogger(__name__)
 
 E = TypeVar("E")
-"""What can happen to one kind of worker besides `WorkerEvent`."""
+"""Events of one kind of worker besides `WorkerEvent`."""
 R = TypeVar("R")
 E_contra = TypeVar("E_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -31,17 +31,17 @@ _PAUSE_AFTER_FAULT_S = 0.05
 
 
 class StepMachine(Protocol[E_contra, R_co]):
-    """What a loop runs: pure of threads and network."""
+    """What a loop runs. It has no threads and no network."""
 
     @property
     def load(self) -> Load: ...
 
     def apply(self, event: E_contra | WorkerEvent) -> None:
-        """Follows one event; a fault in it ends its sequence and is reported."""
+        """Applies one event; a fault in it ends its sequence and is reported."""
         ...
 
     def step(self) -> float | None:
-        """Returns when to call again if nothing happens before: 0 for at once, None for never, else seconds on the
+        """Returns when to call again if no event comes before: 0 for at once, None for never, else seconds on the
         loop's clock."""
         ...
 
@@ -55,7 +55,7 @@ class StepMachine(Protocol[E_contra, R_co]):
 
 
 class Steps(Protocol[E_contra]):
-    """What runs a machine, as the service sees it."""
+    """What runs a machine: the interface that the service uses."""
 
     @property
     def load(self) -> Load:
@@ -64,13 +64,13 @@ class Steps(Protocol[E_contra]):
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the turn under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
+        """When the current turn began, in monotonic seconds; None between turns. May be read from any thread."""
         ...
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Ends after the step under way."""
+        """Ends after the current step."""
         ...
 
     def post(self, events: Iterable[E_contra | WorkerEvent]) -> None:
@@ -88,7 +88,7 @@ class StepLoop(Generic[E, R]):
         clock: Callable[[], float] = time.monotonic,
         inbox: Inbox[E | WorkerEvent] | None = None,
     ) -> None:
-        """`inbox`: where events come in; for a machine that looks into it during a step."""
+        """`inbox`: where events come in; given for a machine that also reads it during a step."""
         self.load: Load = machine.load
         self.busy_since_s: float | None = None
         self._machine = machine
@@ -101,7 +101,7 @@ class StepLoop(Generic[E, R]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the step it is in."""
+        """Ends the thread after the current step."""
         self._inbox.stop()
         self._thread.join()
 
@@ -115,13 +115,13 @@ class StepLoop(Generic[E, R]):
             wake_at_s = self.turn(events)
 
     def turn(self, events: Iterable[E | WorkerEvent]) -> float | None:
-        """Applies events, runs one step, hands out the report. Returns when it is due again, as `StepMachine.step`.
+        """Applies events, runs one step, delivers the report. Returns when it is due again, as `StepMachine.step`.
 
-        For whoever runs the loop: the thread, or a simulation of it.
+        Called by the thread, or by a simulation of it.
         """
         self.busy_since_s = self._clock()
         for event in events:
-            # Each by itself: a fault in one must not lose the next, which may say that a stream has ended.
+            # Each by itself: a fault in one must not lose the next, which may be the end of a stream.
             self._guarded(partial(self._machine.apply, event))
         wake_at_s = self._guarded(self._machine.step)
         self.load = self._machine.load
@@ -133,7 +133,7 @@ class StepLoop(Generic[E, R]):
         try:
             return action()
         except Exception as error:
-            # A fault outside any one sequence. All of them are told; the worker itself goes on.
+            # The fault is not of one sequence: it ends all of them, and the worker continues.
             log.error("the step loop failed", exc_info=error)
             self._machine.fail_all(error)
             return self._clock() + _PAUSE_AFTER_FAULT_S

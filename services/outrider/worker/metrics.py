@@ -1,4 +1,4 @@
-"""Counters that a worker keeps itself, for Prometheus: read when they are scraped."""
+"""Prometheus counters whose values the worker keeps itself and that are read at each scrape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tells the metadata store what the prefix cache holds: off the path of tokens, coalesced while the store is slow."""
+"""Publishes the prefix cache's block hashes to the metadata store: off the token path, coalesced while the store is
+slow."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PrefixPublisher:
-    """Owned by one event loop. Without a store it forgets what it is told."""
+    """Owned by one event loop. Without a store it does nothing."""
 
     def __init__(self, store: MetadataStore | None, info: worker_pb2.WorkerInfo) -> None:
         self._store = store
@@ -31,7 +32,7 @@ class PrefixPublisher:
         await stop(self._task)
 
     def note(self, added: list[bytes], removed: list[bytes]) -> None:
-        """Block hashes that came and went. Never waits."""
+        """Queues block hashes that were added and removed. Never waits."""
         if self._task is not None:
             self._changes.update(dict.fromkeys(added, True))
             self._changes.update(dict.fromkeys(removed, False))

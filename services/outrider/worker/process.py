@@ -39,28 +39,28 @@ _FLUSH_S = 2.0
 
 
 class Servicer(Protocol):
-    """A worker's service, as its process sees it."""
+    """A worker's service: the interface that its process uses."""
 
     @property
     def drained(self) -> asyncio.Event: ...
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
+        """When the current step began, in monotonic seconds; None between steps. May be read from any thread."""
         ...
 
     def step_limit_s(self, most_s: float) -> float:
-        """How long a step may last: `most_s` at most. From any thread."""
+        """Longest a step may last, in seconds: at most `most_s`. May be called from any thread."""
         ...
 
     def load_message(self) -> worker_pb2.WorkerLoad: ...
 
     def start_drain(self) -> None:
-        """Nothing new is opened from now on; the load says so at once."""
+        """Opens are refused from now on; the load shows it at once."""
         ...
 
     def expire_drain(self) -> None:
-        """What is still open is given back."""
+        """Returns all open sequences to their peers."""
         ...
 
     async def flushed(self) -> None:
@@ -83,8 +83,8 @@ class RunningWorker(Generic[S]):
     """HOST:PORT, or empty."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Opens nothing new from now on. Returns when all has finished, or once, after `timeout_s`, the rest has been
-        given back."""
+        """Refuses opens from now on. Returns when all sequences have finished; after `timeout_s` seconds the remaining
+        ones are returned to their peers."""
         self.servicer.start_drain()
         if self.lease is not None:
             self.lease.wake()
@@ -99,7 +99,7 @@ class RunningWorker(Generic[S]):
 
 
 Make = Callable[[CollectorRegistry, PrefixPublisher, "MetadataStore | None"], AbstractAsyncContextManager[S]]
-"""What a worker's own package makes of what its process has, in the event loop that will serve."""
+"""Makes the servicer of a worker from its process's parts, in the event loop that will serve it."""
 
 
 @asynccontextmanager
@@ -114,12 +114,12 @@ async def serve(
     devices: Sequence[str] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[RunningWorker[S]]:
-    """The worker as others see it: serving `service`, and with a lease if there is a metadata store.
+    """Within the block the worker serves `service`, and holds a lease if there is a metadata store.
 
-    `make`: the servicer; `add`: it to a server; `devices`: what it runs on, as torch names them; `notes`: for /readyz.
+    `make` makes the servicer; `add` adds it to a server; `devices`: torch's names of its devices; `notes`: for /readyz.
 
-    Raises OSError when an address cannot be bound, ValueError for what is no metadata URL; never because the store is
-    away.
+    Raises OSError when an address cannot be bound, and ValueError for an invalid metadata URL. An unreachable store
+    raises nothing.
     """
     async with AsyncExitStack() as stack:
         ops = Ops(role_name(info.role), config, notes=dict(notes))
@@ -159,7 +159,7 @@ async def serve_until_stopped(
     config: WorkerConfig,
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until a stop signal, then drains. Ends the process when a step takes longer than it may."""
+    """Serves until a stop signal, then drains. Ends the process when a step exceeds its limit."""
     async with worker as running:
         name_worker(info.worker_id)
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
@@ -173,7 +173,7 @@ async def serve_until_stopped(
 
 @asynccontextmanager
 async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIterator[MetadataStore]:
-    # Only here: a worker without a metadata store needs no Redis client installed.
+    # Imported here: a worker without a metadata store needs no Redis client installed.
     from outrider.metadata.store import MetadataStore
 
     async with MetadataStore.connect(config.metadata_url) as store:
@@ -182,7 +182,7 @@ async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIt
 
 
 class Model(Protocol):
-    """What both kinds of worker know of what they have loaded."""
+    """What both kinds of worker know about the model they loaded."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -201,7 +201,7 @@ class Model(Protocol):
 def describe(
     config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: Model, **more: Any
 ) -> worker_pb2.WorkerInfo:
-    """Who this worker is, made anew at every start. `more`: fields of WorkerInfo that only its kind of worker knows."""
+    """This worker's WorkerInfo, with a new id at every start. `more`: fields that only its kind of worker has."""
     return own_info(
         role,
         model=config.served_name,

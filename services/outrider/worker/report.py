@@ -1,4 +1,4 @@
-"""What a worker of either kind has to say after a step, before it becomes messages."""
+"""What a worker of either kind reports after a step, before it becomes messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Failed:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerReport:
-    """One turn of the loop: a step, or only what was found before one. May say nothing."""
+    """One turn of the loop: a step, or only what was found before one. May be empty."""
 
     failures: list[Failed] = field(default_factory=list)
     prefix_added: list[bytes] = field(default_factory=list)
@@ -27,21 +27,21 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How the worker fares, as of the last step."""
+    """The worker's load after the last step."""
 
     num_running: int = 0
-    """Sequences that have a place: on a draft, those that speculate."""
+    """On a target, sequences that hold KV; on a draft, those that are not paused."""
     num_waiting: int = 0
-    """Sequences that wait for a place: on a draft, for a proposal, as they are catching up."""
+    """On a target, sequences that wait for KV; on a draft, those that catch up before their next proposal."""
     num_free_blocks: int = 0
     num_sequences: int = 0
-    """All that are open."""
+    """All open sequences."""
     draining: bool = False
     prefill_token_ns: int = 0
     row_ns: int = 0
-    """What one more token of a prompt, and one more row, add to a step's time. 0 while unknown."""
+    """Nanoseconds that one more prompt token, and one more row, add to a step. 0 while unknown."""
 
     @property
     def drained(self) -> bool:
-        """Nothing is open, and nothing will be."""
+        """Whether nothing is open, and nothing will be."""
         return self.draining and not self.num_sequences

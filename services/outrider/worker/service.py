@@ -28,10 +28,10 @@ A = TypeVar("A")
 R_contra = TypeVar("R_contra", contravariant=True)
 
 MAX_UNREAD_MESSAGES = 4096
-"""To one peer. One that leaves more unread has stopped reading."""
+"""Messages queued for one peer. A peer that leaves more unread has stopped reading."""
 
 PrefixListener = Callable[[list[bytes], list[bytes]], None]
-"""Told which block hashes were added to and removed from the prefix cache; called in the event loop."""
+"""Called in the event loop with the block hashes that were added to and removed from the prefix cache."""
 MakeSteps = Callable[[StepMachine[E, R], Deliver[R]], Steps[E]]
 
 
@@ -47,9 +47,9 @@ class _Stream(Generic[A]):
 
     outbox: asyncio.Queue[A | None]
     answered_s: float
-    """When something was said last, by the service's clock."""
+    """When the last message was queued, by the service's clock."""
     reading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Ends the stream when it is due: once the outbox is full."""
+    """Expires, and so ends the stream, once the outbox is full."""
 
 
 class WorkerServicer(ABC, Generic[E, R, Q, A]):
@@ -70,7 +70,7 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
     ) -> None:
         self.info = info
         self.drained = asyncio.Event()
-        """Set once nothing is open and nothing will be."""
+        """Set once nothing is open, and nothing will be."""
         self._clock = clock
         self._metrics = metrics
         self._prefix_listener = prefix_listener
@@ -94,11 +94,11 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
 
     @property
     def busy_since_s(self) -> float | None:
-        """When the step under way began, in monotonic seconds; None while there is nothing to do. From any thread."""
+        """When the current step began, in monotonic seconds; None between steps. May be read from any thread."""
         return self.steps.busy_since_s
 
     def step_limit_s(self, most_s: float) -> float:
-        """How long a step may last: `most_s` at most. From any thread."""
+        """Longest a step may last, in seconds: at most `most_s`. May be called from any thread."""
         return most_s
 
     def load_message(self) -> worker_pb2.WorkerLoad:
@@ -114,12 +114,12 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         )
 
     def start_drain(self) -> None:
-        """Nothing new is opened from now on; the load says so at once."""
+        """Opens are refused from now on; the load shows it at once."""
         self._draining = True
         self.post(DrainStarted())
 
     def expire_drain(self) -> None:
-        """What is still open is given back."""
+        """Returns all open sequences to their peers."""
         self.post(DrainExpired())
 
     async def flushed(self) -> None:
@@ -129,10 +129,9 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
     def post(self, *events: E | WorkerEvent) -> None:
         self.steps.post(events)
 
-    # A coroutine that writes, not a generator: its end is then certain to come when the call ends, not when it is
-    # collected.
+    # A coroutine that writes, not a generator: its `finally` then runs when the call ends, not when it is collected.
     async def _serve(self, requests: AsyncIterator[Q], context: Any) -> None:
-        """One stream, to its end. Raises Overloaded when its peer has stopped reading."""
+        """Serves one stream to its end. Raises Overloaded when its peer has stopped reading."""
         number = next(self._stream_numbers)
         stream = self._streams[number] = _Stream(asyncio.Queue(self._max_unread), self._clock())
         writer = asyncio.create_task(write_answers(stream.outbox, context), name=f"write stream {number}")
@@ -145,33 +144,33 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
                 raise
             raise Overloaded(f"{self._max_unread} messages are unread", reason="UNREAD") from None
         finally:
-            # However it ended: half-closed, cancelled, past its deadline, or the peer is gone.
+            # On every kind of end: half-closed, cancelled, past its deadline, or the connection lost.
             self.steps.post([StreamEnded(number)])
             self._stream_ended(number)
             self._streams.pop(number, None)
-            # One that does not read cannot be told so before it reads again, or is gone.
+            # A peer that does not read gets no time to read the rest.
             await stop_writing(writer, stream.outbox, None if stream.reading.expired() else GRACE_S)
 
     @abstractmethod
     def _events_of(self, stream: int, request: Q) -> Iterable[E | WorkerEvent]:
-        """What a message asks for. Does not raise."""
+        """The events of a message. Does not raise."""
 
     @abstractmethod
     def _dispatch(self, report: R) -> None:
-        """In the event loop, after each turn: has to lead to `_tell`."""
+        """Called in the event loop after each turn; must lead to `_tell`."""
 
     def _stream_ended(self, stream: int) -> None:
-        """A peer is gone."""
+        """A peer's stream has ended."""
 
     def _hand_over(self, report: R) -> None:
-        """On the step thread."""
+        """Runs on the step thread."""
         with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
             self._event_loop.call_soon_threadsafe(self._dispatch, report)
 
     def _tell(self, answers: Mapping[int, A], report: R) -> None:
         for stream, answer in answers.items():
             self._answer(stream, answer)
-        # Answers are waited for, and leave before the rest is done.
+        # Peers wait for answers, so these are sent first.
         self._event_loop.call_soon(self._note, report)
 
     def _note(self, report: R) -> None:
@@ -189,6 +188,6 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         try:
             stream.outbox.put_nowait(answer)
         except asyncio.QueueFull:
-            # Nothing of a stream may be left out: it ends, and its peer takes up its sequences again elsewhere.
+            # No message of a stream may be lost: the stream ends, and its peer continues its sequences elsewhere.
             del self._streams[number]
             stream.reading.reschedule(self._event_loop.time())

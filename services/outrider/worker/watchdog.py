@@ -1,6 +1,6 @@
-"""Ends the process whose step never returns: its streams break, and routers move its sequences to others.
+"""Ends the process when a step never returns: its streams break, and routers move its sequences to other workers.
 
-Nothing else would: while a step hangs, the event loop goes on saying that the worker is well.
+Nothing else would end it: while a step hangs, the event loop still reports the worker as healthy.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PERIOD_S = 0.25
 _TIMES_THE_LONGEST = 20.0
 MIN_S = 3.0
 MIN_ON_GPU_S = 20.0
-"""A step may wait there for a kernel that is compiled as it is first needed."""
+"""On a GPU a step may wait for a kernel that is compiled at its first use."""
 
 
 class StepPace:
-    """How long a step may last, by what steps have lasted so far: some twenty times what the largest one would take.
+    """How long a step may last: twenty times the estimated time of the largest step, from the steps so far.
 
     Written by one thread, read by any."""
 
     def __init__(self, max_tokens: int, least_s: float = MIN_S) -> None:
-        """`max_tokens`: of a step."""
+        """`max_tokens`: most tokens of a step."""
         self._max_tokens = max_tokens
         self._least_s = least_s
         self._longest_s = 0.0
@@ -41,17 +41,17 @@ class StepPace:
         self._most_tokens = max(self._most_tokens, num_tokens)
 
     def limit_s(self, most_s: float) -> float:
-        """`most_s` at most, and as long as there was no step."""
+        """In seconds; at most `most_s`, which also holds before the first step."""
         if not self._most_tokens:
             return most_s
-        # Before a step was as large as steps may be, the next may be, and take as much longer.
+        # The next step may be of the largest size, and take proportionally longer than those so far.
         largest_s = self._longest_s * max(1.0, self._max_tokens / self._most_tokens)
         return min(most_s, max(self._least_s, _TIMES_THE_LONGEST * largest_s))
 
 
 class Patience:
-    """How long one step has been seen to last, in time in which this process ran: one that is stopped by a signal, or
-    starved, sees its steps last no longer for it."""
+    """How long one step has lasted, counting only time in which this process ran: being stopped by a signal or starved
+    of CPU does not count."""
 
     def __init__(self, limit_s: Callable[[], float], period_s: float = _PERIOD_S) -> None:
         self._limit_s = limit_s
@@ -61,7 +61,8 @@ class Patience:
         self._lasted_s = 0.0
 
     def ends(self, begun_s: float | None, now_s: float) -> bool:
-        """Whether the step that began at `begun_s` (None: there is none) has lasted too long. Asked each period."""
+        """Whether the step that began at `begun_s` (None: there is none) has lasted too long. Called once per
+        period."""
         if begun_s is None or begun_s != self._begun_s:
             self._lasted_s = 0.0
         else:
@@ -71,7 +72,7 @@ class Patience:
 
 
 def end_process(limit_s: float) -> None:
-    """At once, past everything that could wait; with where each thread was."""
+    """Ends the process at once, skipping everything that could block, after a traceback of each thread."""
     log.error("a step takes longer than %g s: this worker ends", limit_s)
     logging.shutdown()
     faulthandler.dump_traceback(all_threads=True)
@@ -86,7 +87,7 @@ def ending_hung_steps(
 ) -> Iterator[None]:
     """Within the block a thread calls `end` once a step lasts longer than `limit_s`.
 
-    `busy_since_s`: when the step under way began, in monotonic seconds; None while there is none.
+    `busy_since_s`: when the current step began, in monotonic seconds; None between steps.
     """
     over = threading.Event()
 
