@@ -1,7 +1,7 @@
-"""What is believed of each pairing's saving: evidence that fades with rounds at work, drawn towards what is usual.
+"""The believed saving of each pairing: decayed evidence, shrunk towards the mean of all tenants.
 
-Evidence of a tenant fades only as newer evidence of the same tenant comes: who was away for a night is not forgotten.
-Columns, not objects: ten thousand tenants are looked at every second.
+A tenant's evidence decays with its own rounds, not with time: after an idle night it still counts. Stored as columns,
+not objects: ten thousand tenants are planned every second.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 Column = np.ndarray[Any, np.dtype[Any]]
 
 HALF_LIFE_ROUNDS = 300.0
-# Of a tenant with many requests that is a second. What comes at once makes at most so much forgotten.
+# A busy tenant has that many rounds in a second. One report makes the old evidence decay to no less than this share.
 _MIN_KEPT = 0.93
-# What is usual at a target counts as much as so many rounds of a tenant's own.
+# The mean of all tenants at a target counts as much as this many rounds of a tenant's own.
 _USUAL_ROUNDS = 20.0
-# Before a target has shown anything at all.
+# The prior of a target and draft without evidence, and the rounds that it counts for.
 _FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
-# Rounds of one request are alike, so evidence is worth less than as many independent rounds.
+# Rounds of one request are correlated, so evidence is worth less than the same number of independent rounds.
 _MIN_VARIANCE = 1.5
 _ALIKE_ROUNDS = 4.0
-# News so many standard errors away from what was believed make three quarters of that forgotten at once.
+# New evidence this many standard errors from the belief makes three quarters of the old evidence decay at once.
 _SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.25
 _FIRST_TOKENS = 2.0
 Z_80 = 1.2816
-"""Of a normal distribution: 80 % lies between minus and plus so many standard errors."""
+"""80 % of a normal distribution lies within this many standard errors."""
 
 _SUMS = ("rounds", "tokens", "saved", "saved_squared", "late", "verified", "accepted")
 
@@ -40,11 +40,11 @@ class Estimate:
     """One entry per pairing."""
 
     saving: Column
-    """Of a round, in plain rounds."""
+    """Saving of a round, in plain rounds."""
     error: Column
-    """Its standard error."""
+    """Standard error of `saving`."""
     tokens: Column
-    """Committed by a round."""
+    """Tokens committed per round."""
 
     @property
     def lower(self) -> Column:
@@ -56,12 +56,12 @@ class Estimate:
 
 
 class Beliefs:
-    """Of every pairing that was ever seen or expected. Row i of every column belongs to `pairings[i]`."""
+    """Beliefs about every pairing that was ever seen or expected. Row i of every column belongs to `pairings[i]`."""
 
     def __init__(self) -> None:
         self.pairings: list[Pairing] = []
         self.cells: list[Cell] = []
-        """In order of their first pairing. Only ever longer."""
+        """In order of their first pairing. Only grows."""
         self._rows: dict[Pairing, int] = {}
         self._cell_numbers: dict[Cell, int] = {}
         self._groups: dict[tuple[str, str], int] = {}
@@ -73,7 +73,7 @@ class Beliefs:
         return len(self.pairings)
 
     def column(self, name: str) -> Column:
-        """Faded sums, by a name of Evidence; `seen`: rounds ever, not faded."""
+        """Decayed sums of a field of Evidence; `seen`: all rounds ever, without decay."""
         return self._columns[name][: len(self)]
 
     @property
@@ -92,7 +92,7 @@ class Beliefs:
         return self._group_of[: len(self)]
 
     def expect(self, pairings: Iterable[Pairing]) -> None:
-        """Makes room for what may come, so that it is planned for."""
+        """Adds rows for pairings that may come, so that they are planned for."""
         for pairing in pairings:
             self._row(pairing)
 
@@ -110,7 +110,7 @@ class Beliefs:
             self._columns["seen"][row] += news.rounds
 
     def _surprises(self, row: int, news: Evidence) -> bool:
-        """Whether the text or the machine must have changed: what is new is far from what was believed."""
+        """Whether the new evidence is so far from the belief that the text or the machine must have changed."""
         rounds = self._columns["rounds"][row]
         if rounds < _USUAL_ROUNDS:
             return False
@@ -120,7 +120,7 @@ class Beliefs:
         return bool(abs(news.saved / news.rounds - believed) > _SURPRISE * error)
 
     def estimate(self) -> Estimate:
-        """Each pairing's own evidence, and that of all tenants with the same target and draft as far as it has none."""
+        """Per pairing: its own evidence, shrunk towards that of all tenants with the same target and draft."""
         rounds, saved = self.column("rounds"), self.column("saved")
         groups = self.group_of
         count = len(self._groups)
@@ -134,24 +134,24 @@ class Beliefs:
         return Estimate(saving, np.sqrt(variance / (rounds + _USUAL_ROUNDS)), np.maximum(tokens, 1.0))
 
     def of(self, pairing: Pairing) -> Sequence[float]:
-        """What is known of one pairing, in order of `STATE`."""
+        """The sums of one pairing, in the order of `STATE`."""
         row = self._rows.get(pairing)
         return [0.0] * len(STATE) if row is None else [float(self._columns[name][row]) for name in STATE]
 
     def of_cell(self, cell: Cell) -> Iterator[tuple[Pairing, Sequence[float]]]:
-        """Of every draft that the cell has shown something of."""
+        """The sums of each draft for which the cell has evidence."""
         for target, draft in self._groups:
             if target == cell.target and (values := self.of(pairing := Pairing(*cell, draft)))[-1]:
                 yield pairing, values
 
     def without(self, tenants: Collection[str]) -> Beliefs:
-        """What is left where those are forgotten."""
+        """A copy without these tenants."""
         left = Beliefs()
         left.restore((pairing, self.of(pairing)) for pairing in self.pairings if pairing.tenant not in tenants)
         return left
 
     def restore(self, state: Iterable[tuple[Pairing, Sequence[float]]]) -> None:
-        """Takes what another process knew, in the place of what is known here of the same pairings."""
+        """Takes another process's sums, which replace those of the same pairings here."""
         for pairing, values in state:
             row = self._row(pairing)
             for name, value in zip(STATE, values, strict=True):

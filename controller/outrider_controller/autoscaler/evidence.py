@@ -1,6 +1,6 @@
-"""What rounds have shown of one pairing: sums that any router can add up, and that add up across routers.
+"""Evidence of one pairing: sums over rounds, which can be added across routers.
 
-One currency: `saved`, in plain rounds. A round that committed three tokens in the time of two plain ones saved one.
+The unit of `saved` is the plain round: a round that committed three tokens in the time of two plain ones saved one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """What a decision is made for."""
+    """A tenant at a target model: the unit of decisions."""
 
     tenant: str
     target: str
@@ -18,7 +18,7 @@ class Cell(NamedTuple):
 
 
 class Pairing(NamedTuple):
-    """What evidence is about. `draft` names a version (model@revision), never a worker: workers come and go."""
+    """A cell and a draft: the unit of evidence. `draft` is a version (model@revision), not a worker: these change."""
 
     tenant: str
     target: str
@@ -31,7 +31,7 @@ class Pairing(NamedTuple):
 
 @dataclass(slots=True)
 class Evidence:
-    """Sums over rounds that a draft took part in, or should have."""
+    """Sums over rounds with a draft, or for which one was planned."""
 
     rounds: float = 0.0
     tokens: float = 0.0
@@ -42,16 +42,16 @@ class Evidence:
     late: float = 0.0
     """Rounds for which no draft came in time."""
     verified: float = 0.0
-    """Drafted tokens."""
+    """Drafted tokens that were verified."""
     accepted: float = 0.0
     draft_us: float = 0.0
-    """What drafting took the draft, as far as it was verified."""
+    """Time that the draft took for proposals that were verified."""
     missed: float = 0.0
-    """Rounds that it was meant for and had no worker for. They are not among `rounds`."""
+    """Rounds for which this draft was planned but no worker was found. They are not in `rounds`."""
 
     @property
     def starved(self) -> float:
-        """Share of the rounds that it was meant for, to which no draft came in time."""
+        """Share of the rounds planned with this draft for which no proposal came in time."""
         return (self.late + self.missed) / max(self.rounds + self.missed, 1.0)
 
     def add_rounds(
@@ -65,11 +65,11 @@ class Evidence:
         accepted: int = 0,
         draft_us: int = 0,
     ) -> None:
-        """Some rounds of one request, and what they saved together."""
+        """Adds some rounds of one request. `saved`: by all of them together."""
         self.rounds += rounds
         self.tokens += tokens
         self.saved += saved
-        # Of rounds that are only known together, each is taken to have saved as much. That understates their variance.
+        # Only the sum is known, so each round is assumed to have saved the mean. That understates the variance.
         self.saved_squared += saved * saved / rounds
         self.late += late
         self.verified += verified

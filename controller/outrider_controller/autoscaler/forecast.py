@@ -1,7 +1,7 @@
-"""What speculation can be expected to bring before it is tried: from acceptance, K, and what a draft costs. Pure.
+"""Forecast of the speed-up from speculation, before it is tried: from acceptance, K, and the draft's cost. Pure.
 
-Leviathan et al. 2023, section 3.3: with each drafted token accepted with chance a, K of them bring
-(1 - a^(K+1)) / (1 - a) tokens a round, the target's own included.
+Leviathan et al. 2023, section 3.3: if each drafted token is accepted with probability a, K of them give
+(1 - a^(K+1)) / (1 - a) tokens per round, including the target's own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BYTES_PER_GB = 1e9
 
 
 def tokens_per_round(acceptance: float, num_draft_tokens: int) -> float:
-    """Expected tokens of one round. `acceptance`, in [0, 1], is a drafted token's where all before it were accepted."""
+    """Expected tokens of one round. `acceptance`, in [0, 1], is that of a drafted token after only accepted ones."""
     if acceptance == 1:
         return num_draft_tokens + 1.0
     return float((1 - acceptance ** (num_draft_tokens + 1)) / (1 - acceptance))
@@ -26,9 +26,9 @@ class Round:
     tokens: float
     """Committed."""
     cost_ratio: float
-    """How many times cheaper a draft's forward is than a step of the target."""
+    """Time of a target step over that of a draft's forward."""
     row_share: float = 0.0
-    """What a row more adds to a step, in steps of one row."""
+    """Time that one more row adds to a step, in steps of one row."""
 
     @property
     def steps(self) -> float:
@@ -52,5 +52,5 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
 
 
 def weight_gb(billions: float, bytes_per_parameter: float) -> float:
-    """Of a model of so many billions of parameters."""
+    """Size of the weights in GB. `billions`: of parameters."""
     return billions * 1e9 * bytes_per_parameter / BYTES_PER_GB

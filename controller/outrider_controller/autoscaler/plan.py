@@ -1,7 +1,7 @@
-"""The plan: for every tenant and target whether it speculates, with which drafts, and why. Pure.
+"""The plan: for every tenant and target model whether it speculates, with which drafts, and why. Pure.
 
-`plan` is the only place where that is decided. The control plane runs it on the evidence of all routers; a router that
-is alone runs it on its own. Everything else in the path of a request may only be more careful.
+Only `plan` decides this. The control plane runs it on the evidence of all routers; a router without a control plane
+runs it on its own. Everything after it in the path of a request may only speculate less.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ import numpy as np
 from outrider_controller.autoscaler.belief import Z_80, Beliefs, Column, Estimate
 from outrider_controller.autoscaler.evidence import Cell
 
-# A mode is left when the saving is likely enough (an 80 % interval) on the other side. The gap between the two bounds
-# and the time in a mode keep a tenant near the crossing where it is.
+# A mode is left when the 80 % interval of the saving is on the other side. The gap between the two bounds, and a
+# minimum time in a mode, keep a tenant near the crossing from flapping.
 TRY_BELOW, ON_ABOVE = 0.0, 0.05
 DWELL_S, DWELL_ROUNDS = 5.0, 100.0
-# Who changes often is near the crossing, where both modes are about as good: each change of late widens the gap.
+# A tenant that changes often is near the crossing, where both modes are about equal: each recent change widens the gap.
 _WIDER, _LATELY_S = 0.2, 600.0
-# What trials may cost a tenant, as a share of its time, and most requests that try.
+# Largest cost of trials to a tenant, as a share of its time, and largest share of requests that try.
 _LOSS, _MAX_TRIALS = 0.01, 0.1
 _MIN_TRIALS = 0.005
-# Another version of a draft takes over when it is better by this and by its own uncertainty.
+# Another draft version takes over when its saving is higher by this plus the standard error.
 _BETTER = 0.05
-# Who follows the plan hears of a saving that has moved by so much.
+# A saving is sent to the followers again when it has moved by this much.
 _MOVED = 0.1
-# A target whose rows cost more than any guess is worth, for so long, speculates for nobody; at half of it, again.
+# A target speculates for no tenant once its rows have cost more than any drafted token is worth for this long; it
+# resumes at half that price.
 LOAD_S, _WAKE_SHARE = 1.0, 0.5
 
 
 class Mode(enum.IntEnum):
     OFF = 0
-    """Nobody drafts."""
+    """No request drafts."""
     TRY = 1
-    """Decoding is plain but for a share of requests, by which it is seen when drafts pay again."""
+    """Plain decoding, except for a share of requests that measures when drafting pays again."""
     ON = 2
 
 
@@ -46,13 +47,13 @@ class Reason(enum.StrEnum):
     """Why a tenant is in its mode."""
 
     UNKNOWN = "unknown"
-    """Too few rounds to tell; what is usual at the target decides."""
+    """Too few rounds; the mean of all tenants at the target decides."""
     SAVES = "saves"
     COSTS = "costs"
     BETWEEN = "between"
-    """It neither saves nor costs beyond doubt, so the mode stays."""
+    """The interval includes both saving and cost, so the mode stays."""
     DWELL = "dwell"
-    """It has been in its mode for too short a time to leave it."""
+    """The tenant entered its mode too recently to leave it."""
     OPERATOR_ON = "operator_on"
     OPERATOR_OFF = "operator_off"
     LOAD = "load"
@@ -64,7 +65,7 @@ class Reason(enum.StrEnum):
 _REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(_REASONS)}
 _HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, Reason.LOAD, Reason.NO_DRAFT)]
-"""Not of the evidence."""
+"""Reasons that do not come from the evidence."""
 
 
 class Setting(enum.StrEnum):
@@ -81,25 +82,25 @@ class TenantPolicy:
 
     speculation: Setting = Setting.AUTO
     until_s: float = math.inf
-    """When `speculation` is auto again, and `override_draft_tokens` ends."""
+    """When `speculation` becomes auto again and `override_draft_tokens` ends."""
     override_draft_tokens: int | None = None
-    """In the place of `max_draft_tokens`, until then."""
+    """Replaces `max_draft_tokens` until then."""
     max_draft_tokens: int | None = None
     max_wait_us: int | None = None
     weight: float = 1.0
-    """What a saved token is worth to it: 2 for latency, 0.5 for batch work."""
+    """Value of a saved token to the tenant: 2 for latency, 0.5 for batch work."""
     min_acceptance: float | None = None
-    """A request whose last 200 verified tokens were accepted less often than that decodes plainly from there on."""
+    """A request with a lower acceptance of its last 200 verified tokens decodes plainly from then on."""
     clients_insist: bool = True
-    """Whether `speculation: on` of a client counts for more than the plan."""
+    """Whether a client's `speculation: on` overrides the plan."""
 
     @property
     def cap(self) -> int | None:
-        """Most drafted tokens per step; None: as many as others allow."""
+        """Most drafted tokens per step; None: no limit from the policy."""
         return self.max_draft_tokens if self.override_draft_tokens is None else self.override_draft_tokens
 
     def at(self, now_s: float) -> TenantPolicy:
-        """What is left of it: an override that has expired is none."""
+        """The policy without an expired override."""
         if now_s < self.until_s:
             return self
         return replace(self, speculation=Setting.AUTO, until_s=math.inf, override_draft_tokens=None)
@@ -107,44 +108,44 @@ class TenantPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """One target model of the fleet, as its workers say."""
+    """One target model of the fleet, as its workers report it."""
 
     drafts: frozenset[str] = frozenset()
     """Versions that live workers could draft with."""
     price: float = 0.0
-    """Of a drafted row: the least chance that is worth it, over all workers of the model."""
+    """Price of a drafted row at the cheapest worker: the lowest probability of a token that is worth a row."""
     best_chance: float = 1.0
-    """The likeliest first token that any draft proposes here."""
+    """Probability of the likeliest first token that any draft proposes here."""
 
 
 Fleet = Mapping[str, TargetState]
 """By target model."""
 Tenants = Mapping[str, TenantPolicy]
-"""Who is missing has TenantPolicy()."""
+"""A missing tenant has TenantPolicy()."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What holds for one tenant at one target."""
+    """The decision for one tenant at one target."""
 
     mode: Mode
     reason: Reason
     draft_shares: tuple[tuple[str, float], ...] = ()
-    """Shares of requests that each draft version gets. What is left of 1 decodes plainly."""
+    """Share of requests that each draft version gets. The rest decodes plainly."""
     policy: TenantPolicy = field(default_factory=TenantPolicy)
     """What operators have set."""
     saving: float = 0.0
-    """Believed saving of a round with the best draft, in plain rounds: what a new request starts from."""
+    """Believed saving of a round with the best draft, in plain rounds: a new request starts from it."""
     lower: float = 0.0
     upper: float = 0.0
-    """Of it, an 80 % interval."""
+    """80 % interval of `saving`."""
     rounds: float = 0.0
-    """Of evidence, ever."""
+    """All rounds of evidence, without decay."""
     draft: str = ""
-    """The version that this is about: the best of those that can be had."""
+    """The version that `saving` is about: the best available one."""
     price: float = 0.0
     changes: float = 0.0
-    """Of mode, halved every ten minutes."""
+    """Changes of mode, halved every ten minutes."""
 
     def draft_for(self, request_id: str) -> str | None:
         """The draft version of one request, or None for plain decoding. The same on every router."""
@@ -168,13 +169,13 @@ class Plan:
     since_s: Column = field(default_factory=lambda: np.zeros(0))
     """When the mode was entered."""
     seen_then: Column = field(default_factory=lambda: np.zeros(0))
-    """Rounds of evidence at that time."""
+    """Rounds of evidence when the mode was entered."""
     changes: Column = field(default_factory=lambda: np.zeros(0))
     """Changes of mode, halved every ten minutes."""
     best: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The pairing of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
-    """Per pairing: of its tenant's requests."""
+    """Per pairing: its share of the tenant's requests."""
     sent: Column = field(default_factory=lambda: np.zeros(0))
     """The saving that followers of the plan were last sent."""
     load: dict[str, float] = field(default_factory=dict)
@@ -189,9 +190,9 @@ class Plan:
 
     @classmethod
     def resumed(cls, decisions: Mapping[Cell, Decision], now_s: float) -> Plan:
-        """What another process decided, to go on from: every mode holds for its full time from now on.
+        """A plan that continues from another process's decisions. The minimum time in each mode starts anew.
 
-        Changes of mode count on, or a tenant near the crossing would flap with each new leader.
+        Changes of mode keep their count, or a tenant near the crossing would flap with each new leader.
         """
         cells = list(decisions)
         count = len(cells)
@@ -211,7 +212,7 @@ class Plan:
 
     @property
     def estimated(self) -> bool:
-        """It was made here, and is not only what another process decided."""
+        """Whether it was made here, and does not only hold another process's decisions."""
         return self._estimate is not None
 
     def decision(self, cell: Cell) -> Decision | None:
@@ -220,7 +221,7 @@ class Plan:
         return None if number is None else self._decision(number)
 
     def changed(self, last: Plan) -> Iterator[tuple[Cell, Decision]]:
-        """Decisions that those who follow `last` have to hear of. `last` is the plan before this one."""
+        """Decisions that the followers of `last`, the previous plan, need to receive."""
         known = len(last.cells)
         changed = np.ones(len(self.cells), dtype=bool)
         if last.cells == self.cells[:known]:
@@ -262,7 +263,7 @@ class Plan:
 
 
 def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: float) -> Plan:
-    """The next plan. `last` is the one in force: it says which mode is left only for good reason."""
+    """The next plan. `last` is the one in force, whose modes are left only with enough evidence."""
     estimate = beliefs.estimate()
     cells = beliefs.cells
     live = _live(beliefs, fleet)
@@ -302,7 +303,7 @@ _NEVER = -1
 
 
 class _Before:
-    """The last plan's columns in the order of these beliefs. A cell that it did not know has mode _NEVER."""
+    """The last plan's columns in the order of these beliefs. A cell that is not in it has mode _NEVER."""
 
     def __init__(self, beliefs: Beliefs, last: Plan) -> None:
         cells, known = beliefs.cells, len(last.cells)
@@ -324,13 +325,13 @@ class _Before:
 
 
 def _live(beliefs: Beliefs, fleet: Fleet) -> Column:
-    """Per pairing: whether its draft could be had now."""
+    """Per pairing: whether a live worker has its draft."""
     groups = [target in fleet and draft in fleet[target].drafts for target, draft in beliefs.groups]
     return np.array(groups, dtype=bool)[beliefs.group_of]
 
 
 def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before) -> Column:
-    """Per cell: the pairing with the greatest saving of those that are live. The one there was has an advantage."""
+    """Per cell: the live pairing with the greatest saving. The previous one has an advantage."""
     score = np.where(live, estimate.saving, estimate.saving - 1e6)
     kept = was.best[was.best >= 0]
     score[kept] += _BETTER + estimate.error[kept]
@@ -342,10 +343,10 @@ def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before) -> C
 def _modes(
     estimate: Estimate, best: Column, was: _Before, seen: Column, margin: Column, now_s: float
 ) -> tuple[Column, Column]:
-    """What the evidence says, before operators and load."""
+    """Modes and reasons from the evidence alone, before operators and load."""
     saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
     settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_then >= DWELL_ROUNDS)
-    # Of whom nothing was ever seen, that which is usual at the target decides anew each time.
+    # Without any evidence of its own, a cell is decided anew each time from the mean at the target.
     fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
     wants = np.where(upper < TRY_BELOW, Mode.TRY, np.where(lower > ON_ABOVE, Mode.ON, was.mode))
     mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
@@ -365,7 +366,7 @@ def _overrule(
     has_draft: Column,
     full: set[str],
 ) -> None:
-    """Load rests a target, operators overrule load, and without a draft there is nothing to decide."""
+    """Applies, in rising priority: load, operators' settings, and missing drafts."""
     if full:
         resting = [cell.target in full for cell in cells]
         mode[resting], reason[resting] = Mode.OFF, _CODE[Reason.LOAD]
@@ -379,7 +380,7 @@ def _overrule(
 
 
 def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mode: Column) -> Column:
-    """Per pairing: of its tenant's requests. One draw serves trials, exploring and canaries."""
+    """Per pairing: its share of the tenant's requests. One draw serves trials, exploration and canaries."""
     cell_of = beliefs.cell_of
     others = live.copy()
     others[best] = False
@@ -395,7 +396,7 @@ def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mo
 
 
 def _too_dear(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
-    """Targets at which no guess is worth a row, and since when."""
+    """Targets at which no drafted token is worth a row, and since when."""
     load = {}
     for target, state in fleet.items():
         since_s = last.load.get(target)
@@ -406,7 +407,7 @@ def _too_dear(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
 
 
 def _alike(one: Column, other: Column) -> Column:
-    """Whether they differ by less than a quarter, neither being 0."""
+    """Whether they are equal, or differ by at most a quarter and neither is 0."""
     return np.asarray(
         (one == other) | ((np.minimum(one, other) > 0) & (3 * np.maximum(one, other) <= 4 * np.minimum(one, other)))
     )

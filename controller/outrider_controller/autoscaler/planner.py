@@ -1,6 +1,6 @@
-"""Runs the plan from second to second: evidence goes in, decisions that changed come out. Pure: no I/O, no clock.
+"""Repeats the plan: evidence goes in, changed decisions come out. Pure: no I/O, no clock.
 
-The control plane has one for the whole cluster; a router has one for the time in which it is alone.
+The control plane has one for the whole cluster; each router has one for the time without a control plane.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Fleet, Plan, TenantPolicy, plan
 
 ANYBODY = ""
-"""Tenant of the decision that holds for whoever has none yet: what is usual at the target decides it."""
+"""Tenant of the decision for tenants that have none yet: made from the mean of all tenants at the target."""
 
 Belief = tuple[Pairing, Sequence[float]]
-"""What is known of one pairing: the values of `belief.STATE`."""
+"""A pairing and its sums, in the order of `belief.STATE`."""
 
 
 class Planner:
@@ -26,7 +26,7 @@ class Planner:
         self._planned_for: tuple[object, ...] = ()
 
     def resume(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief], now_s: float) -> None:
-        """Goes on from what another process decided and believed."""
+        """Continues from another process's decisions and beliefs."""
         self.beliefs.restore(beliefs)
         self.plan, self._resumed = Plan.resumed(decisions, now_s), decisions
 
@@ -34,30 +34,30 @@ class Planner:
         self.beliefs.learn(evidence)
 
     def forget(self, tenants: Collection[str]) -> list[Cell]:
-        """What was known of them, and decided. Returns the cells that have no decision any more."""
+        """Drops the tenants' beliefs and decisions. Returns the cells that have no decision any more."""
         gone = [cell for cell in self.plan.cells if cell.tenant in tenants]
         self.beliefs, self._planned_for = self.beliefs.without(tenants), ()
         self._resumed = {cell: one for cell, one in self._resumed.items() if cell.tenant not in tenants}
         return gone
 
     def step(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet, now_s: float) -> dict[Cell, Decision]:
-        """The decisions that are new or other than before. `tenants`: those for whom operators have set something."""
+        """Makes the next plan and returns the changed decisions. `tenants`: those with a policy of operators."""
         self._expect(tenants, fleet)
         last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s)
         return dict(self.plan.changed(last))
 
     def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
-        """Those in force, of one tenant or of all."""
+        """The decisions in force, of one tenant or of all."""
         wanted = [cell for cell in self.plan.cells if tenant in (None, cell.tenant)]
         return self.decisions_of(wanted)
 
     def decisions_of(self, cells: Iterable[Cell]) -> dict[Cell, Decision]:
-        """Those in force, of the cells that have one."""
+        """The decisions in force of those cells that have one."""
         find = self.plan.decision if self.plan.estimated else self._resumed.get
         return {cell: decision for cell in cells if (decision := find(cell)) is not None}
 
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
-        """A known tenant may come to every draft of its targets; one with a policy, to every target."""
+        """Expects each known tenant with every draft of its targets, and each tenant with a policy at every target."""
         drafts = tuple((target, state.drafts) for target, state in fleet.items())
         if self._planned_for == (now := (drafts, frozenset(tenants), len(self.beliefs.cells))):
             return

@@ -1,4 +1,4 @@
-"""How many draft workers and routers are wanted, from how busy the ones there are have been. Pure."""
+"""How many draft workers and routers the load needs, from how busy the present ones were. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Busy drafts answer late, and late drafts are worth nothing; a busy router is late for everybody.
+# Aims: a busy draft answers late, and late proposals are lost; a busy router delays every request.
 _DRAFT_BUSY, _ROUTER_BUSY = 0.7, 0.6
-# More are wanted at once; fewer only after so long, for it takes minutes to start a worker.
+# The number grows at once and shrinks only after this time, because a worker takes minutes to start.
 SHRINK_AFTER_S = 300.0
-# Drafted rounds that came too late: with more than that, drafts are short whatever they say of their time.
+# With a larger share of late rounds than this, more drafts are needed, however idle the present ones report to be.
 _LATE = 0.2
 
 
@@ -20,23 +20,23 @@ class Utilisation:
 
     workers: int
     busy: float
-    """Mean share of their time in which they worked."""
+    """Mean share of time in which they worked, 0 to 1."""
     late: float = 0.0
-    """Drafts only: share of rounds for which they came too late."""
+    """Drafts only: share of rounds for which they were too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of one kind."""
+    """The number of workers wanted of one kind."""
 
     workers: int
     fewer_since_s: float | None = None
-    """Since when fewer would do."""
+    """Since when fewer would suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """What the fleet should have."""
+    """The numbers wanted for the whole fleet."""
 
     drafts: Mapping[str, Wanted] = field(default_factory=dict)
     """By draft version."""
@@ -54,7 +54,7 @@ def sizing(drafts: Mapping[str, Utilisation], routers: Utilisation, last: Sizing
 
 
 def _needed(seen: Utilisation, most_busy: float) -> int:
-    # Rounded, or a fleet at exactly its aim would want one more by the last bit of a product.
+    # Rounded, or a floating-point error would add a worker to a fleet exactly at its aim.
     needed = math.ceil(round(seen.workers * seen.busy / most_busy, 6))
     if seen.late > _LATE:
         needed = max(needed, seen.workers + 1)

@@ -1,1 +1,1 @@
-"""Control plane: the fleet as operators see it. Knows leases; not tokens."""
+"""Control plane: the operators' API and the cluster's plan. Knows leases; not tokens."""

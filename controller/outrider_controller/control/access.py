@@ -1,4 +1,4 @@
-"""Who may use the operator's API: whoever has an operator's certificate or token, or an API key with scope admin."""
+"""Access to the operators' API: with an operator's certificate or token, or an API key with scope admin."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from outrider.rpc.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuar
 
 @dataclass(frozen=True, slots=True)
 class OperatorGuard:
-    """Without certificates and a cluster secret everybody who reaches the port is an operator: it is for one machine
-    then."""
+    """Checks callers. Without certificates and a cluster secret every client of the port is an operator, which is meant
+    for a single machine."""
 
     cluster: RoleGuard
     keys: KeyGuard
@@ -20,7 +20,7 @@ class OperatorGuard:
     async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
         if not self.cluster.asks:
             return ANYBODY
-        # With a certificate of whatever role, an API key opens what that role does not.
+        # With a certificate of any role, an API key can still give access that the role does not.
         if not roles.isdisjoint(access.roles) or (roles and not token) or self.cluster.roles_of(token):
             return await self.cluster.admit(access, token, roles)
         if not token:

@@ -1,4 +1,4 @@
-"""Who hears of alerts: the log, the events stream, Prometheus and, if there is one, a webhook."""
+"""Sends alerts to the log, the events stream, Prometheus and the webhook, if there is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_TENANTS = 100
 
 
 class AlertMetrics(Collector):
-    """1 for every alert that is up. Those that are not have no sample."""
+    """1 for every active alert; no sample for the others."""
 
     def __init__(self, registry: CollectorRegistry, active: Callable[[], Iterable[Alert]]) -> None:
         self._active = active
@@ -49,7 +49,7 @@ class WebhookMetrics:
 
 
 class AlertReport:
-    """Tells. Never waits, and never raises."""
+    """Sends alerts. Never waits, and never raises."""
 
     def __init__(self, events: EventWriter, webhook: Webhook | None) -> None:
         self._events = events
@@ -71,5 +71,5 @@ class AlertReport:
 
 
 def _of(alert: Alert) -> dict[str, str]:
-    """The fields of a line."""
+    """The fields of a log line."""
     return {"tenant": alert.tenant} if alert.tenant else {}

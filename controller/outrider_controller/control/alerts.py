@@ -1,8 +1,8 @@
-"""Which alerts are up: from the evidence of all routers, changes of mode and targets' prices. Pure: the clock is an
-argument. Who hears of an alert is for `alert_report` to say.
+"""The active alerts, from the evidence of all routers, changes of mode and targets' prices. Pure: the clock is an
+argument. `alert_report` sends them.
 
-An alert goes up at one bound and comes down at another, or when nothing came of its tenant for a while: one that
-flickers is read by nobody.
+An alert is raised at one bound and cleared at another, so that it does not flicker. It is also cleared when its tenant
+has sent no evidence for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 
 RECENT_S, HOUR_S = 60.0, 3600.0
 _QUIET_S = 300.0
-# Of drafted tokens that were verified: fewer say little.
+# Fewest verified tokens from which an acceptance is taken.
 _MIN_RECENT, _MIN_HOUR = 200.0, 2000.0
 _FELL_BY, _BACK_WITHIN = 0.1, 0.05
 _LOOP_ACCEPTANCE, _LOOP_TOKENS = 0.98, 1000.0
@@ -28,12 +28,12 @@ _HIGH_PRICE, _LOW_PRICE, _HIGH_FOR_S = 0.5, 0.4, 60.0
 
 
 class AlertKind(enum.StrEnum):
-    """Every alert there is. docs/operations.md says what to do about each."""
+    """All alerts. docs/operations.md describes what to do about each."""
 
     ACCEPTANCE_FELL = "acceptance_fell"
-    """Lower by 0.1 than over the tenant's last hour: the text has changed, or a draft has."""
+    """Acceptance is 0.1 lower than over the tenant's last hour: the text or a draft has changed."""
     OUTPUT_LOOPS = "output_loops"
-    """Above 0.98 for 1,000 tokens: only a text that repeats itself is that easy to guess."""
+    """Acceptance is above 0.98 for 1,000 tokens: only a text that repeats itself is that easy to draft."""
     DRAFTS_STARVED = "drafts_starved"
     """For more than half of the rounds no draft came in time, or no worker of the planned version had room."""
     MODE_FLAPS = "mode_flaps"
@@ -47,22 +47,22 @@ class Alert:
     kind: AlertKind
     model: str
     tenant: str = ""
-    """Empty: it is about the target, whoever asks."""
+    """Empty: about the target, for all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An alert that went up or came down."""
+    """An alert that was raised or cleared."""
 
     alert: Alert
     raised: bool
     reason: str
-    """With the numbers."""
+    """Text with the numbers."""
 
 
 @dataclass(slots=True)
 class _Window:
-    """Sums that fade with time."""
+    """Sums with exponential decay over time."""
 
     span_s: float
     sums: Evidence = field(default_factory=Evidence)
@@ -86,7 +86,7 @@ class _Watched:
     recent: _Window = field(default_factory=lambda: _Window(RECENT_S))
     hour: _Window = field(default_factory=lambda: _Window(HOUR_S))
     run: Evidence = field(default_factory=Evidence)
-    """Of the thousand tokens that are being counted."""
+    """Sums of the present run of 1,000 verified tokens."""
     mode_changes_s: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_MODE_CHANGES + 1))
 
     def add(self, evidence: Evidence, now_s: float) -> None:
@@ -98,11 +98,11 @@ class _Watched:
 
 
 class Alerts:
-    """Of one cluster. Costs as much a step as there are tenants with news or with an alert."""
+    """The alerts of one cluster. A step's cost grows with the tenants that have new evidence or an alert."""
 
     def __init__(self) -> None:
         self.active: dict[Alert, str] = {}
-        """With why each went up."""
+        """By alert: why it was raised."""
         self._news: dict[Cell, Evidence] = {}
         self._changed: set[Cell] = set()
         self._watched: dict[Cell, _Watched] = {}
@@ -110,12 +110,12 @@ class Alerts:
         self._swept_s = -math.inf
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        """What a router saw since its last report."""
+        """Adds a router's evidence since its last report."""
         for pairing, one in evidence.items():
             self._news.setdefault(pairing.cell, Evidence()).merge(one)
 
     def end(self, reason: str) -> list[Change]:
-        """All come down."""
+        """Clears all alerts."""
         ended = [Change(alert, False, reason) for alert in self.active]
         self.active = {}
         return ended
@@ -124,7 +124,7 @@ class Alerts:
         self._changed.add(cell)
 
     def step(self, prices: Mapping[str, float], now_s: float) -> list[Change]:
-        """What has changed since the last step. `prices`: of a drafted row, by target."""
+        """The changes since the last step. `prices`: of a drafted row, by target."""
         news, self._news = self._news, {}
         changed, self._changed = self._changed, set()
         for cell, evidence in news.items():
@@ -192,7 +192,7 @@ class Alerts:
     def _between(
         self, kind: AlertKind, cell: Cell, value: float, raise_at: float, clear_at: float, reason: str
     ) -> Iterator[Change]:
-        """Between the bounds it stays as it is."""
+        """Raises or clears the alert; between the two bounds it stays unchanged."""
         if value >= raise_at or value < clear_at:
             yield from self._set(kind, cell, value >= raise_at, reason)
 
@@ -207,7 +207,7 @@ class Alerts:
         yield Change(alert, up, reason)
 
     def _forget(self, now_s: float) -> None:
-        """Tenants of whom nothing was received for an hour."""
+        """Drops tenants without evidence for an hour."""
         if now_s - self._swept_s < RECENT_S:
             return
         self._swept_s = now_s

@@ -1,4 +1,4 @@
-"""What operators learn of the plan while it is made: who makes it, changes of mode, and alerts."""
+"""What operators can see of the plan as it is made: the leader, changes of mode, and alerts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider_controller.control.alerts import Alerts, Change
 
 log = logging.getLogger(__name__)
 
-# Changes of mode with an event and a log line each, of one plan.
+# Most changes of mode in one plan that get an event and a log line each.
 _MAX_ANNOUNCED = 8
 
 Report = Callable[[Iterable[Change]], None]
@@ -22,7 +22,7 @@ Report = Callable[[Iterable[Change]], None]
 
 class Announcements:
     def __init__(self, worker_id: str, events: EventWriter, report: Report) -> None:
-        """`report` is called with alerts that go up or come down."""
+        """`report` is called with alerts that are raised or cleared."""
         self.alerts = Alerts()
         self._worker_id = worker_id
         self._events = events
@@ -36,7 +36,7 @@ class Announcements:
         self._report(self.alerts.step({model: state.price for model, state in states.items()}, now_s))
 
     def decided(self, changed: Mapping[Cell, Decision], before: Plan) -> None:
-        """Changes of mode among these decisions."""
+        """Announces the changes of mode among these decisions."""
         num_announced = 0
         for cell, decision in changed.items():
             known = before.index.get(cell)
@@ -48,7 +48,7 @@ class Announcements:
                 self._announce(cell, decision)
 
     def end(self) -> None:
-        """Whoever leads next raises its own alerts."""
+        """Clears all alerts: the next leader raises its own."""
         self._report(self.alerts.end("the control plane that raised it leads no more"))
         self.alerts = Alerts()
 

@@ -1,7 +1,7 @@
 """The console: a page of the control plane's ops port that shows the fleet, tenants, requests and events. Reads only.
 
-No build step and nothing from other hosts. What it shows is what the operator's API answers, asked on the event loop;
-the ops port's threads wait for it.
+No build step and no files from other hosts. Its data are answers of the operators' API, which runs on the event loop;
+the ops port's threads wait for them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ Answer = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 class Events(Protocol):
-    """The part of the metadata store that gives events."""
+    """The part of the metadata store that reads events."""
 
     async def last_events(self, limit: int) -> list[Event]: ...
 
 
 class Console:
-    """Made on the event loop on which `api` answers."""
+    """Must be made on the event loop that runs `api`."""
 
     def __init__(self, api: ControlServiceServicer, events: Events) -> None:
         self._api: Any = api
@@ -60,7 +60,7 @@ class Console:
         def make(query: Mapping[str, str]) -> Page:
             asked = asyncio.run_coroutine_threadsafe(asyncio.wait_for(answer(query), _TIMEOUT_S), self._loop)
             try:
-                # A loop that hangs does not even run out of time.
+                # A blocked event loop does not apply its own timeout.
                 return _json(HTTPStatus.OK, asked.result(2 * _TIMEOUT_S))
             except NotFound as error:
                 return _json(HTTPStatus.NOT_FOUND, {"error": str(error)})

@@ -1,4 +1,4 @@
-"""How many draft workers and routers are wanted, as metrics: what an autoscaler of machines acts on."""
+"""How many draft workers and routers the load needs, as metrics for an autoscaler of machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_S = 60.0
 
 
 class Demand:
-    """The control plane that leads looks at each tick and sizes once a minute; another one reports nothing."""
+    """The leading control plane measures at each tick and sizes once a minute; the others report nothing."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._drafts = Gauge(
@@ -31,22 +31,20 @@ class Demand:
             registry=registry,
         )
         self._used: dict[str, Evidence] = {}
-        """Of each version of a draft, since the last sizing."""
+        """By draft version, since the last sizing."""
         self._busy: list[float] = []
-        """Mean of all routers, at each look since then."""
+        """Mean load of all routers, at each tick since then."""
         self._sizing = Sizing()
         self._looked_s: float | None = None
         self.num_routers = 0
-        """As many as the load needs; 0 where another control plane leads, or nothing is known yet."""
+        """Routers that the load needs; 0 while another control plane leads, or before the first sizing."""
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
             self._used.setdefault(pairing.draft, Evidence()).merge(news)
 
     def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
-        """`workers`: live ones by version of their draft. `routers`: each one's share of a core
-        since its last report.
-        """
+        """`workers`: live ones by draft version. `routers`: each one's share of a core since its last report."""
         if self._looked_s is None or not routers:
             self._begin(now_s)
             return
@@ -71,7 +69,7 @@ class Demand:
         self._looked_s, self._used, self._busy = now_s, {}, []
 
     def stop(self) -> None:
-        """Another one leads."""
+        """Another control plane leads."""
         self._looked_s = None
         self._utilization.clear()
         self._drafts.clear()
@@ -79,6 +77,6 @@ class Demand:
         self._routers.set(0)
 
     def _utilisation(self, version: str, workers: int, passed_s: float) -> Utilisation:
-        # What a draft computes ahead in vain it would not compute if it were busy.
+        # Only verified work counts: a busy draft would not compute the rest, which is run-ahead.
         used = self._used.get(version, Evidence())
         return Utilisation(workers, used.draft_us / 1e6 / passed_s / max(workers, 1), used.starved)

@@ -1,4 +1,4 @@
-"""The events stream as operators read it: the last ones that fit, and those that come."""
+"""The events stream for operators: the last matching events, and new ones as they come."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outrider.rpc.v1 import control_pb2 as control
 MAX_WATCHERS = 256
 _POLL_S = 0.5
 _AT_ONCE = 1000
-# Before the first entry of any stream.
+# The stream id before every entry.
 _BEGINNING = "0-0"
 
 
 class EventLog(Protocol):
-    """The part of the metadata store that gives events. Empty lists while the store is away."""
+    """The part of the metadata store that reads events. Gives empty lists while the store is away."""
 
     async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]: ...
 
@@ -29,7 +29,7 @@ class EventLog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which events somebody asks for. What is empty matches all."""
+    """The events that a call asks for. An empty field matches all."""
 
     kinds: frozenset[str] = frozenset()
     worker_id: str = ""
@@ -62,7 +62,7 @@ class EventFeed:
                 found = await self._log.last_events(MAX_EVENTS)
                 since = found[-1].id if found else _BEGINNING
                 fitting = [event for event in found if wanted(event)][-request.last :] if request.last else []
-                # Even where there are none: who asks sees that the call was accepted.
+                # Even when there are none, so that the caller sees that the call was accepted.
                 for start in range(0, max(1, len(fitting)), _AT_ONCE):
                     yield _response(fitting[start : start + _AT_ONCE])
             async for events in self._after(since, follow=request.follow):

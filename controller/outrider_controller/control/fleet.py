@@ -1,4 +1,4 @@
-"""The fleet over time: what one read of the leases shows that the one before did not, as events."""
+"""Changes of the fleet, from one read of the leases to the next, as events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outrider.supervision import Backoff, keep_running
 log = logging.getLogger(__name__)
 
 SETTLE_MS = 3000
-"""After a cordon: by then every router knows of it, and what they sent before has arrived and been reported."""
+"""Time after a cordon until every router knows it, and the workers' reports include all that was sent before."""
 
 
 class Leases(Protocol):
@@ -51,7 +51,7 @@ class Change:
     reason: str = ""
     by: str = ""
     grace_s: int | None = None
-    """It is drained, and what runs there may take so long."""
+    """Set if the worker is drained: seconds that its sequences may take."""
 
     def tell(self, events: EventWriter) -> None:
         info = self.worker.info
@@ -64,7 +64,7 @@ class Change:
 def changes(
     before: Mapping[Key, LeaseRecord], now: Mapping[Key, LeaseRecord], given_back: frozenset[Key]
 ) -> Iterator[Change]:
-    """From one read of the leases to the next."""
+    """The changes from one read of the leases to the next."""
     for key, record in now.items():
         if key not in before:
             yield Change(EventKind.WORKER_JOINED, record)
@@ -79,7 +79,7 @@ def by_key(records: Sequence[LeaseRecord]) -> dict[Key, LeaseRecord]:
 
 
 def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
-    """Whether nothing runs any more on a worker that an operator drains, and that has not been reported yet."""
+    """Whether a worker that an operator drains has become idle, and this has not been reported yet."""
     cordon = record.cordon
     if cordon is None or not cordon.hand_over_unix_ms or cordon.drained_unix_ms:
         return False
@@ -89,8 +89,8 @@ def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
 
 
 class FleetWatch:
-    """Reads the leases every second. What was there at the first read is no news. Of several control planes the one
-    that leads tells."""
+    """Reads the leases every second and writes the changes since the first read as events. Of several control planes
+    only the leader writes."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class FleetWatch:
     async def look(self) -> None:
         now = by_key(await self._leases.workers())
         if not self._leases.available:
-            # The list is the last known one: who is missing from it later may have been there all the time.
+            # The list is the last known one and may be old, so no change can be derived from it.
             return
         before, self._known = self._known, now
         if not self._leads():

@@ -1,4 +1,4 @@
-"""PolicyService: translates, delegates to whoever makes the plan, translates back."""
+"""PolicyService: translates between gRPC messages and the plan's leader."""
 
 from __future__ import annotations
 

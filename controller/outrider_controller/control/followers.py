@@ -1,4 +1,4 @@
-"""The routers that follow this control plane's plan: what each reported last, and what it is yet to be sent."""
+"""The routers that follow this control plane's plan: the last report of each, and the decisions to send to it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Follower:
     states: dict[str, TargetState] = field(default_factory=dict)
     busy: float = 0.0
     reaches_store: bool = False
-    """It reaches the metadata store."""
+    """Whether it reaches the metadata store."""
     pending: dict[Cell, policy.TenantDecision] = field(default_factory=dict)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
-    """This control plane leads no more."""
+    """This control plane does not lead any more."""
 
     def send(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
         self.pending.update(decisions)
         self.filled.set()
 
     async def next(self) -> list[policy.TenantDecision]:
-        """What has changed; waits for it. Raises Unavailable where another leads by now."""
+        """Waits for changed decisions and returns them. Raises Unavailable where another leads by now."""
         await self.filled.wait()
         self.filled.clear()
         if self.over:
@@ -45,14 +45,14 @@ class Follower:
 
 
 class Followers(set[Follower]):
-    """All of them."""
+    """All routers that follow."""
 
     def send(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
         for follower in self if decisions else ():
             follower.send(decisions)
 
     def end(self) -> None:
-        """Another control plane leads: they look for it."""
+        """Another control plane leads: ends their calls, so that they look for it."""
         for follower in self:
             follower.over = True
             follower.filled.set()
@@ -60,11 +60,11 @@ class Followers(set[Follower]):
 
     @property
     def reach_store(self) -> bool:
-        """One of them does."""
+        """Whether any of them reaches the metadata store."""
         return any(follower.reaches_store for follower in self)
 
     def states(self) -> dict[str, TargetState]:
-        """Of all together: a draft that one of them can use can be had; the cheapest worker's price counts."""
+        """The targets' states over all routers: all drafts that any router can use, and the cheapest worker's price."""
         merged: dict[str, TargetState] = {}
         for follower in self:
             for model, state in follower.states.items():

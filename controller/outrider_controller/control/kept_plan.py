@@ -1,5 +1,5 @@
-"""The plan in the metadata store: what a leader decided and believes, so that the next one goes on from it, and others
-can explain it.
+"""The plan in the metadata store: a leader's decisions and beliefs, so that the next leader continues from them and
+other control planes can explain them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plans(Overrides, Protocol):
 
 
 class KeptPlan:
-    """Written in parts: what is other than the store has it."""
+    """Saves only the cells that differ from the store's."""
 
     def __init__(self, plans: Plans, leases: Leases) -> None:
         self.unsaved: set[Cell] = set()
@@ -44,7 +44,7 @@ class KeptPlan:
         self._saved_s = float("-inf")
 
     async def resume(self, planner: Planner, now_s: float) -> bool:
-        """Has the planner go on from what is kept. False while the store is away."""
+        """Lets the planner continue from the saved plan. False while the store is away."""
         kept = await self._plans.load()
         if kept is None:
             return False
@@ -53,7 +53,7 @@ class KeptPlan:
         return True
 
     async def find(self, tenant: str) -> list[policy.TenantDecision]:
-        """Its decisions at the targets that live. Raises Unavailable while the store is away."""
+        """The tenant's decisions at the live targets. Raises Unavailable while the store is away."""
         workers = await self._leases.workers()
         targets = {one.info.model for one in workers if one.info.role == worker.WORKER_ROLE_TARGET}
         kept = await self._plans.find(tenant, targets)
@@ -73,6 +73,6 @@ class KeptPlan:
 
 
 def messages(planner: Planner, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
-    """With what is believed of each cell's drafts."""
+    """The decisions as messages, with the beliefs about each cell's drafts."""
     known = planner.beliefs.of_cell
     return {cell: decision_to_proto(cell, decision, known(cell)) for cell, decision in decisions.items()}

@@ -1,8 +1,8 @@
-"""The plan of the whole cluster, made by the control plane that leads. What it decides goes to all routers.
+"""The plan of the whole cluster, made by the leading control plane and sent to all routers.
 
-Beliefs and modes are kept in the metadata store, so that the next leader goes on from them. One that cannot reach the
-store goes on leading while its routers cannot either: nobody else could take over. Where they can, it is cut off, and
-gives way: another one may lead by now, whose routers and operators these would not be.
+Beliefs and modes are kept in the metadata store, so that the next leader continues from them. A leader that cannot
+reach the store keeps leading while its routers cannot reach it either: no other could take over. If its routers can
+reach the store, the leader alone is cut off and steps down, because another one may lead by now.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from outrider_controller.plan_messages import (
 
 log = logging.getLogger(__name__)
 
-# How long a change by an operator at another control plane may go unseen.
+# How long a change made by an operator at another control plane may stay unnoticed.
 _TICK_S = 0.5
 _PLAN_EVERY_S = 1.0
-# Without the lease for so long, another one may have led for a while.
+# After this long without a renewed lease, another one may have led for a while.
 _CUT_OFF_S = 2 * LEADER_TTL_S
 
 
 class PlanLeader:
-    """One control plane's part in the plan: it leads, or stands by."""
+    """One control plane, which leads or stands by."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PlanLeader:
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`report` is called with alerts that go up or come down."""
+        """`report` is called with alerts that are raised or cleared."""
         self.epoch = 0
         """0 while another leads."""
         self.followers = Followers()
@@ -97,7 +97,7 @@ class PlanLeader:
         return self._planner if self.epoch else None
 
     def changed(self) -> None:
-        """An operator has set something: it is read and decided on at once."""
+        """An operator has changed a setting: it is read and planned with at once."""
         self._policies.outdated()
         self._planned_s = float("-inf")
         self._wake.set()
@@ -105,10 +105,10 @@ class PlanLeader:
     # -- routers
 
     def follow(self, seen_epoch: int = 0) -> Follower:
-        """With every decision to send first. Raises Unavailable where another leads.
+        """A new follower, to which every decision is sent first. Raises Unavailable where another leads.
 
-        `seen_epoch`: the highest that the router has received. Where the store has lost its memory that may be above
-        ours, and the router would refuse what we send: a higher epoch is taken before it may follow.
+        `seen_epoch`: the highest that the router has received. After the store has lost its data it may be above this
+        leader's, and the router would refuse the decisions: a higher epoch is taken before the router may follow.
         """
         if self.epoch < seen_epoch:
             self._lease.saw(seen_epoch)
@@ -133,9 +133,9 @@ class PlanLeader:
     # -- operators
 
     async def explain(self, tenant: str) -> tuple[list[policy.TenantDecision], bool]:
-        """Its decisions by target, and whether it is known. Where another leads: as that one wrote them last.
+        """The tenant's decisions by target, and whether it has evidence. While another leads: as that one saved them.
 
-        Raises Unavailable where they cannot be read.
+        Raises Unavailable when they cannot be read.
         """
         own = await self._decided(tenant)
         found = own or await self._decided(ANYBODY)
@@ -149,7 +149,7 @@ class PlanLeader:
     # -- time
 
     async def tick(self) -> None:
-        """Leads on, takes over, or stands by; plans where it is time."""
+        """Keeps leading, takes over, or stands by; plans when a plan is due."""
         epoch = await self._lease.hold()
         if self.epoch and (epoch == 0 or (epoch is None and self._cut_off)):
             self._step_down("another control plane leads" if epoch == 0 else "cut off from the metadata store")
@@ -175,14 +175,14 @@ class PlanLeader:
             self._planned_s = float("-inf")
             self.announcements.leads(epoch, len(planner.plan.cells))
         else:
-            # The store lost its memory.
+            # A new epoch for a present leader: the store lost its data.
             self._kept.unsaved.update(self._planner.plan.cells)
             await self._policies.restore()
         self.epoch = epoch
 
     @property
     def _cut_off(self) -> bool:
-        """The store is there, though not for this process. What routers report of it may be a second old."""
+        """The routers reach the store, this process does not. Their reports may be a second old."""
         return self._lease.unrenewed_s > _CUT_OFF_S and self.followers.reach_store
 
     def _step_down(self, why: str) -> None:
@@ -193,7 +193,7 @@ class PlanLeader:
         self.followers.end()
 
     async def _forget(self, tenants: Collection[str]) -> None:
-        """They were deleted: another one of the same name begins as everybody."""
+        """Drops deleted tenants: a new one of the same name begins without evidence."""
         gone = self._planner.forget(tenants)
         self._kept.unsaved.difference_update(gone)
         self.followers.send(
@@ -205,7 +205,7 @@ class PlanLeader:
         states = self.followers.states()
         self.announcements.step(states, now_s)
         if not states:
-            # No router has reported yet what there is: who took over keeps what was decided.
+            # No router has reported the fleet yet: a new leader keeps the old decisions.
             return
         before = self._planner.plan
         changed = self._planner.step(self._policies.by_tenant(), states, now_s)
@@ -215,6 +215,6 @@ class PlanLeader:
 
 
 async def _draft_workers(leases: Leases) -> Counter[str]:
-    """By version."""
+    """Live draft workers by draft version."""
     drafts = [one.info for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]
     return Counter(map(draft_version, drafts))

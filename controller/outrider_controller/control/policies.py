@@ -1,4 +1,4 @@
-"""What operators have set for each tenant's speculation, as the metadata store has it: for good, or for a while."""
+"""Operators' settings for each tenant's speculation, permanent or temporary, from the metadata store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = 1000
 
 
 class Overrides(Protocol):
-    """The part of the metadata store that keeps what operators have set for a while; None while it is away."""
+    """The part of the metadata store that keeps operators' temporary settings; gives None while it is away."""
 
     async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
 
@@ -25,7 +25,7 @@ class Overrides(Protocol):
 
 
 class Tenants(Protocol):
-    """The part that keeps tenants."""
+    """The part of the metadata store that keeps tenants."""
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants.Tenant], int]: ...
 
@@ -35,7 +35,7 @@ class Tenants(Protocol):
 
 
 class TenantPolicies:
-    """As last read."""
+    """The settings as last read."""
 
     def __init__(self, overrides: Overrides, records: Tenants) -> None:
         self._store = overrides
@@ -44,14 +44,14 @@ class TenantPolicies:
         self._overrides: dict[str, tenants.SpeculationOverride] = {}
         self._read_s = float("-inf")
         self.deleted: set[str] = set()
-        """Tenants for which no plan is to be made any more."""
+        """Deleted tenants, which must be dropped from the plan."""
 
     def outdated(self) -> None:
-        """All of it is read the next time."""
+        """The next read reads everything."""
         self._read_s = float("-inf")
 
     async def read(self, now_s: float, epoch: int) -> bool:
-        """Whether something is other than before, in the store in which that epoch leads."""
+        """Reads the settings from the store in which `epoch` leads. Returns whether any changed."""
         overrides = await self._store.overrides(epoch)
         if overrides is None:
             return False
@@ -64,20 +64,20 @@ class TenantPolicies:
         return changed
 
     def by_tenant(self) -> dict[str, TenantPolicy]:
-        """Of those for which something is set."""
+        """The policies of the tenants that have settings."""
         names = {*self._set, *self._overrides}
         return {name: tenant_policy(self._set.get(name), self._overrides.get(name)) for name in names}
 
     async def restore(self) -> None:
-        """The store lost its memory: overrides that it has no more are written anew."""
+        """The store lost its data: writes again the overrides that it lacks."""
         kept = await self._store.overrides() or {}
         for tenant in self._overrides.keys() - kept.keys():
-            # Whose record was applied again meanwhile, though not this tenant's.
+            # Tenants' records may have been applied again meanwhile, but not this tenant's.
             with suppress(NotFound):
                 await self._store.set_override(tenant, self._overrides[tenant])
 
     async def forgotten(self) -> None:
-        """Nothing is planned any more for those that were deleted."""
+        """The deleted tenants were dropped from the plan."""
         await self._records.forgotten(self.deleted)
         self.deleted = set()
 

@@ -1,4 +1,4 @@
-"""The control plane's process, whoever starts it."""
+"""The control plane's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_controller.process import bound
 
 @asynccontextmanager
 async def control_process(config: ControlConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningControl]:
-    """A control plane from here to the end of the block."""
+    """Runs a control plane until the end of the block."""
     async with (
         MetadataStore.connect(config.metadata_url) as store,
         bound(lambda: running_control(config, store, signals)) as control,

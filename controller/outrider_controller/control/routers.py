@@ -1,4 +1,4 @@
-"""What routers know of requests, asked of all at once: so that operators need the control plane's address alone."""
+"""Calls all routers at once for what they know of requests, so that operators need only the control plane's address."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[T]):
-    """Of all routers with a lease."""
+    """The answers of all routers with a lease."""
 
     given: list[T]
     failed: dict[str, OutriderError]
-    """By the router's id."""
+    """By router id."""
 
 
 class Routers:
-    """Asks; keeps nothing."""
+    """Calls the routers; keeps no state."""
 
     def __init__(self, leases: Leases, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
         self._leases = leases
@@ -72,7 +72,7 @@ class Routers:
         )
 
     async def trace(self, request_id: str) -> list[trace.RequestTrace]:
-        """Raises UnknownRequest, or what kept a router from answering where no other knows the request."""
+        """Raises UnknownRequest, or a router's own error if no other router knows the request."""
         if not 0 < len(request_id) <= _MAX_ID_CHARS:
             raise InvalidRequest("request_id", f"has to have 1 to {_MAX_ID_CHARS} characters")
         asked = trace.GetTraceRequest(request_id=request_id)

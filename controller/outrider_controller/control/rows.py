@@ -1,4 +1,4 @@
-"""Workers as flat rows: what `outrider get workers -o json` prints and the console shows."""
+"""Workers as flat rows, for `outrider get workers -o json` and the console."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
 
 
 def _gpu_fields(status: control_pb2.WorkerStatus) -> dict[str, float | None]:
-    """None where nobody tells."""
+    """None where it is not reported."""
     if not status.load.HasField("gpu"):
         return dict.fromkeys(("gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts"))
     gpu, memory_bytes = status.load.gpu, status.info.device_memory_bytes
@@ -57,7 +57,7 @@ def _gpu_fields(status: control_pb2.WorkerStatus) -> dict[str, float | None]:
 
 
 def _status(status: control_pb2.WorkerStatus) -> str:
-    """In one word: whether it is sent what is new, and if not, why."""
+    """In one word: whether it gets new sequences, and if not, why."""
     cordon = status.cordon
     if status.load.draining:
         return "stopping"

@@ -1,4 +1,4 @@
-"""ControlService: the operator's API, answered from the leases."""
+"""ControlService: the operators' API."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
 
     async def ListWorkers(self, request: control.ListWorkersRequest, context: Context) -> control.ListWorkersResponse:
         workers = await self._workers.list(request.role)
-        # Asked after the read: it is the read that finds the store away.
+        # Read after the leases: reading those is what detects a missing store.
         return control.ListWorkersResponse(workers=workers, metadata_available=self._store.available)
 
     async def GetWorker(self, request: control.GetWorkerRequest, context: Context) -> control.GetWorkerResponse:
@@ -177,7 +177,7 @@ class RunningControl:
 async def running_control(
     config: ControlConfig, store: MetadataStore, signals: Sequence[Signals] = ()
 ) -> AsyncIterator[RunningControl]:
-    """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
+    """Serves until the block is left; one of `signals` drains it. Raises OSError if the address cannot be bound."""
     info = own_info(worker.WORKER_ROLE_CONTROL)
     async with AsyncExitStack() as stack:
         ops = Ops("control", config)
@@ -215,7 +215,7 @@ async def running_control(
         ops.pages.update(Console(servicer, store).pages())
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
-        # Who leads is known before routers and operators ask.
+        # Decides who leads before the first call of routers and operators.
         with suppress(Unavailable):
             await leader.tick()
         await stack.enter_async_context(store.register(info, config.advertised(life.address), worker.WorkerLoad))

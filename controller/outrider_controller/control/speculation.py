@@ -1,4 +1,4 @@
-"""What operators say of a tenant's speculation, and what they may ask: checked here, by the field."""
+"""The operators' calls on a tenant's speculation: set and explain. Each field is checked here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TTL_MS = 366 * 86_400_000
 
 
 class Overrides(Protocol):
-    """The part of the metadata store that keeps operators' words."""
+    """The part of the metadata store that keeps operators' overrides."""
 
     async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
 
@@ -30,8 +30,8 @@ class Speculation:
         self._wall_clock = wall_clock
 
     async def set(self, request: control.SetSpeculationRequest) -> tenants.SpeculationOverride:
-        """What holds from now on. Raises InvalidRequest; NotFound for a tenant that is not defined where others are;
-        Unavailable where that cannot be written.
+        """Writes an override and returns it. Raises InvalidRequest; NotFound for an undefined tenant where others are
+        defined; Unavailable when it cannot be written.
         """
         check_name("tenant", request.tenant)
         if request.setting not in tenants.SpeculationSetting.values() or not request.setting:
@@ -53,7 +53,7 @@ class Speculation:
         return override
 
     async def explain(self, tenant: str) -> control.ExplainResponse:
-        """Raises InvalidRequest; Unavailable where another control plane leads, and what it decided cannot be read."""
+        """Raises InvalidRequest; Unavailable where another control plane leads and its decisions cannot be read."""
         check_name("tenant", tenant)
         decisions, known = await self._leader.explain(tenant)
         return control.ExplainResponse(decisions=decisions, known=known)

@@ -1,4 +1,4 @@
-"""What the plan holds for each tenant, for dashboards. Only the control plane that leads shows it."""
+"""Metrics of the plan for each tenant, for dashboards. Only the leading control plane shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABELS = ["tenant", "model_name"]
 
 
 class TenantMetrics(Collector):
-    """Read from the plan when scraped, by the ops port's own thread: a plan does not change once it is made."""
+    """Read from the plan at each scrape, in the ops port's own thread: a plan does not change once it is made."""
 
     def __init__(self, registry: CollectorRegistry, planner: Callable[[], Planner | None]) -> None:
         """`planner` gives None while another control plane leads."""
@@ -43,7 +43,7 @@ class TenantMetrics(Collector):
         yield from (enabled, saving, price, acceptance)
 
     def _shown(self, planner: Planner) -> Iterator[tuple[Cell, Decision]]:
-        """Of the tenants that came first. A sum over the others would say nothing."""
+        """The decisions of the tenants that came first. A sum over the others would have no meaning."""
         cells = [one for one in planner.plan.cells if one.tenant != ANYBODY and self._tenants(one.tenant) == one.tenant]
         return iter(planner.decisions_of(cells).items())
 
@@ -53,6 +53,6 @@ def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
 
 
 def _acceptance(planner: Planner, cell: Cell, decision: Decision) -> float | None:
-    """None where nothing was verified."""
+    """None when no token was verified."""
     known = dict(zip(STATE, planner.beliefs.of(Pairing(*cell, decision.draft)), strict=True))
     return known["accepted"] / known["verified"] if known["verified"] else None

@@ -1,6 +1,6 @@
-"""Tenants and keys as operators write them: what may be written, and the calls that do it.
+"""Tenants and keys: the checks on what operators write, and the calls that write it.
 
-Everything is checked before anything is written; what is wrong is named by its field.
+Everything is checked before anything is written; an error names its field.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEY_PREFIX = "ork-"
 
 
 class Tenancy:
-    """What operators do to tenants and keys."""
+    """The operators' calls on tenants and keys."""
 
     def __init__(self, store: TenantStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -110,7 +110,7 @@ class Tenancy:
         )
 
     def _tell(self, names: Sequence[str], action: str, **more: str) -> None:
-        """As events; where a file changed many tenants, one that says how many."""
+        """Writes events: one per tenant, or a single one with their number when a file changed many."""
         if len(names) > _MAX_TOLD:
             self._events.emit(EventKind.TENANT_CHANGED, {"action": action, "by": caller(), "tenants": len(names)})
             return
@@ -126,7 +126,7 @@ def _audit_entry(entry: AuditEntry) -> control.AuditEntry:
         at_unix_ms=int(entry.id.partition("-")[0]),
         action=details.pop("action", ""),
         by=details.pop("by", ""),
-        # An entry about a key has its tenant, and the key's id among the details.
+        # In an entry about a key the name is its tenant; the key's id is among the details.
         name=details.pop("name", "") or details.pop("tenant", ""),
         details=details,
         old=entry.old,
@@ -184,7 +184,7 @@ def _check_bound(where: str, quota: tenants.Quota, name: str, most: float) -> No
 
 
 def check_name(where: str, name: str) -> None:
-    """Raises InvalidRequest for what cannot be a tenant's name."""
+    """Raises InvalidRequest for an invalid tenant name."""
     if not _NAME.fullmatch(name):
         allowed = "1 to 63 of a-z, 0-9, '-', '_' and '.', the first and last a letter or digit"
         raise InvalidRequest(where, f"{name[:80]!r} is not {allowed}")
@@ -197,5 +197,5 @@ def _page_size(asked: int) -> int:
 
 
 def caller() -> str:
-    """Who makes the call that is being served, for the audit."""
+    """The identity of the present call's caller, for the audit."""
     return current_caller().name or "local"

@@ -1,4 +1,4 @@
-"""The bill as operators ask for it: what routers wrote to the ledger, added up by tenant and time."""
+"""Usage for operators: the routers' ledger entries, summed by tenant and time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def bill(
 
 
 def _start(hour: int, first: int, by: usage.UsageInterval.ValueType) -> int:
-    """The first hour of the interval that this one lies in."""
+    """The first hour of the interval that contains `hour`."""
     if by == usage.USAGE_INTERVAL_HOUR:
         return hour
     return hour - hour % _DAY_HOURS if by == usage.USAGE_INTERVAL_DAY else first

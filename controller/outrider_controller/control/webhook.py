@@ -1,7 +1,7 @@
-"""Tells a URL of each alert, signed as standardwebhooks.com has it. Nobody waits for it, and nothing fails with it.
+"""Sends each alert to a URL, signed as in standardwebhooks.com. Nothing waits for it or fails with it.
 
-The receiver holds `webhook-signature` against HMAC-SHA256 of "ID.TIMESTAMP.BODY" with the secret that both have, and
-refuses an old `webhook-timestamp`. A message may come twice: its `webhook-id` is the same then.
+The receiver compares `webhook-signature` with HMAC-SHA256 of "ID.TIMESTAMP.BODY" under the shared secret, and refuses
+an old `webhook-timestamp`. A message may arrive twice, with the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MIN_SECRET_BYTES = 16
 _PREFIX = b"whsec_"
 
 Count = Callable[[str], None]
-"""Told what became of each message: delivered, failed or dropped."""
+"""Called with the result of each message: delivered, failed or dropped."""
 
 
 def read_secret(path: str | Path) -> bytes:
-    """From a file: any bytes, or what begins with whsec_ in base64. Raises OSError, ValueError."""
+    """The secret in a file: any bytes, or whsec_ and base64. Raises OSError, ValueError."""
     content = Path(path).read_bytes().strip()
     if not content.startswith(_PREFIX):
         return content
@@ -94,7 +94,7 @@ def headers_of(message: Message, secret: bytes, unix_s: int) -> dict[str, str]:
 
 
 class Webhook:
-    """Owned by one event loop. Messages leave while `run` does."""
+    """Owned by one event loop. Messages are sent while `run` runs."""
 
     def __init__(
         self, config: WebhookConfig, count: Count, pause_s: float = _FIRST_PAUSE_S, timeout_s: float = _TIMEOUT_S
@@ -106,7 +106,7 @@ class Webhook:
         self._waiting: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING)
 
     def send(self, kind: str, data: Mapping[str, str]) -> None:
-        """Never waits. Where too many wait already, the message is dropped and counted."""
+        """Never waits. When too many messages wait already, this one is dropped and counted."""
         try:
             self._waiting.put_nowait(Message.of(kind, data, time.time()))
         except asyncio.QueueFull:
@@ -130,7 +130,7 @@ class Webhook:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Another address is not what the operator named."""
+    """Refuses redirects: the operator did not name that address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -140,7 +140,7 @@ _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 def _post(config: WebhookConfig, message: Message, timeout_s: float) -> str:
-    """What went wrong; empty when nothing did. Blocks."""
+    """Sends a message and returns the error, or "". Blocks."""
     headers = headers_of(message, config.secret, int(time.time()))
     request = urllib.request.Request(config.url, message.body, headers, method="POST")
     try:
@@ -150,5 +150,5 @@ def _post(config: WebhookConfig, message: Message, timeout_s: float) -> str:
         error.close()
         return f"status {error.code}"
     except (OSError, HTTPException, ValueError) as error:
-        # Its text may quote the URL.
+        # Only its type: its text may contain the URL, and so a credential.
         return type(error).__name__

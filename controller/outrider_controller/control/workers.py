@@ -1,4 +1,4 @@
-"""What operators do to workers: look at one, cordon it, drain it, take that back."""
+"""The operators' calls on workers: show, cordon, drain, uncordon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CORDONED = (worker.WORKER_ROLE_DRAFT, worker.WORKER_ROLE_TARGET, worker.WORKER_
 
 
 class Workers:
-    """By their ids, as leases name them."""
+    """Workers are named by the ids in their leases."""
 
     def __init__(self, store: MetadataStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class Workers:
         return status_of(await self._find(worker_id))
 
     async def cordon(self, worker_id: str, reason: str, grace_s: int | None = None) -> control.WorkerStatus:
-        """`grace_s`: it is drained as well, and its sequences may take so long before others go on with them."""
+        """`grace_s`: also drains it; after this time its sequences move to other workers."""
         _check_reason(reason)
         if grace_s is not None and grace_s > MAX_GRACE_S:
             raise InvalidRequest("grace_s", f"{grace_s}; at most {MAX_GRACE_S}")
@@ -48,7 +48,7 @@ class Workers:
             role = role_name(record.info.role)
             message = f"{worker_id} is a {role}: only drafts, targets and routers are given work that could be withheld"
             raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
-        # Who drains what was cordoned need not say again why.
+        # The drain of a cordoned worker keeps the cordon's reason if it gives none.
         reason = reason or (record.cordon.reason if record.cordon is not None else "")
         now_ms = round(self._wall_clock() * 1000)
         cordon = control.Cordon(
@@ -63,7 +63,7 @@ class Workers:
         return await self.get(worker_id)
 
     async def uncordon(self, worker_id: str) -> bool:
-        """Whether it was cordoned. Raises NotFound where there is neither such a worker nor a cordon of one."""
+        """Returns whether it was cordoned. Raises NotFound when there is neither such a worker nor a cordon for it."""
         _check_id(worker_id)
         if await self._store.cordons.remove(worker_id, caller()):
             fields = {"worker_id": worker_id, "by": caller()}

@@ -1,1 +1,1 @@
-"""Router: one request from start to end. Knows token ids, targets and drafts; not text, weights or Ray."""
+"""Router: carries requests from start to end. Knows token ids, targets and drafts; not text, weights or Ray."""

@@ -1,5 +1,5 @@
-"""What this router has carried, summed by tenant and by worker. Costs something when a request ends and when somebody
-asks, and nothing a round."""
+"""Sums of this router's requests, by tenant and by worker. Computed when a request ends and when the sums are read: a
+round costs nothing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from outrider.protocol.rounds import RequestStats
 from outrider.rpc.v1 import trace_pb2 as trace
 
-# Beyond that the oldest name goes; a process that lives for months sees many workers.
+# Beyond that the oldest name is dropped; a process that runs for months sees many workers.
 _MAX_NAMES = 4096
 
 Name = tuple[str, str]
-"""Of a tenant and "", or "" and a worker's id."""
+"""A tenant and "", or "" and a worker's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one request has come to."""
+    """The sums of one request so far."""
 
     tenant: str
     workers: tuple[str, ...]
-    """Those that it is on, or was on last."""
+    """Its present workers, or its last ones."""
     output_tokens: int
     stats: RequestStats
 
@@ -35,7 +35,7 @@ class Work:
 
 @dataclass(slots=True)
 class Activity:
-    """Of one router, since it started."""
+    """The sums of one router since it started."""
 
     _ended: dict[Name, trace.Activity] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Activity:
             del self._ended[next(iter(self._ended))]
 
     def sums(self, running: Iterable[Work]) -> list[trace.Activity]:
-        """Of those that have ended and of those that run."""
+        """Sums over ended and running requests."""
         sums: dict[Name, trace.Activity] = {}
         for name, ended in self._ended.items():
             _sum(sums, name).CopyFrom(ended)

@@ -19,7 +19,7 @@ from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 _SALT_BYTES = 16
 DEFAULT_EXPECTED_TOKENS = 128
-"""Of an answer of which the gateway says nothing."""
+"""Expected answer length where the gateway gives none."""
 _MAX_WEIGHT = 1000.0
 
 
@@ -39,25 +39,25 @@ class Request:
     max_draft_tokens: int | None
     cache_salt: bytes
     weight: float = 1.0
-    """The tenant's."""
+    """The tenant's weight."""
     expected_tokens: int = DEFAULT_EXPECTED_TOKENS
-    """Of the answer."""
+    """Of the answer, without the prompt."""
     resume_revision: str = ""
-    """What `resume` came from; empty where nobody knows."""
+    """The model revision that computed `resume`; empty if unknown."""
     trace_context: TraceContext = NO_CONTEXT
     logits: sequence.LogitsOptions | None = None
     logprobs: sequence.LogprobsOptions | None = None
     prediction: tuple[int, ...] = ()
-    """Of the output, for drafts."""
+    """Predicted output tokens, for drafts."""
 
     @property
     def cost(self) -> int:
-        """Tokens that are expected of it."""
+        """Expected tokens of prompt and answer."""
         return len(self.prompt) + self.expected_tokens
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:
-        """How the tokens resumed from already end the request; unspecified when they do not."""
+        """The finish reason if the resumed tokens already end the request; else unspecified."""
         if self.resume and self.resume[-1] in self.stopping.stop_token_ids:
             return sequence.FINISH_REASON_STOP
         if len(self.resume) >= self.stopping.max_new_tokens:
@@ -66,7 +66,7 @@ class Request:
 
 
 def cache_salt(key: bytes, tenant: str) -> bytes:
-    """The tenant's own salt: prefixes of different tenants never meet in a cache."""
+    """The tenant's own salt: different tenants never share a cached prefix."""
     return hmac.new(key, tenant.encode(), hashlib.sha256).digest()[:_SALT_BYTES]
 
 
@@ -90,7 +90,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
     sampling = sequence.Sampling()
     sampling.CopyFrom(message.sampling)
     if not message.seeded:
-        # Drawn once, here: a failover has to continue the same noise.
+        # Drawn only here: after a failover the next target must continue with the same noise.
         sampling.seed = message.sampling.seed or secrets.randbits(64)
     return Request(
         request_id=message.request_id,
@@ -115,9 +115,9 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
 
 
 def check_weight(message: router.RouteRequest) -> float:
-    """The tenant's. Raises InvalidRequest."""
+    """The tenant's weight. Raises InvalidRequest."""
     weight = message.weight or 1.0
-    # Written so that what is no number is refused.
+    # In this form the comparison also refuses NaN.
     if not 1 / _MAX_WEIGHT <= weight <= _MAX_WEIGHT:
         raise InvalidRequest("weight", f"must be in {1 / _MAX_WEIGHT:g}..{_MAX_WEIGHT:g}, got {message.weight}")
     return weight

@@ -1,7 +1,7 @@
-"""Where requests wait until a target has room for them, and what those hear for which there is none in time.
+"""Where requests wait until a target has room, and with what they are refused when there is none in time.
 
-One queue for each model, in this router and nowhere else. `fair_queue` says whose turn it is; here is who waits, until
-when, and what is free.
+Each router has one queue per model. `fair_queue` decides the order; this module knows how long each request may wait
+and how much room the targets have.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from outrider_controller.router.fleet import TargetLink
 from outrider_controller.router.loads import BELIEVED_S, WorkerLoads
 from outrider_controller.router.telemetry import RouterTelemetry
 
-# A refusal has to be with the client before the client gives up by its own clock.
+# Time left for a refusal to reach the client before the client's own deadline.
 _ANSWER_S = 0.25
 _ANSWER_SHARE = 0.2
-# Who would wait for longer than this part of its time is refused at once: an estimate is a mean.
+# A request whose expected wait exceeds this part of its time is refused at once: the estimate is only a mean.
 _HOPEFUL = 0.5
-# Clients of the OpenAI API heed no longer one.
+# Clients of the OpenAI API ignore a longer one.
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.05
 
 
 class Places(Protocol):
-    """The part of the fleet that says how many sequences fit where."""
+    """The part of the fleet that knows how many sequences fit on each target."""
 
     @property
     def loads(self) -> WorkerLoads: ...
@@ -44,7 +44,7 @@ class Places(Protocol):
 
 
 def bounded_retry_s(wait_s: float) -> float:
-    """What a client is told that would get a place after so long."""
+    """The retry-after sent to a client whose expected wait is `wait_s`."""
     return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
 
 
@@ -58,11 +58,11 @@ class _Pool:
 
     queue: FairQueue = field(default_factory=FairQueue)
     turns: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
-    """Of those that wait."""
+    """Those of the waiting requests."""
 
 
 class AdmissionQueue:
-    """Of one router."""
+    """The queues of one router."""
 
     def __init__(self, config: AdmissionConfig, fleet: Places, telemetry: RouterTelemetry) -> None:
         self._config = config
@@ -80,10 +80,10 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def place(self, request: Request, deadline_s: float | None) -> AsyncIterator[float]:
-        """Around one request, which has a place in the block. Yields until when, by the loop's clock, it may look for a
-        target with room. Raises Overloaded.
+        """Waits for a place for one request, which it has during the block. Raises Overloaded.
 
-        What another router had begun does not wait.
+        Yields until when, by the loop's clock, it may look for a target with room. A request that another router has
+        begun does not wait.
         """
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + self._patience_s(deadline_s)
@@ -104,7 +104,7 @@ class AdmissionQueue:
             self._hand_out(model)
 
     def retry_after_s(self, request: Request, ticket: Ticket | None = None) -> float:
-        """When such a request may get a place. `ticket`: its own, if it has one."""
+        """Seconds until such a request may get a place. `ticket`: its own, if it has one."""
         ticket = ticket or _ticket(request, asyncio.get_running_loop().time())
         wait_s = self._pools[request.model].queue.wait_s(ticket)
         if wait_s is None:
@@ -118,7 +118,7 @@ class AdmissionQueue:
         return min(timeout_s, deadline_s - min(_ANSWER_S, _ANSWER_SHARE * deadline_s))
 
     async def _admitted(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
-        """Returns with a place. Raises Overloaded."""
+        """Returns when the request has a place. Raises Overloaded."""
         wait_s = pool.queue.wait_s(ticket)
         pool.queue.put(ticket, ticket.arrived_s)
         self._hand_out(request.model)
@@ -139,7 +139,7 @@ class AdmissionQueue:
             async with asyncio.timeout_at(until_s):
                 await asyncio.wait({turn})
         except TimeoutError:
-            # Its turn may have come in the same moment.
+            # It may have got its place in the same moment.
             if ticket.admitted_s is None:
                 waited_s = asyncio.get_running_loop().time() - ticket.arrived_s
                 message = f"{request.model!r} had no room within {waited_s:.1f} s"
@@ -162,7 +162,7 @@ class AdmissionQueue:
                 turn.set_result(None)
 
     def _room(self, model: str, queue: FairQueue) -> Room:
-        """Without a target everybody may go and wait for one."""
+        """Room at the model's live targets. Without any, up to `max_sessions` requests may go on to wait for one."""
         most, targets = self._config.max_sessions, self._fleet.live_targets(model)
         limits = [(one, one.info.max_sequences or most) for one in targets]
         places = float(sum(limit for _, limit in limits)) if targets else float(most)
@@ -181,10 +181,11 @@ class AdmissionQueue:
     def _free_tokens(
         self, targets: Sequence[TargetLink], tokens: float, queue: FairQueue, elsewhere: float, held: float
     ) -> float:
-        """Of the targets' KV caches, the more hopeful of two estimates.
+        """Free tokens in the targets' KV caches: the higher of two estimates.
 
-        What requests are expected to need is known at once, but some need less: they share a prefix. What targets
-        report contains that, but is up to `BELIEVED_S` old, and answers grow: by half of their length, on average.
+        The first is made from the expected need of each request. It is never old, but too low where requests share a
+        prefix. The second is made from the targets' reports, which count shared prefixes but are up to `BELIEVED_S`
+        old; running answers are assumed to grow by half of their length.
         """
         needed = elsewhere * queue.means.cost + queue.held_tokens * held / max(1, queue.num_running)
         reported = sum(self._fleet.loads.of(one).num_free_blocks * one.info.block_size for one in targets)

@@ -1,7 +1,7 @@
-"""Finds workers for requests, waits where there is none, and has sequences opened there.
+"""Finds workers for requests, waits while there is none, and has sequences opened on them.
 
-`placement` says which is best and `failover` whom a request avoids; here is who asks them, with what is known of the
-fleet and of its prefix caches.
+`placement` ranks the workers and `failover` lists those that a request avoids. This module calls both, with the state
+of the fleet and of its prefix caches.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Directory(Leases, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a sequence starts with, under which salt its blocks are shared, and how long its answer may get."""
+    """The tokens a sequence starts with, the salt under which its blocks are shared, and the expected answer length."""
 
     token_ids: tuple[int, ...]
     salt: bytes
@@ -77,7 +77,7 @@ class WorkerPicker:
     async def target(
         self, model: str, revision: str | None, prefix: Prefix, avoided: set[TargetKey]
     ) -> TargetLink | None:
-        """The best live target of this model with room. `revision` holds a request to what it began on."""
+        """The best live target of this model with room. `revision`: the one on which the request began."""
         links = {
             t.worker_id: t
             for t in self._fleet.live_targets(model)
@@ -87,8 +87,8 @@ class WorkerPicker:
         return links[best] if best is not None and links[best].up else None
 
     def revisions_like(self, model: str, revision: str, avoided: set[TargetKey]) -> list[str]:
-        """What a request that began on `revision` may go on with: that, while any target has it; else all revisions of
-        the same weights, which compute them otherwise."""
+        """The revisions on which a request that began on `revision` may continue: the same one while any target has it,
+        else all revisions with the same weights but another arithmetic."""
         live = {t.info.model_revision for t in self._fleet.live_targets(model) if t.key not in avoided}
         return [revision] if revision in live else sorted(r for r in live if same_weights(r, revision))
 
@@ -100,9 +100,9 @@ class WorkerPicker:
         together: Mapping[str, int],
         version: str | None = None,
     ) -> DraftWorker | None:
-        """The best draft with room that can work with this target, of this version where there is one.
+        """The best draft with room that can work with this target, preferably of this version.
 
-        `together`: sequences each drafts for it.
+        `together`: by draft, the number of this target's sequences that it drafts for.
         """
         drafts = {
             d.worker_id: d
@@ -118,7 +118,7 @@ class WorkerPicker:
         return drafts[best] if best is not None and drafts[best].leased else None
 
     def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
-        """Whether it is there, takes work, and fits this target, which can reach it as far as is known."""
+        """Whether the draft is live, takes work and fits this target, and the target is not known to miss it."""
         now_s = asyncio.get_running_loop().time()
         return (
             draft.leased
@@ -205,7 +205,7 @@ class WorkerPicker:
 
 
 class Assigner:
-    """Gives each request a target and a draft: when it begins, and whenever it has lost one."""
+    """Gives each request a target and a draft: when it begins, and again when it has lost one."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Assigner:
     async def begin(
         self, request: Request, new_response: NewResponse, recorder: Recorder, room_until_s: float
     ) -> ActiveRequest:
-        """A request under way, which may look for room until then. Both workers read the prompt at once.
+        """Opens the request, which may look for room until `room_until_s`. Both workers prefill at the same time.
 
         Raises OutriderError when no target can be had.
         """
@@ -248,7 +248,7 @@ class Assigner:
     ) -> tuple[TargetLink, DraftWorker | None]:
         config, token_ids = self._config.failover, (*request.prompt, *request.resume)
         prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
-        # What another router had begun goes on here.
+        # A request with tokens to resume from was begun by another router.
         wait_s = config.wait_for_restart_s if request.resume else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
         room_until_s = math.inf if request.resume else room_until_s
@@ -259,7 +259,7 @@ class Assigner:
         return target, draft
 
     async def reopen(self, active: ActiveRequest) -> None:
-        """Wherever it is missing. Raises OutriderError when no target can be had."""
+        """Opens the request on a new target or draft where it lacks one. Raises OutriderError without a target."""
         if active.state.finished:
             return
         if active.target is None:
@@ -270,7 +270,7 @@ class Assigner:
     async def _replace_target(self, active: ActiveRequest) -> None:
         failover, wait_s = active.failover, self._config.failover.wait_for_restart_s
         await self._endure_failures(failover)
-        # Once accepted it is never dropped for load.
+        # A request with committed tokens is never dropped for load.
         room_until_s = active.room_until_s if active.untouched else math.inf
         target = await self._find_target(
             active.request, failover.revision, _prefix(active), wait_s, failover, room_until_s
@@ -279,7 +279,7 @@ class Assigner:
             active.state.stats.num_target_failovers += 1
             self._telemetry.failover("target")
         self._keep_revision(active, target)
-        # It was open there for the target before, and is closed with it.
+        # The draft's sequence was opened by the previous target and is closed with that one.
         dropped = self._table.drop_draft(active)
         draft = dropped.worker if dropped is not None else None
         if draft is not None and not self._picker.can_draft(draft, target):
@@ -294,11 +294,11 @@ class Assigner:
                 f"given up after {failover.num_failures} targets failed with this request", reason="TARGETS_FAILED"
             )
         if failover.suspects_network:
-            # A target that is still thought to be up would be lost next, and after it this request.
+            # Other connections may be broken too, but not noticed yet: each would count as one more failure.
             await asyncio.sleep(self._config.failover.stall_after_s)
 
     def _keep_revision(self, active: ActiveRequest, target: TargetLink) -> None:
-        """Where the answer goes on in another arithmetic, client, trace and operators can see it."""
+        """Records a change of revision, and so of arithmetic, for the client, the trace and operators."""
         before, revision = active.failover.revision, target.info.model_revision
         if revision != before:
             active.state.stats.num_revision_changes += 1
@@ -314,9 +314,10 @@ class Assigner:
         failover: FailoverState,
         room_until_s: float,
     ) -> TargetLink:
-        """A live target with room. Waits so long for one to appear, or until one that went may be back, and where all
-        are full until `room_until_s`: one that the queue took to have room may turn out to be full by now, with the
-        requests of other routers.
+        """A live target with room. Waits `wait_s` for one to appear, or until a lost one may have restarted.
+
+        Where all targets are full it waits until `room_until_s`: other routers' requests may have filled a target in
+        which the queue saw room.
         """
         loop, model = asyncio.get_running_loop(), request.model
         asked_s = loop.time()
@@ -361,7 +362,7 @@ class Assigner:
             self._table.drafts_of(link),
             active.speculation.allowed.draft,
         )
-        # The search waited: the target may be gone, the request finished.
+        # During the search the target may have been lost, or the request may have finished.
         if draft is None or active.target is None or not active.lacks_draft:
             return
         if active.failover.num_drafts:

@@ -1,7 +1,7 @@
-"""Carries requests to their finish: commits from targets go to clients, and what breaks is opened elsewhere.
+"""Carries requests to their finish: passes commits from targets to clients, and reopens lost sequences elsewhere.
 
-Replies are handled where they arrive, without waiting and without waking a task: all that one engine step says goes out
-in one message to each gateway. Only the search for another worker waits, in the task of the request concerned.
+Replies are handled in the callback that receives them, which neither waits nor wakes a task: the results of one engine
+step go out in one message to each gateway. Only the search for another worker waits, in the task of its request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Dispatcher:
         connect: Connect = create_channel,
         first_id: int | None = None,
     ) -> None:
-        """`first_id`: of the sequences opened on workers; drawn if not given."""
+        """`first_id`: of the sequences opened on workers; random if not given."""
         listener = Listener(lambda link: self.fleet.notify(), self._target_down, self._target_replied)
         self.fleet = Fleet(directory, config, listener, self._fleet_changed, connect)
         self.picker = WorkerPicker(self.fleet, directory, config.failover.draft_backoff_s)
@@ -59,7 +59,7 @@ class Dispatcher:
         self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
         self._telemetry = telemetry
         self._num_runs = 0
-        """Requests that are under way, wait for a place, or look for a target."""
+        """Requests that run, wait for a place, or look for a target."""
         self._ended = asyncio.Event()
 
     @asynccontextmanager
@@ -74,9 +74,9 @@ class Dispatcher:
             await self._ended.wait()
 
     async def run(self, request: Request, new_response: NewResponse, deadline_s: float | None = None) -> None:
-        """Carries one request to its finish, telling each round in a message from `new_response`.
+        """Carries one request to its finish, with a message from `new_response` for each round.
 
-        `deadline_s`: seconds from now. Raises OutriderError. However it ends, every worker hears of it at once.
+        `deadline_s`: seconds from now. Raises OutriderError. In every case its workers are informed of the end at once.
         """
         active: ActiveRequest | None = None
         reason, fault = sequence.CLOSE_REASON_CANCELLED, Cancelled.default_reason
@@ -108,7 +108,7 @@ class Dispatcher:
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)
 
-    # -- what targets say
+    # -- replies of targets
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
         at_us, step_us, batch_sequences = now_us(), reply.step_us, reply.batch_sequences
@@ -137,7 +137,7 @@ class Dispatcher:
             if (tenant := self.table.tenant_of(used.sequence_id)) is not None:
                 self.usage.ended(tenant, used)
         if counted:
-            # What the clients hear of this step is on its way first.
+            # After the clients' messages of this step were sent.
             asyncio.get_running_loop().call_soon(self.steering.after_step, counted, at_us)
         for error in reply.errors:
             if active := self.table.at_target(link, error.sequence_id):
@@ -170,7 +170,7 @@ class Dispatcher:
         active.events.wake()
 
     def _draft_failed(self, active: ActiveRequest, message: sequence.SequenceError) -> None:
-        """The target goes on without. Another draft is looked for, or the same later."""
+        """The target decodes without a draft. The request's task looks for another one, or later for the same."""
         loss = loss_of(message.reason, names_field=bool(message.field))
         target, lost = active.target, self.table.drop_draft(active)
         assert target is not None and lost is not None

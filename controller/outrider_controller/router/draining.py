@@ -1,6 +1,6 @@
-"""Requests leave workers that operators drain: drafts at once, targets when their time is over.
+"""Moves requests off workers that operators drain: off drafts at once, off targets when their hand-over time has come.
 
-A request that no other target could go on with stays where it is until it has finished.
+A request that no other target could continue stays until it has finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LoseTarget = Callable[[ActiveRequest, str, Fault], None]
 
 
 def hand_over(fleet: Fleet, table: SequenceTable, lose_target: LoseTarget, now_unix_s: float) -> None:
-    """What is due now. Each request that is moved looks for another worker by itself."""
+    """Moves the requests that are due now. Each then looks for another worker itself."""
     for worker_id, cordon in fleet.loads.cordons.items():
         if not cordon.hand_over_unix_ms:
             continue

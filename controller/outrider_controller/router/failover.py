@@ -1,4 +1,4 @@
-"""Whose fault it is that a worker ended a sequence, and what follows: whom a request avoids, and when it is given up.
+"""The fault behind a lost sequence, and what follows: the workers that a request avoids, and when it is given up.
 
 Pure: faults in, avoid-lists and "give up" out. The clock is an argument.
 """
@@ -15,26 +15,26 @@ from outrider_controller.router.config import FailoverConfig
 
 _MAX_PAIRS = 1024
 _MAX_BACKOFF_S = 60.0
-# A request that breaks a target at every few tokens must not go through all of them.
+# Rounds that clear a request. A request that breaks a target every few tokens must not be tried on all of them.
 _ROUNDS_TO_CLEAR = 16
 
 TargetKey = tuple[str, int]
-"""A target over one connection: its worker id, and which of the connections to it."""
+"""A target over one connection: its worker id, and the number of the connection."""
 
 
 class Fault(Enum):
     """Why a target lost a sequence."""
 
     REQUEST = "request"
-    """Every target would say the same: the client hears it."""
+    """Every target would refuse it: the error goes to the client."""
     WORKER = "worker"
-    """Another target may do better, but not many will be tried."""
+    """Another target may succeed, but few are tried."""
     CONNECTION = "connection"
-    """Its stream broke: it may have died of the request, or only the way to it."""
+    """Its stream broke: the request may have crashed it, or only the network failed."""
     FULL = "full"
-    """The worker has no room now."""
+    """The worker has no room at present."""
     LEAVING = "leaving"
-    """The worker is draining: nobody failed."""
+    """The worker is draining; nothing failed."""
 
 
 class Loss(Enum):
@@ -44,7 +44,7 @@ class Loss(Enum):
     ERROR = "draft_error"
     MALFORMED = "draft_malformed"
     UNREACHABLE = "draft_unreachable"
-    """For this target: nothing is known against the draft, or the request."""
+    """From this target: neither the draft nor the request is suspected."""
 
 
 _REQUEST_FAULTS = {
@@ -77,24 +77,24 @@ def loss_of(reason: str, *, names_field: bool) -> Loss:
 
 @dataclass(slots=True)
 class FailoverState:
-    """How one request has fared on its workers."""
+    """The failures of one request on its workers."""
 
     config: FailoverConfig
     revision: str
-    """Of the target's model: a failover stays on it, or on its weights where no other target has it."""
+    """Of the target's model. A failover stays on it, or on the same weights if no other target has it."""
     failed_targets: set[TargetKey] = field(default_factory=set)
-    """Targets that failed with this request. Asked again only where there is no other."""
+    """Targets that failed with this request. Tried again only where there is no other."""
     leaving_targets: set[TargetKey] = field(default_factory=set)
     full_targets: set[TargetKey] = field(default_factory=set)
-    """Targets that had no room. Asked again after a while."""
+    """Targets that had no room. Tried again after a while."""
     avoided_drafts: set[str] = field(default_factory=set)
     target_failures: int = 0
-    """Targets that reported that they failed, or what cannot be true."""
+    """Targets that reported a failure, or sent an impossible reply."""
     lost_connections: int = 0
     """Targets whose stream broke."""
     draft_failures: int = 0
     rounds_here: int = 0
-    """That the target it is on has committed."""
+    """Rounds that the present target has committed."""
     num_targets: int = 0
     num_drafts: int = 0
 
@@ -108,7 +108,7 @@ class FailoverState:
 
     @property
     def gives_up(self) -> bool:
-        """So many targets failed with this request that it must be the cause."""
+        """So many targets failed with this request that the request must be the cause."""
         config = self.config
         return (
             self.target_failures >= config.max_target_failures or self.lost_connections >= config.max_lost_connections
@@ -116,7 +116,7 @@ class FailoverState:
 
     @property
     def suspects_network(self) -> bool:
-        """It may be the router's own network: then all connections break at once, but are not noticed at once."""
+        """The router's own network may be the cause: then all connections break at once, but are noticed one by one."""
         return self.lost_connections > 1
 
     @property
@@ -131,7 +131,7 @@ class FailoverState:
         self.num_drafts += 1
 
     def round_committed(self) -> None:
-        """A target that carries the request so far shows that it is not the cause."""
+        """A target that commits enough rounds shows that the request is not the cause."""
         self.rounds_here += 1
         if self.rounds_here == _ROUNDS_TO_CLEAR:
             self.target_failures = self.lost_connections = 0
@@ -147,7 +147,7 @@ class FailoverState:
         self.lost_connections += fault is Fault.CONNECTION
 
     def draft_lost(self, worker_id: str, loss: Loss) -> None:
-        # Where there was no connection, nothing is known against the request; where it broke, little against the draft.
+        # Without a connection the request is not suspected; a broken one is weak evidence against the draft.
         if loss not in (Loss.UNREACHABLE, Loss.WORKER):
             self.avoided_drafts.add(worker_id)
         self.draft_failures += loss is not Loss.UNREACHABLE
@@ -155,17 +155,17 @@ class FailoverState:
 
 @dataclass(slots=True)
 class UnreachablePairs:
-    """Targets that lost, or never had, their connection to a draft: they are not given it again for a while."""
+    """Pairs of target and draft whose connection broke or was never made: they are not paired again for a while."""
 
     first_backoff_s: float
-    """Doubled with each failure that follows soon after the one before."""
+    """Doubled with each failure that soon follows the previous one."""
     _pairs: OrderedDict[tuple[str, str], tuple[float, float]] = field(default_factory=OrderedDict)
-    """By the worker ids of target and draft: how long it is avoided, and until when."""
+    """By the worker ids of target and draft: the backoff in seconds, and until when it lasts."""
 
     def failed(self, target_id: str, draft_id: str, now_s: float) -> None:
         backoff_s, until_s = self._pairs.pop((target_id, draft_id), (0.0, now_s))
         if now_s < until_s:
-            # One of many sequences that the same break ended.
+            # The same break ends many sequences and counts once.
             self._pairs[target_id, draft_id] = backoff_s, until_s
             return
         again = backoff_s and now_s < until_s + _MAX_BACKOFF_S

@@ -1,11 +1,11 @@
-"""Whose request goes next where a model's targets are nearly full: weighted deficit round robin over tenants.
+"""The order of requests where a model's targets are nearly full: weighted deficit round robin over tenants.
 
-A request costs the tokens that are expected of it. While less than `BUSY` of the places is taken, whoever comes gets
-one. Above that only tenants below their weighted share do, so that the last fifth is there for those that ask for
-little; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair queueing
-using deficit round robin", 1995.)
+A request costs its expected tokens, of prompt and answer. While less than `BUSY` of the places is taken, every request
+gets one. Above that only tenants below their weighted share do, so that the last fifth stays free for tenants with
+little load; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair
+queueing using deficit round robin", 1995.)
 
-A place is a sequence, and room for its tokens in a KV cache: whichever of the two is scarcer decides.
+A place is a sequence slot and room for its tokens in a KV cache; the scarcer of the two decides.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from dataclasses import dataclass, field, replace
 
 BUSY = 0.8
 ACTIVE_S = 10.0
-"""How long a tenant that asks for nothing keeps its share."""
+"""How long a tenant without requests keeps its share."""
 _QUANTUM = 128.0
-# Weight of the newest request in what is known of all.
+# Weight of the newest request in the means.
 _MEMORY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Of a model's targets, as one router sees it; in sequences."""
+    """The room at a model's targets, as one router sees it; in sequences where not in tokens."""
 
     places: float
-    """That there are."""
+    """All, taken or free."""
     free: float
     part: float
-    """Of `places`, this router's: what tenants have shares of."""
+    """This router's part of `places`, which its tenants share."""
     tokens: float = math.inf
-    """That the targets' KV caches hold together."""
+    """Capacity of all the targets' KV caches."""
     free_tokens: float = math.inf
 
     def allows(self, running: int, held_tokens: float, share: float) -> bool:
-        """One more request of a tenant that has so much already: anybody's, unless it is nearly full."""
+        """Whether a tenant that has this much may get one more place. Always, unless the targets are nearly full."""
         if self.places - self.free >= BUSY * self.places and running >= self.part * share:
             return False
         nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
         return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
 
     def fits(self, ticket: Ticket) -> bool:
-        """What is longer than all caches together is let in where nothing else is: its target says what is wrong."""
+        """A request longer than all caches together fits once they are empty: its target then refuses it."""
         return self.free >= 1 and self.free_tokens >= min(ticket.cost, self.tokens)
 
     def without(self, ticket: Ticket) -> Room:
@@ -60,9 +60,9 @@ class Ticket:
     """Expected tokens, of prompt and answer."""
     arrived_s: float
     output: float = 0.0
-    """Of `cost`, the answer's."""
+    """The answer's part of `cost`."""
     admitted_s: float | None = None
-    """When it got its place; None as long as it waits."""
+    """When it got its place; None while it waits."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Account:
     deficit: float = 0.0
 
     def drop(self, ticket: Ticket) -> None:
-        """From those that wait. Raises KeyError."""
+        """Removes it from the waiting ones. Raises KeyError."""
         del self.waiting[ticket]
         self.waiting_cost -= ticket.cost
         if not self.waiting:
@@ -90,7 +90,7 @@ class _Account:
 
 @dataclass(slots=True)
 class _Means:
-    """Of requests that have ended, the newest most; 0 before the first."""
+    """Exponentially weighted means over ended requests; 0 before the first."""
 
     cost: float = 0.0
     held_s: float = 0.0
@@ -103,28 +103,28 @@ class _Means:
 
 
 class FairQueue:
-    """Of one model at one router: who waits, and who has a place."""
+    """The requests for one model at one router: those that wait, and those that have a place."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
         self.num_running = 0
         self.held_tokens = 0.0
-        """Expected, of those that have a place."""
+        """Expected tokens of the requests that have a place."""
         self.held_output = 0.0
-        """Of these, the answers'."""
+        """The answers' part of `held_tokens`."""
         self.means = _Means()
         self._admitted: deque[tuple[float, float]] = deque()
-        """When, and at what cost, of late."""
+        """Of recently admitted requests: time and cost."""
         self._accounts: dict[str, _Account] = {}
         self._ring: dict[str, _Account] = {}
-        """Those that wait for something, in the order of their turns."""
+        """Tenants with waiting requests, in the order of their turns."""
         self._idle: OrderedDict[str, float] = OrderedDict()
-        """Those that neither wait nor run, and since when."""
+        """Tenants with neither waiting nor running requests, and since when."""
         self._weights = 0.0
         """Of all accounts."""
 
     def put(self, ticket: Ticket, now_s: float) -> None:
-        """It waits from now on; `take` says when it need not any more."""
+        """Lets it wait until `take` returns it."""
         account = self._account(ticket, now_s)
         account.waiting[ticket] = None
         account.waiting_cost += ticket.cost
@@ -132,13 +132,13 @@ class FairQueue:
         self.num_waiting += 1
 
     def take(self, room: Room, now_s: float) -> list[Ticket]:
-        """Those that get a place now. Each of them has to `leave` once it is over."""
+        """Those that get a place now. Each has to `leave` at its end."""
         taken = []
         while self._ring and room.free >= 1 and (ready := self._ready(room)):
             account = self._next(ready)
             ticket = account.first
             if not room.fits(ticket):
-                # Nobody overtakes it: it would wait for as long as shorter ones come.
+                # No shorter request overtakes it, or it might wait forever.
                 break
             account.deficit -= ticket.cost
             self._admit(self._drop(ticket), ticket, now_s)
@@ -147,24 +147,24 @@ class FairQueue:
         return taken
 
     def admitted_since(self, since_s: float) -> float:
-        """Tokens expected of requests that got their place since then. Never asked for a time before one asked for."""
+        """Expected tokens of the requests admitted since then. `since_s` must not decrease from call to call."""
         while self._admitted and self._admitted[0][0] < since_s:
             self._admitted.popleft()
         return sum(cost for _, cost in self._admitted)
 
     def admit(self, ticket: Ticket, now_s: float) -> None:
-        """It has a place already, whoever waits for one."""
+        """Gives it a place at once, ahead of all that wait."""
         self._admit(self._account(ticket, now_s), ticket, now_s)
 
     def push_out(self) -> Ticket:
-        """The newest of the tenant that has most waiting for its weight; it does not wait any more."""
+        """Removes and returns the newest waiting request of the tenant that has most waiting for its weight."""
         account = max(self._ring.values(), key=lambda a: (len(a.waiting) / a.weight, a.waiting_cost))
         ticket = next(reversed(account.waiting))
         self._drop(ticket)
         return ticket
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
-        """It is over, or waits no longer."""
+        """It has ended, or stopped waiting."""
         account = self._accounts.get(ticket.tenant)
         if account is None:
             return
@@ -177,15 +177,15 @@ class FairQueue:
             self._idle[ticket.tenant] = now_s
 
     def wait_s(self, ticket: Ticket) -> float | None:
-        """Until it would have a place, behind what its tenant has waiting, at the rate at which places become free.
+        """Expected seconds until it gets a place, after its tenant's other requests, at the rate at which requests end.
 
-        None while that is not known: nothing has ended yet.
+        None while no request has ended, when the rate is unknown.
         """
         if not self.means.held_s:
             return None
         account = self._ring.get(ticket.tenant)
         before = account.waiting_cost if account is not None else 0.0
-        # One that waits is in that sum. Another one needs a place as well, of whatever length the one is that ends.
+        # A waiting request is in that sum already. Another needs one more place: that of a request of mean cost.
         own = 0.0 if account is not None and ticket in account.waiting else self.means.cost
         rate = max(1, self.num_running) * self.means.cost / self.means.held_s
         others = sum(other.weight for tenant, other in self._ring.items() if tenant != ticket.tenant)
@@ -195,7 +195,7 @@ class FairQueue:
         return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]
 
     def _next(self, ready: list[_Account]) -> _Account:
-        """Whose turn it is, after as many rounds at once as bring the first of them to it."""
+        """The next account in turn, after as many rounds of credit as the first to reach its cost needs."""
         rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (_QUANTUM * a.weight)) for a in ready))
         for account in ready:
             account.deficit += rounds * _QUANTUM * account.weight
@@ -214,7 +214,7 @@ class FairQueue:
         self.held_output += sign * ticket.output
 
     def _drop(self, ticket: Ticket) -> _Account:
-        """From those that wait; the tenant's next turn comes after all others'."""
+        """Removes it from the waiting ones; the tenant's next turn comes after all others'."""
         account = self._ring.pop(ticket.tenant)
         account.drop(ticket)
         self.num_waiting -= 1
@@ -240,5 +240,5 @@ class FairQueue:
             del self._idle[tenant]
             self._weights -= self._accounts.pop(tenant).weight
         if not self._accounts:
-            # Sums of what comes and goes drift.
+            # The floating-point sum drifts.
             self._weights = 0.0

@@ -1,4 +1,4 @@
-"""The workers that this router knows: a link to each leased target, and the drafts as their leases show them."""
+"""The workers that this router knows: a link to each leased target, and the drafts from their leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Leases(Protocol):
 
 @dataclass(slots=True, eq=False)
 class DraftWorker:
-    """A draft as its lease shows it. Targets talk to it, the router does not."""
+    """A draft, known from its lease only: targets connect to it, the router does not."""
 
     worker_id: str
     address: str
@@ -49,7 +49,7 @@ class DraftWorker:
     leased: bool = True
     load: worker.WorkerLoad = field(default_factory=worker.WorkerLoad)
     open_sequences: set[int] = field(default_factory=set)
-    """By this router, through whichever target."""
+    """Those of this router, through all targets."""
 
 
 class Fleet:
@@ -66,7 +66,7 @@ class Fleet:
         self.targets: dict[str, TargetLink] = {}
         self.drafts: dict[str, DraftWorker] = {}
         self.seen: dict[str, worker.WorkerInfo] = {}
-        """By model: the target of it that was leased last, whether or not it is still there."""
+        """By model: the target that was leased last, even if it is gone."""
         self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
         self.connect = connect
         self.credential = credential(config.secret, Role.ROUTER)
@@ -75,7 +75,7 @@ class Fleet:
         self._listener = listener
         self._on_change = on_change
         self._gone_s: dict[str, float] = {}
-        """By model: when the connection to a target of it last ended, by the loop's clock."""
+        """By model: when a connection to one of its targets last ended, by the loop's clock."""
         self._changed = asyncio.Event()
         self._refreshed = asyncio.Event()
 
@@ -91,12 +91,12 @@ class Fleet:
         return [t for t in self.targets.values() if t.up and t.info.model == model and self.loads.takes_work(t)]
 
     def model_info(self, model: str) -> worker.WorkerInfo | None:
-        """Of a live target of this name, else of the last one seen; None when there never was one."""
+        """Of a live target of this model, else of the last one seen; None when there never was one."""
         live = self.live_targets(model)
         return live[0].info if live else self.seen.get(model)
 
     def back_until_s(self, model: str) -> float:
-        """Until when, by the loop's clock, a restart of this model's last target may take; long ago where there was
+        """Latest time, by the loop's clock, by which this model's last target may have restarted. -inf where there was
         none, or where operators have taken one out of use."""
         there = [t for t in self.targets.values() if t.up and t.info.model == model]
         if any(t.worker_id in self.loads.cordons for t in there):
@@ -106,7 +106,7 @@ class Fleet:
         return gone_s + self._config.failover.wait_for_restart_s
 
     async def ready(self, timeout_s: float) -> None:
-        """Returns once the leases were read for the first time and every target they name was tried.
+        """Returns once the leases were read for the first time and a connection to each of their targets was tried.
 
         Raises Unavailable when the metadata store did not answer within `timeout_s`.
         """
@@ -117,7 +117,7 @@ class Fleet:
             raise Unavailable("the metadata store has not answered yet", reason="NO_METADATA") from None
 
     def changed(self) -> asyncio.Event:
-        """Set when a worker comes, goes or gets room. Take it before looking, or a change in between is missed."""
+        """Set when a worker comes, goes or gets room. Take it before reading the fleet, or a change may be missed."""
         return self._changed
 
     def went_down(self, link: TargetLink) -> None:
@@ -132,7 +132,7 @@ class Fleet:
 
     @property
     def problem(self) -> str:
-        """Why no request can be placed; empty when one can. May be asked from any thread."""
+        """Why no request can be placed; empty when one can. Thread-safe."""
         if not self._refreshed.is_set():
             return "the leases have not been read yet"
         return "" if any(link.up for link in list(self.targets.values())) else "no target is connected"
@@ -143,13 +143,13 @@ class Fleet:
         return sum(len(target.open_sequences) for target in leaving)
 
     async def refresh(self) -> None:
-        """Connects to newly leased targets, and lets go of those whose lease and stream are both gone."""
+        """Connects to newly leased targets, and drops those whose lease and stream are both gone."""
         records = await self._leases.workers()
         self.loads.report(records, self.targets)
         await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
         self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
         self.loads.count_elsewhere([*self.targets.values(), *self.drafts.values()])
-        # An empty list from a store that did not answer is no news.
+        # An empty list from a store that did not answer does not count as a reading.
         if self._leases.available and not self._refreshed.is_set():
             await _until_tried(self.targets.values(), self._config.link.connect_timeout_s)
             self._refreshed.set()
@@ -170,14 +170,14 @@ class Fleet:
                     self.connect,
                     self.credential,
                 )
-        # A lease may lapse while the worker only lost the metadata store: a stream that stands is proof enough.
+        # A worker that only lost the metadata store loses its lease; an open stream shows that it is alive.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
 
     def _follow_drafts(self, records: Mapping[str, LeaseRecord]) -> None:
         for worker_id, draft in list(self.drafts.items()):
             draft.leased = worker_id in records
-            # A target that is still connected to it goes on with it.
+            # A target may still be connected to it, and draft with it.
             if not draft.leased and not draft.open_sequences:
                 del self.drafts[worker_id]
         for worker_id, record in records.items():
@@ -186,7 +186,7 @@ class Fleet:
 
 
 async def _until_tried(links: Iterable[TargetLink], timeout_s: float) -> None:
-    """A request that arrives as the router starts should meet all targets, not the fastest."""
+    """A request that arrives during the start should be placed among all targets, not on the first to connect."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await asyncio.gather(*(link.tried.wait() for link in links))
@@ -200,7 +200,7 @@ async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
     def failed(error: Exception) -> None:
         log.error("reading the leases failed", exc_info=error)
 
-    # The last known fleet keeps serving; what broke must not end the only task that would mend it.
+    # The last known fleet keeps serving. An error must not end this task: no other reads the leases.
     await keep_running(refresh_and_rest, Backoff(pause_s, pause_s), failed)
 
 
@@ -209,21 +209,21 @@ async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Whoever the links report to. Called in the event loop; must neither raise nor block."""
+    """Receives the reports of the links. Called in the event loop; must neither raise nor block."""
 
     up: Callable[[TargetLink], None]
     down: Callable[[TargetLink, str], None]
-    """And why."""
+    """The second argument is the reason."""
     replied: Callable[[TargetLink, target.VerifyResponse], None]
 
 
 @dataclass(slots=True)
 class RowPrice:
-    """What a target reported last of a drafted row."""
+    """What one more drafted row in a step costs, as a target last reported it."""
 
     row: float = 0.0
     best_chance: float = 0.0
-    """Of the likeliest first token there."""
+    """Probability of the likeliest first token that a draft proposes there."""
     at_s: float = -math.inf
 
     def update(self, reply: target.VerifyResponse, now_s: float) -> None:
@@ -231,7 +231,7 @@ class RowPrice:
 
 
 class TargetLink:
-    """One target, from the lease that named it until `stop`: one channel, one stream, one outbox. Knows no requests."""
+    """One target, from its first lease until `stop`: one channel, one stream, one outbox. Knows no requests."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class TargetLink:
         connect: Connect = create_channel,
         credential: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`credential`: metadata of each call."""
+        """`credential`: gRPC metadata of each call."""
         self.worker_id = worker_id
         self.address = address
         self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, link.max_message_bytes)
@@ -254,13 +254,13 @@ class TargetLink:
         self.price = RowPrice()
         self.up = False
         self.tried = asyncio.Event()
-        """Set once the first attempt to connect has ended, well or not."""
+        """Set once the first attempt to connect has succeeded or failed."""
         connection = _Connection(self, listener, link, failover, connect, credential)
         self._task = asyncio.create_task(connection.run(), name=f"link {worker_id}")
 
     @property
     def key(self) -> TargetKey:
-        """This worker over this connection: what a sequence that fared badly there avoids."""
+        """This worker over this connection: a sequence that failed there avoids it by this key."""
         return self.worker_id, self.generation
 
     async def stop(self) -> None:
@@ -351,12 +351,12 @@ class _Connection:
         self._listener.replied(self._owner, reply)
 
     async def _watch(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
-        """Gives the stream up when it is silent and the worker does not answer either, or silent for too long."""
+        """Gives the stream up when it is silent and the worker fails its health checks, or silent for too long."""
         failed = 0
         while True:
             await asyncio.sleep(self._failover.stall_after_s / 4)
             if not self._owner.open_sequences:
-                # An idle stream has nothing to say: silence counts from the first sequence on.
+                # A stream without sequences is idle: silence counts from the first sequence on.
                 self._received_s = self._clock()
             silent_s = self._clock() - self._received_s
             if silent_s < self._failover.stall_after_s:
@@ -369,7 +369,7 @@ class _Connection:
                 raise StreamEnded(f"silent for {silent_s:.1f} s, and does not answer")
 
     async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
-        """Whatever it answers: one that drains, or is not ready for others, still works on what it has."""
+        """Any answer counts: a worker that drains or is not ready still works on its open sequences."""
         try:
             request, timeout_s = target.TargetServiceGetInfoRequest(), self._failover.probe_timeout_s
             await stub.GetInfo(request, timeout=timeout_s, metadata=self._credential)
@@ -382,7 +382,7 @@ _FORESEEN = (StreamEnded, grpc.RpcError, TimeoutError)
 
 
 def _problem(error: Exception) -> str:
-    """In words. A broken stream says why in its details, which may be empty; what nobody foresaw is named only."""
+    """The error as text: the details of a broken stream, which may be empty; of an unforeseen error only its type."""
     if not isinstance(error, _FORESEEN):
         return type(error).__name__
     details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)

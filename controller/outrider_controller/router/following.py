@@ -1,6 +1,6 @@
-"""Follows the control plane's plan: what rounds have shown goes up each second, what is decided comes down.
+"""Follows the control plane's plan: sends the evidence of the rounds each second and receives the decisions.
 
-Knows no requests. While there is no control plane, or none that leads, it looks for one.
+Knows no requests. While no control plane leads, it looks for one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outrider_controller.router.steering import PLAN_EVERY_S, Steering
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
-# A leader that went without a word is given up: it has something to say at least when asked for the snapshot.
+# A leader sends a snapshot to each new follower: one that does not is taken for dead.
 _SNAPSHOT_TIMEOUT_S = 2.0
 
 
@@ -61,7 +61,7 @@ class Follower:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def tried(self, timeout_s: float) -> None:
-        """Returns once the first decisions were received, or nobody was found who has any."""
+        """Returns once the first decisions were received, or no control plane was found that has any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._tried.wait()
@@ -104,14 +104,14 @@ class Follower:
             message = await call.read()
         while message is not grpc.aio.EOF:
             if message.epoch < self._epoch:
-                # Another leads by now, and this one does not know yet.
+                # A former leader, which does not know yet that another one leads.
                 return
             self._epoch = message.epoch
             self._take(message.decisions)
             message = await call.read()
 
     def _take(self, decisions: Any) -> None:
-        # What lasts until a moment is counted by the loop's clock here.
+        # Decisions carry wall-clock times; this router uses the loop's clock.
         clock_s = asyncio.get_running_loop().time() - time.time()
         removed = [Cell(one.tenant, one.target) for one in decisions if one.removed]
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions if not one.removed)

@@ -1,4 +1,4 @@
-"""What workers report with their leases, and what that leaves for this router. Pure: records in, numbers out."""
+"""The loads that workers report with their leases, and the room that they leave this router. Pure."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from outrider.metadata.lease import HEARTBEAT_S
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 
-# How long a report is believed. What a worker had to do then may be done, and while the metadata store is away nobody
-# would say so.
+# How long a report is used. Afterwards the worker's load may have changed, which is not reported while the metadata
+# store is away.
 BELIEVED_S = 2 * HEARTBEAT_S
 
 
 class Worker(Protocol):
-    """A target or a draft as this router has it."""
+    """A target or a draft in this router's fleet."""
 
     worker_id: str
     load: worker.WorkerLoad
-    """As it reported when it was connected to; empty where it never was."""
+    """Its report when this router connected to it; empty without a connection."""
     open_sequences: set[int]
-    """By this router."""
+    """Those of this router."""
 
 
 def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
-    """What it reported; of an old report only whether it is leaving, which no worker takes back."""
+    """The reported load; of an old report only whether the worker drains, which is final."""
     return record.load if record.age_ms <= BELIEVED_S * 1000 else _only_leaving(record.load)
 
 
@@ -36,22 +36,22 @@ def _only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:
 
 
 class WorkerLoads:
-    """Of all workers, as of the last leases read."""
+    """The loads of all workers, as of the last leases read."""
 
     def __init__(self, num_refreshes: int) -> None:
         """`num_refreshes`: reads of the leases for as long as a report is believed."""
         self.cordons: dict[str, control_pb2.Cordon] = {}
-        """By worker: those that operators have taken out of use."""
+        """By worker id: workers that operators have taken out of use."""
         self.num_routers = 1
-        """That share the fleet."""
+        """Routers that share the fleet."""
         self._num_refreshes = num_refreshes
         self._reported: dict[str, worker.WorkerLoad] = {}
         self._elsewhere: dict[str, int] = {}
         self._recent: dict[str, deque[int]] = {}
-        """By worker, how many sequences this router had open there at the last refreshes."""
+        """By worker id: this router's open sequences there at the last refreshes."""
 
     def report(self, records: Iterable[LeaseRecord], connected: Collection[str]) -> None:
-        """All leases there are. A connected worker without one stays cordoned if it was."""
+        """Takes all leases. A connected worker without a lease stays cordoned if it was."""
         self._reported = {r.info.worker_id: believed_load(r) for r in records}
         kept = {i: cordon for i, cordon in self.cordons.items() if i not in self._reported and i in connected}
         self.cordons = {**kept, **{r.info.worker_id: r.cordon for r in records if r.cordon is not None}}
@@ -59,9 +59,9 @@ class WorkerLoads:
         self.num_routers = max(1, len(routers))
 
     def count_elsewhere(self, workers: Iterable[Worker]) -> None:
-        """What each reported, less the most that this router had there since.
+        """Each worker's reported load, less the most sequences that this router had there since.
 
-        A report is up to `BELIEVED_S` old: what this router has opened or closed meanwhile is not in it.
+        A report is up to `BELIEVED_S` old: sequences that this router has opened or closed meanwhile are not in it.
         """
         before, self._recent, self._elsewhere = self._recent, {}, {}
         for one in workers:
@@ -71,7 +71,7 @@ class WorkerLoads:
             self._elsewhere[one.worker_id] = max(0, load.num_running + load.num_waiting - max(recent))
 
     def of(self, one: Worker) -> worker.WorkerLoad:
-        """Without a lease, which the store may have lost, only what is known of a target that was reached once."""
+        """The reported load. Without a lease, which the store may have lost: whether the worker drained at connect."""
         known = self._reported.get(one.worker_id)
         return known if known is not None else _only_leaving(one.load)
 
@@ -79,5 +79,5 @@ class WorkerLoads:
         return one.worker_id not in self.cordons and not self.of(one).draining
 
     def num_elsewhere(self, one: Worker) -> int:
-        """Sequences that others than this router have open there."""
+        """Sequences that other routers have open there."""
         return self._elsewhere.get(one.worker_id, 0)

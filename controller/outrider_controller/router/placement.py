@@ -11,24 +11,24 @@ from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 
-# Of a worker's limit: loads that differ by less are about the same.
+# Share of a worker's sequence limit: loads that differ by less count as equal.
 _SIMILAR_LOAD = 0.125
-# Where no worker has reported yet what its steps take.
+# Used until a worker has reported the time of its steps.
 _USUAL_ROW_NS = 200_000
 MAX_ASKED = 8
-"""Workers that are asked what they have of a prompt, however many there are."""
+"""Most workers whose prefix caches are looked up for one prompt."""
 _MUST_AGREE = ("tokenizer_fingerprint", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedTimes:
-    """What a token of a prompt and a row of a sequence add to a worker's steps, in nanoseconds; 0 is unknown."""
+    """Time that a prompt token and a sequence's row add to a worker's step, in nanoseconds; 0 is unknown."""
 
     prefill_token_ns: int = 0
     row_ns: int = 0
 
     def known(self, others: Collection[PublishedTimes]) -> PublishedTimes:
-        """With what it has not reported filled in: a row as the others have it, a token of a prompt like a row."""
+        """Fills in missing times: a row takes the mean of the others' rows, a prompt token as long as a row."""
         measured = [times.row_ns for times in others if times.row_ns]
         row_ns = self.row_ns or (sum(measured) // len(measured) if measured else _USUAL_ROW_NS)
         return PublishedTimes(self.prefill_token_ns or row_ns, row_ns)
@@ -40,37 +40,37 @@ class Candidate:
 
     worker_id: str
     num_sequences: int
-    """The larger of what it last reported and what this router has open there."""
+    """The larger of its last report and of this router's open sequences there."""
     max_sequences: int
-    """0 means it named no limit."""
+    """0: no limit."""
     uncached_tokens: int = 0
-    """Of the prompt, not found in its prefix cache."""
+    """Prompt tokens that are not in its prefix cache."""
     times: PublishedTimes = PublishedTimes()
     num_waiting: int = 0
-    """Of these, those that have no place there yet."""
+    """Those of `num_sequences` that wait on the worker."""
     num_together: int = 0
-    """Sequences that it drafts for the target in question."""
+    """Sequences that it already drafts for the same target."""
 
     @property
     def full(self) -> bool:
         return 0 < self.max_sequences <= self.num_sequences
 
     def cost_us(self, times: PublishedTimes, expected_tokens: int) -> float:
-        """Of the sequence there: its prompt has to be read, and those that run there have rows in each of its steps.
+        """Time that the sequence would take there, in µs: prefill, and the rows of the running sequences in its steps.
 
-        A cached prefix is worth the time that it saves, so it outweighs some load and no more. Those that wait there
-        get their places first. However many run, one of them ends in the time that the rows of one answer take; so each
-        that waits costs as much again as one that runs.
+        A cached prefix counts as the time that it saves, so it outweighs some load and no more. Sequences that wait get
+        their places first. With any number running, one ends in the time that the rows of one answer take; so a waiting
+        sequence costs twice as much as a running one.
         """
         rows_us = (self.num_sequences + self.num_waiting) * times.row_ns * expected_tokens / 1e3
         return rows_us + self.uncached_tokens * times.prefill_token_ns / 1e3
 
 
 def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidate]:
-    """Those with room, by cost. Equal ones keep their order. `expected_tokens`: of the answer.
+    """Candidates with room, by cost. Equal ones keep their order. `expected_tokens`: of the answer.
 
-    Of drafts that cost about as little as the cheapest, that which drafts most for the same target: what a step
-    commits then goes to one draft in one message and comes back in one, as one batch.
+    Among drafts that cost about as little as the cheapest, the one that drafts most for the same target is first: the
+    commits of a step then go to one draft in one message, and its proposals return in one, as one batch.
     """
     with_room = [c for c in candidates if not c.full]
     times = [c.times for c in with_room]
@@ -86,10 +86,10 @@ def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidat
 
 
 def asked(first_block: bytes, candidates: Sequence[Candidate], expected_tokens: int) -> list[str]:
-    """The workers whose prefix caches are looked into: all while they are few, else as many as `MAX_ASKED`.
+    """The workers whose prefix caches are looked up: all of them, but at most `MAX_ASKED`.
 
-    Half of them by the hash of the first block, so that prompts with one beginning meet the same workers; the others
-    by their load.
+    Half are chosen by the hash of the first block, so that prompts with the same beginning reach the same workers; the
+    others by their load.
     """
     if len(candidates) <= MAX_ASKED:
         return [c.worker_id for c in candidates]
@@ -103,7 +103,7 @@ def asked(first_block: bytes, candidates: Sequence[Candidate], expected_tokens: 
 
 
 def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str | None:
-    """What keeps the two from working together, naming each field and both values; None when nothing does."""
+    """Why the two cannot work together, with each field and both values; None when they can."""
     differing = [
         f"{name} is {getattr(target, name)!r} on the target and {getattr(draft, name)!r} on the draft"
         for name in _MUST_AGREE
@@ -118,12 +118,12 @@ def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str 
 
 
 def same_weights(revision: str, other: str) -> bool:
-    """Whether two model revisions are of the same weights, whatever computes them."""
+    """Whether two model revisions have the same weights, in any arithmetic."""
     return revision.partition("/")[0] == other.partition("/")[0]
 
 
 def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, worker_id: str) -> str | None:
-    """What is wrong with what a worker says of itself; None when it can be used."""
+    """What is wrong with a worker's information about itself; None when it can be used."""
     if info.worker_id != worker_id:
         return f"worker_id: the lease says {worker_id!r}, the worker {info.worker_id!r}"
     if info.role != role:
@@ -145,10 +145,10 @@ def _role_name(role: int) -> str:
 def verification_mode(
     *, temperature: float, seeded: bool, draft_kind: str | None
 ) -> sequence.VerificationMode.ValueType:
-    """The rule for a new request. It stays for the request's life, over every failover.
+    """The verification mode of a new request. It stays the same over every failover.
 
-    Ratio accepts most but needs to know q. A draft that joins later can always give one: a guess without
-    probabilities is a point mass.
+    Ratio accepts most but needs q. A draft that joins later can always give one: a proposal without probabilities is a
+    point mass.
     """
     if temperature == 0:
         return sequence.VERIFICATION_MODE_GREEDY
@@ -158,6 +158,6 @@ def verification_mode(
 
 
 def common_draft_limit(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> int:
-    """What both workers can do. A worker that names 0 names no limit."""
+    """Most drafted tokens per step that both workers support. 0 from a worker means no limit."""
     limits = (MAX_DRAFT_TOKENS, target.max_draft_tokens, draft.max_draft_tokens)
     return min(limit for limit in limits if limit)

@@ -1,6 +1,7 @@
-"""What each request may have: the least of what its client, operators and the plan allow.
+"""The speculation that each request may use: the least that its client, operators and the plan allow.
 
-The plan comes from the control plane. A router that has had none for a while runs the same plan on its own evidence.
+The plan comes from the control plane. A router that has been without one for `ALONE_AFTER_S` makes the same plan from
+its own evidence.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from outrider_controller.router.speculation import Allowance
 from outrider_controller.router.speculation_gain import DraftRecord
 
 ALONE_AFTER_S = 5.0
-"""After so long without the control plane a router plans by itself."""
-# Pairings of which a router remembers what earlier requests saw.
+"""After this many seconds without the control plane a router plans by itself."""
+# Pairings whose measurements a router keeps.
 _MAX_RECORDS = 8192
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
 
@@ -38,16 +39,16 @@ class Policy:
     _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
     _beliefs: dict[Pairing, Sequence[float]] = field(default_factory=dict)
-    """Sent with decisions, for the time in which this router will be alone."""
+    """Received with decisions; this router plans from them if it loses the control plane."""
     _left_s: float | None = None
-    """When the control plane was lost that has led until then."""
+    """When the leading control plane was lost."""
 
     def record(self, tenant: str, target: str, draft: worker.WorkerInfo) -> DraftRecord:
-        """What requests of this tenant share of this version of a draft."""
+        """The measurements that this tenant's requests share for this draft version."""
         return self._record(Pairing(tenant, target, draft_version(draft)))
 
     def missed(self, request: Request, draft: str | None) -> None:
-        """A round of a request for which no worker of the version planned for it was found."""
+        """Counts a round for which no worker of the planned draft version was found."""
         if draft is not None:
             self._record(Pairing(request.tenant, request.model, draft)).evidence.missed += 1
 
@@ -61,7 +62,7 @@ class Policy:
         return decisions.get(Cell(tenant, target)) or decisions.get(Cell(ANYBODY, target)) or _UNPLANNED
 
     def decides(self, cells: Collection[Cell], tenant: str, target: str) -> bool:
-        """Whether the decision of one of these cells holds for the tenant: that for anybody, where it has no other."""
+        """Whether one of these cells decides for the tenant: its own, or without one the cell for any tenant."""
         own = Cell(tenant, target)
         return own in cells or (Cell(ANYBODY, target) in cells and own not in self.decisions)
 
@@ -89,14 +90,14 @@ class Policy:
         return allowed
 
     def counts_on_as_auto(self, request: Request) -> bool:
-        """Whether the client asked for `on`, and its tenant's policy takes that for auto."""
+        """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""
         policy = self.decision(request.tenant, request.model).policy
         return request.speculation == router.SPECULATION_MODE_ON and not policy.clients_insist
 
     # -- evidence and plan
 
     def evidence(self) -> dict[Pairing, Evidence]:
-        """What requests have shown since the last call."""
+        """The requests' evidence since the last call."""
         return {
             pairing: record.take()
             for pairing, record in self._records.items()
@@ -104,25 +105,25 @@ class Policy:
         }
 
     def follow(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief]) -> None:
-        """What the control plane has decided, and what it believes, on which this router would go on alone."""
+        """Takes the control plane's decisions, and its beliefs, from which this router would plan alone."""
         self.led, self._left_s = True, None
         self.decisions.update(decisions)
         self._beliefs.update(beliefs)
 
     def forget(self, cells: Collection[Cell]) -> None:
-        """Their tenants were deleted."""
+        """Drops the cells of deleted tenants."""
         for cell in cells:
             self.decisions.pop(cell, None)
             for pairing in [one for one in self._beliefs if one.cell == cell]:
                 del self._beliefs[pairing]
 
     def lost(self, now_s: float) -> None:
-        """The control plane is away."""
+        """The connection to the control plane was lost."""
         if self.led:
             self.led, self._left_s = False, now_s
 
     def replan(self, states: Mapping[str, TargetState], now_s: float) -> Collection[Cell]:
-        """The cells whose decisions are other than before; none while the control plane decides, or just did."""
+        """The cells whose decisions changed. None while the control plane decides, or was lost only recently."""
         if self.led or (self._left_s is not None and now_s - self._left_s < ALONE_AFTER_S):
             return ()
         if self._left_s is not None:
@@ -136,5 +137,5 @@ class Policy:
 
 
 def _undecided(decision: Decision) -> bool:
-    """Nobody has decided yet, or found no draft then, and one may be there by now: what is believed counts."""
+    """No decision yet, or one made when there was no draft: one may have come, so the believed saving counts."""
     return decision.saving > 0 and (decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT)

@@ -1,4 +1,4 @@
-"""A router's process, whoever starts it: the metadata store, the server, and the drain at the end."""
+"""A router's process: the metadata store, the server, and the drain at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider_controller.router.service import RunningRouter, running_router
 
 @asynccontextmanager
 async def router_process(config: RouterConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningRouter]:
-    """A router from here to the end of the block, where it drains. The signals given start the drain earlier."""
+    """Runs a router until the end of the block, where it drains. One of `signals` starts the drain earlier."""
     async with (
         MetadataStore.connect(config.metadata_url) as store,
         bound(lambda: running_router(config, store, signals)) as router,

@@ -1,6 +1,6 @@
-"""One request: what is committed, and what a target's commit must be for it to count. Pure.
+"""One request: its committed tokens, and the conditions that a target's commit must meet. Pure.
 
-Knows nothing of workers, messages or clocks: it takes rounds, and refuses those that cannot be.
+Knows nothing of workers, messages or clocks: it applies rounds, and refuses impossible ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from outrider.protocol.rounds import RequestStats, Round
 
 
 class BadReply(Exception):
-    """A worker reported what cannot be true. Its message names the field; it never carries token ids."""
+    """A worker sent an impossible reply. The message names the field; it never contains token ids."""
 
 
 @dataclass(slots=True)
 class RequestState:
-    """The truth about one request, which is `committed` and nothing else."""
+    """The authoritative state of one request: only `committed` counts."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -33,12 +33,12 @@ class RequestState:
     """Output tokens, resumed ones first."""
     finish_reason: int = Finish.NONE
     stats: RequestStats = field(default_factory=RequestStats)
-    # Asked for several times a round, so kept and not derived.
+    # Read several times a round, so stored and not derived.
     prompt_len: int = field(init=False)
     committed_len: int = field(init=False)
-    """Absolute: the prompt is counted."""
+    """Including the prompt."""
     end: int = field(init=False)
-    """Absolute, of the last token that may be committed."""
+    """Largest `committed_len`, including the prompt."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
@@ -59,7 +59,7 @@ class RequestState:
         return (*self.prompt, *self.committed)
 
     def apply(self, done: Round) -> None:
-        """Appends what the target committed. Raises BadReply, and changes nothing, where that does not continue it."""
+        """Appends what the target committed. Raises BadReply, changing nothing, if it does not continue the request."""
         self._check(done, done.token_ids)
         self._check_measures(done)
         self.committed += done.token_ids
@@ -87,7 +87,7 @@ class RequestState:
                 raise BadReply(f"commit.rejected_token_ids: an id is outside the vocabulary of {self.vocab_size}")
 
     def _check_measures(self, done: Round) -> None:
-        """Numbers that change no text. They are summed over a request, and weighed: none may be what cannot be."""
+        """Checks numbers that do not change the text. They are summed and decided on, so none may be impossible."""
         if done.num_drafted > MAX_DRAFT_TOKENS:
             raise BadReply(f"commit.num_drafted: {done.num_drafted} where {MAX_DRAFT_TOKENS} are the most")
         if done.num_dropped > MAX_DROPPED_TOKENS:
@@ -111,7 +111,7 @@ class RequestState:
             raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
 
     def _check_end(self, num_tokens: int, finish: int) -> None:
-        """Of a commit that ends the request, or should."""
+        """Checks a commit that ends the request, or should."""
         remaining = self.end - self.committed_len
         if finish and finish not in (Finish.STOP, Finish.LENGTH):
             raise BadReply(f"commit.finish_reason: {finish} is not the target's to give")

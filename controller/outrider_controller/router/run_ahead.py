@@ -1,6 +1,6 @@
-"""How far a draft guesses on while its guess is verified. Pure.
+"""How far a draft continues beyond its proposal while that is verified. Pure.
 
-It follows from times: as many tokens as the draft computes until the next commit can be there.
+The number follows from times: as many tokens as the draft can compute until it can receive the next commit.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-# Another setting is a message, so it is found anew only after so many rounds.
+# A new setting costs a message, so it is computed only once in this many rounds.
 _ROUNDS_BETWEEN = 8
-# What a draft takes is the middle one of so many answers: the first took it the prompt too, and one after a rest all
-# that was committed meanwhile.
+# The draft's time is the median of this many answers: the first includes the prefill, and one after a rest includes
+# the tokens committed meanwhile.
 _NUM_ANSWERS = 9
 
 
 @dataclass(slots=True)
 class RunAhead:
-    """One request's draft while its guess is verified."""
+    """The run-ahead of one request's draft."""
 
     most_tokens: int
     num_tokens: int = field(init=False)
-    """How far beyond its guess the draft may go."""
+    """Tokens that the draft may compute beyond its proposal."""
     _rounds: int = 0
-    """Since that was found."""
+    """Since `num_tokens` was computed."""
     _answers: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=_NUM_ANSWERS))
-    """What the last ones took the draft, in µs, and their tokens."""
+    """Of the last answers: tokens and compute time in µs."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.most_tokens
@@ -39,21 +39,21 @@ class RunAhead:
         self.num_tokens = self.most_tokens
 
     def answered(self, num_tokens: int, compute_us: int) -> None:
-        """What an answer took the draft, without the way and the waiting."""
+        """Adds an answer. `compute_us` excludes network and waiting."""
         if num_tokens:
             self._answers.append((compute_us, num_tokens))
 
     def round(self, *, step_us: float, turnaround_us: int, rounds: int = 1) -> None:
-        """Some rounds in which the draft was at work. `step_us` and `turnaround_us`: of late."""
+        """Some rounds in which the draft worked. `step_us` and `turnaround_us`: of recent rounds."""
         self._rounds += rounds
         if self._rounds >= _ROUNDS_BETWEEN:
             self._rounds = 0
             self._find(step_us, turnaround_us)
 
     def _find(self, step_us: float, turnaround_us: int) -> None:
-        """How far beyond its guess the draft has time for: from its answer until it has the next commit.
+        """Sets `num_tokens` from the time between the draft's answer and its next commit.
 
-        That is a step of the target and the way there and back.
+        That time is a step of the target and a network round trip.
         """
         if not (self._answers and step_us and turnaround_us):
             return

@@ -29,26 +29,26 @@ from outrider_controller.router.speculation import Setting, SpeculationControlle
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, now_us
 
-# Target sequences whose tenant is remembered after they were closed.
+# Closed target sequences whose tenant is remembered.
 _MAX_CLOSED = 16_384
 
 NewResponse = Callable[[], router.RouteResponse]
-"""Gives the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
+"""Returns the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
 
 
 @dataclass(slots=True)
 class RoundTimer:
-    """How long one request's rounds take. Times are of the router's monotonic clock.
+    """How long one request's rounds take, by the router's monotonic clock.
 
-    Only durations are combined: of that clock, and as a worker measured them by its own. What a message spent on its
-    way is a round trip as seen from here less the time that the worker had it.
+    Clocks of different machines are never compared: only durations are combined. A message's time on the network is
+    the round trip that the router measured, less the time that the worker measured.
     """
 
     opened_us: int
-    """When the sequence was opened on the target it is on."""
+    """When the sequence was opened on its present target."""
     _committed_us: int = 0
     _fresh: bool = True
-    """The target has committed nothing since it was opened."""
+    """The target has committed nothing since the sequence was opened."""
 
     def __post_init__(self) -> None:
         self._committed_us = self.opened_us
@@ -58,7 +58,7 @@ class RoundTimer:
         self.opened_us, self._fresh = now_us, True
 
     def commit(self, done: Round, now_us: int) -> None:
-        """Adds the times of the round that has ended. What is known of the draft, the target has measured."""
+        """Adds the times of the round that has ended. Those of the draft were measured by the target."""
         done.round_us = clamp_us(now_us - self._committed_us)
         if self._fresh:
             wire_us = max(0, now_us - self.opened_us - done.queue_us - done.prefill_us - done.verify_us)
@@ -68,13 +68,13 @@ class RoundTimer:
 
 @dataclass(slots=True)
 class Answer:
-    """What the client hears of one request."""
+    """The messages of one request to its client."""
 
     new_response: NewResponse
     sent_revision: str = ""
 
     def round(self, done: Round, state: RequestState, revision: str) -> router.RouteResponse:
-        """The message that tells the last round applied, filled in."""
+        """The message about the last round applied, filled in."""
         response = self.new_response()
         if revision != self.sent_revision:
             response.model_revision = self.sent_revision = revision
@@ -87,14 +87,14 @@ class Answer:
 
 
 class Events:
-    """What the task of one request has to look at next: that something has changed, or an error that ends it."""
+    """Wakes the task of one request: something has changed, or an error ends the request."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[OutriderError | None] = asyncio.Queue()
         self._waking = False
 
     def wake(self) -> None:
-        """A worker is missing, one may have come, or the request is finished. Once, however often it is called."""
+        """A worker is missing, one may have come, or the request is finished. Several calls count as one."""
         if not self._waking:
             self._waking = True
             self._queue.put_nowait(None)
@@ -119,13 +119,13 @@ class TargetSequence:
 @dataclass(frozen=True, slots=True)
 class DraftSequence:
     sequence_id: int
-    """Under which the target opens it there."""
+    """The id under which the target opens it at the draft."""
     worker: DraftWorker
 
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """Changed only in the event loop, by link callbacks and by the one task that drives it."""
+    """A request under way. Changed only in the event loop, by link callbacks and by the one task that drives it."""
 
     request: Request
     state: RequestState
@@ -136,14 +136,14 @@ class ActiveRequest:
     recorder: Recorder
     answer: Answer
     room_until_s: float = math.inf
-    """As long as it is untouched: until when it may look for a target with room."""
+    """Until when it may look for a target with room, while it is `untouched`."""
     target: TargetSequence | None = None
     draft: DraftSequence | None = None
     events: Events = field(default_factory=Events)
 
     @property
     def lacks_draft(self) -> bool:
-        """A draft could be of use and none is open."""
+        """A draft is allowed, and none is open."""
         return self.draft is None and self.speculation.allowed.max_draft_tokens > 0 and not self.state.finished
 
     @property
@@ -168,29 +168,29 @@ class ActiveRequest:
         return done
 
     def respond(self, commit: sequence.Commit, done: Round) -> None:
-        """Tells the client of the last round applied."""
+        """Sends the last round applied to the client."""
         response = self.answer.round(done, self.state, self.failover.revision)
         if self.request.logprobs is not None:
             logprobs.pass_on(commit, response)
 
 
 class SequenceTable:
-    """Of all requests of one router."""
+    """The sequences of all requests of one router."""
 
     def __init__(self, telemetry: RouterTelemetry, first_id: int | None = None) -> None:
-        """`first_id`: of the sequences opened on workers; drawn if not given."""
+        """`first_id`: of the sequences opened on workers; random if not given."""
         self._telemetry = telemetry
-        # In order of arrival: whoever came first is looked at first.
+        # In order of arrival, which is the order in which they are served.
         self.requests: dict[ActiveRequest, None] = {}
         self.by_target: dict[int, ActiveRequest] = {}
         self.by_draft: dict[int, ActiveRequest] = {}
         self._tenants: OrderedDict[int, str] = OrderedDict()
-        """Of target sequences closed last: their targets may have a last word on what they took."""
+        """By id, of the target sequences closed last: their targets may still report usage for them."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
         self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
 
     def at_target(self, link: TargetLink, sequence_id: int) -> ActiveRequest | None:
-        """The request that is open there under this id. Late replies, and replies about others' ids, find none."""
+        """The request that is open on this target under this id. None for late replies, and for other targets' ids."""
         active = self.by_target.get(sequence_id)
         if active is None or active.target is None or active.target.link is not link:
             self._telemetry.late_reply("target")
@@ -198,7 +198,7 @@ class SequenceTable:
         return active
 
     def tenant_of(self, sequence_id: int) -> str | None:
-        """Whose sequence is open under this id, or was a short while ago."""
+        """The tenant of the sequence that is open under this id, or was until recently."""
         active = self.by_target.get(sequence_id)
         return active.request.tenant if active is not None else self._tenants.get(sequence_id)
 
@@ -211,14 +211,14 @@ class SequenceTable:
         return active
 
     def drafts_of(self, link: TargetLink) -> Counter[str]:
-        """By worker, how many of this target's sequences it drafts for."""
+        """By draft worker, how many of this target's sequences it drafts for."""
         requests = [self.by_target[sequence_id] for sequence_id in link.open_sequences]
         return Counter(active.draft.worker.worker_id for active in requests if active.draft is not None)
 
     # -- opening
 
     def open(self, active: ActiveRequest, link: TargetLink, draft: DraftWorker | None, setting: Setting) -> None:
-        """On a target, which opens it at the draft."""
+        """Opens the request on a target, which opens it at the draft."""
         if not link.up:
             active.events.wake()
             return
@@ -234,7 +234,7 @@ class SequenceTable:
         active.timer.opened(at_us)
 
     def set_draft(self, active: ActiveRequest, draft: DraftWorker, setting: Setting) -> None:
-        """On the target where it is open, with other settings."""
+        """Names another draft, with its setting, to the target where the request is open."""
         if active.target is None:
             return
         self.set_speculation(active, setting)
@@ -255,7 +255,7 @@ class SequenceTable:
         )
 
     def set_speculation(self, active: ActiveRequest, setting: Setting) -> None:
-        """The target passes on to the draft what concerns it."""
+        """Sends a setting to the target, which passes the draft's part on."""
         if active.target is None:
             return
         active.target.link.outbox.set(
@@ -281,7 +281,7 @@ class SequenceTable:
         return dropped
 
     def drop_draft(self, active: ActiveRequest) -> DraftSequence | None:
-        """Forgets the draft's sequence, which the target has closed, or closes with its own."""
+        """Forgets the draft's sequence: the target has closed it, or closes it with its own."""
         dropped, active.draft = active.draft, None
         if dropped is None:
             return None
@@ -290,7 +290,7 @@ class SequenceTable:
         return dropped
 
     def release_draft(self, active: ActiveRequest) -> None:
-        """The target closes the draft's sequence and goes on without."""
+        """The target closes the draft's sequence and decodes without a draft."""
         if self.drop_draft(active) is not None and active.target is not None:
             active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
 
@@ -301,7 +301,7 @@ def open_message(
     speculation: sequence.Speculation,
     draft: sequence.DraftAssignment | None,
 ) -> sequence.OpenSequence:
-    """Everything another target needs to go on from here."""
+    """Everything another target needs to continue from here."""
     request = active.request
     return sequence.OpenSequence(
         sequence_id=sequence_id,

@@ -1,7 +1,7 @@
-"""RouterService: translates, delegates to the dispatcher, translates back. Also the router's life, whoever runs it.
+"""RouterService: translates between gRPC messages and the dispatcher. Also starts, drains and stops a router.
 
-A gateway has all its calls on one stream, and hears of one engine step in one message. Ray runs the router inside an
-actor; tests run it as it is.
+A gateway has all its calls on one stream, and receives the results of one engine step in one message. Ray runs the
+router inside an actor; tests run it directly.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 AnswerCall = Callable[[router.RouteRequest, NewResponse, float | None], Coroutine[Any, Any, None]]
-"""Answers one request, within so many seconds if they are given. Returns after the round that finishes it; raises
+"""Answers one request, within the given number of seconds if any. Returns after the round that finishes it; raises
 OutriderError."""
 
 SERVICE = "outrider.rpc.v1.RouterService"
-# A response is small: some hundred bytes, and some thousand for a long commit. Gateways accept 32 MiB.
+# A response has some hundred bytes, or some thousand for a long commit. Gateways accept 32 MiB.
 _MAX_RESPONSES = 4096
-# Of a router that starts, for the control plane's first decisions.
+# How long a starting router waits for the control plane's first decisions.
 _PLAN_TIMEOUT_S = 1.0
 
 
 class Responses:
-    """What waits to be written to one gateway: everything pending goes out in one message."""
+    """Responses that wait to be written to one gateway: all pending ones go out in one message."""
 
     def __init__(self) -> None:
         self._messages: deque[router.RouteManyResponse] = deque()
@@ -75,24 +75,24 @@ class Responses:
         self._ended = False
 
     def new(self) -> router.RouteResponse:
-        """One more response, to be filled in at once: made in its place, it need not be copied there."""
+        """One more response, to be filled in at once. It is made inside the pending message, which saves a copy."""
         return self._last().responses.add()
 
     def fail(self, call_id: int, error: OutriderError) -> None:
         self._last().errors.append(to_route_error(call_id, error))
 
     def end(self) -> None:
-        """Nothing more will be put."""
+        """No more responses will be added."""
         self._ended = True
         self._filled.set()
 
     def drop(self) -> None:
-        """Nobody is left to hear what was put."""
+        """The gateway is gone: discards what is pending."""
         self._messages.clear()
         self.end()
 
     async def take(self) -> router.RouteManyResponse | None:
-        """The next message; waits until there is one. None at the end."""
+        """Waits for the next message. None at the end."""
         while not self._messages:
             if self._ended:
                 return None
@@ -110,7 +110,7 @@ class Responses:
 
 
 class GatewayStream:
-    """One gateway's calls. Each fails by itself; with the stream, all are cancelled."""
+    """One gateway's calls. A call that fails ends alone; when the stream breaks, all are cancelled."""
 
     def __init__(self, answer: AnswerCall, draining: asyncio.Event) -> None:
         self._answer = answer
@@ -121,7 +121,7 @@ class GatewayStream:
         self._idle.set()
 
     async def run(self, context: Context) -> None:
-        """Until the gateway ends the stream, or until a draining router has answered all it took."""
+        """Runs until the gateway ends the stream, or a draining router has answered all requests it took."""
         reader = asyncio.create_task(self._read(context), name="read gateway")
         writer = asyncio.create_task(self._write(context), name="write gateway")
         leaving = asyncio.create_task(self._leave(), name="leave gateway")
@@ -187,7 +187,7 @@ class GatewayStream:
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):
-    """All of a gateway's requests on one call. An OutriderError becomes the end of its request."""
+    """Serves all of a gateway's requests on one call. An OutriderError ends its own request only."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         return check_request(message, info, self._salt_key)
 
     def _unknown(self, model: str) -> OutriderError:
-        """A router that has yet to see its first target cannot say that there is none of this name."""
+        """UnknownModel; but Unavailable before the first target was seen, when no model is known to be missing."""
         if not self._dispatcher.fleet.seen:
             return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
         return UnknownModel(model)
@@ -278,7 +278,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
 
 def _of(message: router.RouteRequest) -> dict[str, str]:
-    """The fields of a line about a request that may not be checked yet: what is no label is left out."""
+    """Fields of a log line about a request that may not be checked yet: those that are no valid label are left out."""
     fields = {}
     for name, value in (("request_id", message.request_id), ("tenant", message.tenant)):
         with suppress(InvalidRequest):
@@ -288,7 +288,7 @@ def _of(message: router.RouteRequest) -> dict[str, str]:
 
 
 def _weight(message: router.RouteRequest) -> float:
-    """Of a request that is yet to be checked."""
+    """The tenant's weight in a request that is yet to be checked."""
     with suppress(InvalidRequest):
         return check_weight(message)
     return 1.0
@@ -314,7 +314,7 @@ class RunningRouter:
         return self.life.draining
 
     async def drain(self, timeout_s: float) -> None:
-        """Takes nothing new; returns when what runs has finished, or after `timeout_s`."""
+        """Takes no new requests; returns when the running ones have finished, or after `timeout_s`."""
         await self.life.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -325,7 +325,7 @@ def _send_spans(stack: AsyncExitStack, dispatcher: Dispatcher) -> None:
     tracing = open_tracing("outrider-router")
     if tracing is None:
         return
-    # Imported here: it needs what is installed only where spans are wanted.
+    # Imported here: its dependencies are installed only where spans are wanted.
     from outrider_controller.router.spans import SpanWriter
 
     writer = SpanWriter(tracing)
@@ -337,7 +337,7 @@ def _send_spans(stack: AsyncExitStack, dispatcher: Dispatcher) -> None:
 async def running_router(
     config: RouterConfig, store: MetadataStore, signals: Sequence[Signals] = ()
 ) -> AsyncIterator[RunningRouter]:
-    """Serves until the block is left; the signals given drain it. Raises OSError when the address cannot be bound."""
+    """Serves until the block is left; one of `signals` drains it. Raises OSError if the address cannot be bound."""
     ops = Ops("router", config)
     info = own_info(worker.WORKER_ROLE_ROUTER, max_sequences=config.admission.max_sessions)
     async with AsyncExitStack() as stack:
@@ -372,7 +372,7 @@ async def running_router(
         control = connect_to(Role.CONTROL, config.tls)
         follower = Follower(info.worker_id, dispatcher.steering, store, control, config.secret)
         await stack.enter_async_context(beside(follower.run(), "follow the plan"))
-        # The first request that comes is to run in its tenant's mode.
+        # The first request already must run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)
         await stack.enter_async_context(store.register(info, config.advertised(life.address), servicer.load))
         name_worker(info.worker_id)

@@ -1,8 +1,8 @@
-"""A finished request as OpenTelemetry spans: the request; below it queue, prefill and every round; below a round
-what its draft and its target did.
+"""A finished request as OpenTelemetry spans: the request; below it queue, prefill and every round; below a round the
+work of its draft and its target.
 
-Spans are made when the request has ended, on a thread of their own, so that none of it is on the path of a token.
-Neither text nor token ids are recorded.
+Spans are made when the request has ended, on a thread of their own, off the path of the tokens. Neither text nor token
+ids are recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SpanWriter:
 
     def __init__(self, tracing: Tracing) -> None:
         self.num_dropped = 0
-        """Requests without spans, because too many waited for theirs."""
+        """Requests without spans, because too many others were waiting for theirs."""
         self._tracing = tracing
         self._pool = ThreadPoolExecutor(1, "spans")
         self._room = threading.BoundedSemaphore(_MAX_PENDING)
@@ -47,7 +47,7 @@ class SpanWriter:
         self._pool.submit(self._write, ended, request)
 
     def close(self) -> None:
-        """Returns when everything is sent. Blocks."""
+        """Blocks until everything is sent."""
         self._pool.shutdown()
         self._tracing.close()
 
@@ -62,7 +62,7 @@ class SpanWriter:
 
 
 def write_spans(tracer: Tracer, ended: trace.RequestTrace, request: Request) -> None:
-    """All spans of one request, children of what its caller named."""
+    """Writes all spans of one request, as children of the caller's span."""
     start_us = ended.started_unix_us
     span = tracer.start_span(
         f"route {ended.model}",
@@ -88,7 +88,7 @@ def _write_phases(tracer: Tracer, parent: Span, ended: trace.RequestTrace) -> No
         return span
 
     def work(under: Span, one: trace.RoundTrace, begun_us: int) -> None:
-        """Of the workers: by their own durations. A draft's ends where its tokens are verified at the latest."""
+        """Spans of the workers, by their own durations. A draft's span ends at the latest where verification begins."""
         verify_us = max(begun_us, one.at_us - one.timing.verify_us)
         workers = _workers_at(ended, one.at_us)
         if one.num_drafted:
@@ -100,7 +100,7 @@ def _write_phases(tracer: Tracer, parent: Span, ended: trace.RequestTrace) -> No
     for index, one in enumerate(ended.rounds):
         begun_us = max(0, one.at_us - one.timing.round_us)
         if index == 0:
-            # The prompt's last part is run by the step that decides the first token.
+            # The step that decides the first token also runs the last part of the prompt.
             prefill_us = max(begun_us, one.at_us - one.timing.prefill_us - one.timing.verify_us)
             child(parent, "queue", 0, prefill_us, {"outrider.placing_seconds": ended.placing_us / 1e6})
             span = child(parent, "prefill", prefill_us, one.at_us, round_attributes(index, one))
@@ -111,7 +111,7 @@ def _write_phases(tracer: Tracer, parent: Span, ended: trace.RequestTrace) -> No
 
 
 def _workers_at(ended: trace.RequestTrace, at_us: int) -> dict[int, str]:
-    """By role, who had the request then."""
+    """By role, the id of the worker that had the request at `at_us`."""
     found: dict[int, str] = {}
     for event in ended.events:
         if event.at_us <= at_us and event.kind == trace.TRACE_EVENT_KIND_OPENED:
@@ -124,7 +124,7 @@ def _at(workers: Mapping[int, str], role: int) -> Attributes:
 
 
 def round_attributes(index: int, one: trace.RoundTrace) -> Attributes:
-    """What `outrider trace` shows of a round, but for the tokens. Seconds."""
+    """What `outrider trace` shows of a round, except the tokens. Times are in seconds."""
     timing = one.timing
     return {
         "outrider.round.index": index,

@@ -1,7 +1,7 @@
-"""How far a draft may ride ahead of one request. Pure: observations in, settings out; the clock is an argument.
+"""Speculation settings of one request: draft length, longest wait, run-ahead. Pure; the clock is an argument.
 
-Waiting for a draft is a bet on the steps it saves, and worth nothing when the draft takes much longer than those.
-Whether a draft is of use in a request is for `speculation_gain` to say, and across requests for the plan.
+Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether
+drafting pays within a request is measured by `speculation_gain`, and across requests by the plan.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from outrider_controller.router.run_ahead import RunAhead
 from outrider_controller.router.speculation_gain import DraftRecord, RoundSums, SpeculationGain
 from outrider_controller.router.window import Window
 
-# Forgetting per round: half of the evidence is replaced in about 23 rounds, spoken or not, so that a request
-# that stopped waiting comes back to the prior and tries again.
+# Decay per round: half of the evidence is replaced in about 23 rounds, with or without a draft, so that a request that
+# stopped waiting returns to the prior and tries again.
 _KEEP = 0.97
 _PRIOR_STEPS = 4.0
 _PRIOR_ACCEPTED = 1.0
-# What is not waited for comes a little late every time, and works for nothing: where gain and wait are about even, that
-# is worse than either. Whether a draft pays that is waited for is measured, by `speculation_gain`.
+# A draft that the target does not wait for arrives a little late each time, and its work is lost. Where gain and wait
+# are about equal that is worse than waiting, and worse than no draft; so wait longer than the gain alone pays for.
 _PATIENCE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the target and the draft of one sequence are sent."""
+    """The speculation settings sent to the target and the draft of one sequence."""
 
     max_draft_tokens: int
     max_wait_us: int
@@ -47,28 +47,28 @@ PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What client, operators and the plan let one request have."""
+    """The speculation that client, operators and the plan allow one request."""
 
     max_draft_tokens: int
     """Per step; 0 means plain decoding."""
     max_wait_us: int
     insistent: bool = False
-    """The draft is waited for, within the limit, whether or not that pays."""
+    """The target waits for the draft, within the limit, whether or not that pays."""
     weight: float = 1.0
-    """What a saved token is worth."""
+    """Value of a saved token, relative to other requests."""
     saving: float = 0.5
-    """Of a round, in plain rounds, as it is believed."""
+    """Expected saving of a round, in plain rounds."""
     min_acceptance: float | None = None
-    """Of the last 200 verified tokens: with less, the rest of the request is decoded plainly."""
+    """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
     draft: str | None = None
-    """The version to be drafted with; None: any."""
+    """The draft version to use; None: any."""
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
-    """Longest wait that the expected gain pays for: one step's time per token expected to be accepted, and half more.
+    """Longest useful wait in µs: one step per token expected to be accepted, times `_PATIENCE`, at most `cap_us`.
 
-    A draft that takes longer is not waited for, and none while a duration is unknown, which is 0: what comes of that
-    may be long, and a plain round tells both.
+    0, no wait, for a draft that takes longer, and while a duration is unknown (0): the wait could be long, and a round
+    without it measures both durations.
     """
     if step_us <= 0 or turnaround_us <= 0:
         return 0
@@ -78,17 +78,17 @@ def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float,
 
 @dataclass(slots=True)
 class _Times:
-    """How long a target's step takes, and a draft's answer. 0 while unknown: until then another request's holds."""
+    """How long a target's step and a draft's answer take. Starts from other requests' times; 0 while unknown."""
 
     step_us: float = 0.0
     turnaround_us: int = 0
-    """From a commit to the draft that answers it.
+    """From a commit to the draft that answers it: the shortest of the last few.
 
-    The best of the last few: a draft that is not waited for is still busy with the commit before, and answers in
-    up to twice its time. By that measure it would never be waited for again.
+    A draft that the target does not wait for is still busy with the previous commit, and answers in up to twice its
+    time. By that measure the target would never wait for it again.
     """
     answers_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
-    """The last few of this draft to this request."""
+    """The last few turnarounds of this draft for this request."""
 
     def stepped(self, step_us: float, rounds: int) -> None:
         kept = 0.8**rounds
@@ -101,7 +101,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Acceptance:
-    """Drafted tokens that a step accepts, from a prior and the steps since; earlier ones fade."""
+    """Drafted tokens accepted per step, from a prior and the steps since, with decay."""
 
     steps: float = _PRIOR_STEPS
     accepted: float = _PRIOR_STEPS * _PRIOR_ACCEPTED
@@ -118,14 +118,14 @@ class _Acceptance:
 
 @dataclass(slots=True)
 class SpeculationController:
-    """What one request's draft has shown so far, and the setting that follows."""
+    """Measurements of one request's draft, and the setting that follows from them."""
 
     config: PolicyConfig
     allowed: Allowance
     workers_limit: int = 0
-    """Most drafted tokens per step that both workers can do; 0 without a draft."""
+    """Most drafted tokens per step that both workers support; 0 without a draft."""
     unanswered: int = 0
-    """Rounds in which the draft was waited for, and has sent nothing since."""
+    """Rounds in which the target waited, since the draft last sent something."""
     sent: Setting = PLAIN
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
@@ -146,9 +146,9 @@ class SpeculationController:
         return min(self.workers_limit, self.allowed.max_draft_tokens)
 
     def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Setting:
-        """A draft was opened, and is waited for as earlier requests found worthwhile, once the target has received it.
+        """A draft was opened. The first wait follows from the times of earlier requests.
 
-        `record` is the draft's; without it, the draft is the one there was.
+        `record` is the draft's; without it, the draft is the same as before.
         """
         self.workers_limit = workers_limit
         known = self.gain.record if record is None else record
@@ -160,7 +160,7 @@ class SpeculationController:
         return self.sent
 
     def allow(self, allowed: Allowance) -> Setting | None:
-        """What is allowed has changed. Returns a setting to send when that makes a difference now."""
+        """The allowance has changed. Returns the setting to send if it changes too."""
         was, before, self.allowed = self.limit, self.allowed, allowed
         if (self.gain.resting and allowed.insistent) or (self.limit and not was):
             self._begin(self.gain.record)
@@ -182,10 +182,10 @@ class SpeculationController:
         return self.sent
 
     def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Setting | None:
-        """A round that the session has taken. Returns a setting to send when it changes noticeably.
+        """A round that was applied to the request. Returns a setting to send when it changes noticeably.
 
-        Unless it `decides`, the round is kept for the next one that does: to decide costs more than all else about a
-        round.
+        Without `decides` the round is only added to the sums for the next decision: to decide costs more than
+        everything else in a round.
         """
         if self._off:
             self._committed_us = None
@@ -195,8 +195,8 @@ class SpeculationController:
             if decides:
                 self._learn(self._seen)
                 self._seen = RoundSums()
-        # Otherwise the first commit after an opening: its step read a prompt, or the end of one.
-        # One for which it did not wait was perhaps made before the setting arrived.
+        # Otherwise it is the first commit after an opening: its step included prefill.
+        # A commit without a wait was perhaps made before the target received the setting, so it does not count.
         self.unanswered += done.wait_us > 0
         self._committed_us = now_us
         if not decides:
@@ -212,10 +212,10 @@ class SpeculationController:
                 self.run_ahead.round(step_us=times.step_us, turnaround_us=times.turnaround_us, rounds=seen.rounds)
         gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
         if was_resting and not gain.resting:
-            # It has to read what was committed meanwhile.
+            # The draft must first prefill the tokens committed meanwhile.
             self._forget_draft()
         if self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance):
-            # What earlier texts gave the draft credit for says little of this one: time decides, within a few rounds.
+            # Savings in earlier requests predict little for this text: measured time decides, within a few rounds.
             gain.known = min(gain.known, 0.0)
         times.stepped(step_us, seen.rounds)
         gain.record.step_us = times.step_us
@@ -228,12 +228,12 @@ class SpeculationController:
         self.times.forget_draft(self.gain.record.turnaround_us)
 
     def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
-        """The draft is at work: its last answer to a commit came `answer_us` after it, and took `compute_us`.
+        """The draft works: its last answer came `answer_us` after the commit and took `compute_us` to compute.
 
-        `answer_us` is 0 where it answered nothing. What follows from it is found with the next commit.
+        `answer_us` is 0 where it answered nothing. The setting is decided with the next commit.
         """
         if self.gain.resting:
-            # Sent before it received that it may rest.
+            # Sent before the draft received the setting to rest.
             return
         if answer_us > 0:
             self.run_ahead.answered(num_tokens, compute_us)
@@ -242,7 +242,7 @@ class SpeculationController:
 
     @property
     def _off(self) -> bool:
-        """Drafts are not allowed here. Once below the tenant's floor that is so for good: the window stays as it is."""
+        """Drafts are not allowed. Below the tenant's floor this is final: without drafts the window stays the same."""
         least = self.allowed.min_acceptance
         if least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least:
             return True
@@ -267,7 +267,7 @@ class SpeculationController:
         )
 
     def _change(self) -> Setting | None:
-        """What to send, if it is noticeably other than what was sent."""
+        """The setting to send, if it differs noticeably from the last one sent."""
         wanted = self._wanted()
         if wanted.like(self.sent):
             return None
@@ -276,5 +276,5 @@ class SpeculationController:
 
 
 def _alike(one: int, other: int) -> bool:
-    """Whether they differ by less than a quarter, neither being 0: that is not worth a message."""
+    """Whether they are equal, or differ by at most a quarter and neither is 0."""
     return one == other or (0 < 3 * one <= 4 * other and 3 * other <= 4 * one)

@@ -1,8 +1,8 @@
-"""Whether a draft pays within one request, in time: what a round brought against what plain decoding brings. Pure.
+"""Whether a draft saves time within one request, compared with plain decoding. Pure.
 
-Counted in plain rounds: a round that committed three tokens and took as long as two plain ones saved one. While a draft
-costs the request more than it saves it rests there, and the target decodes plainly; then it is tried again, after twice
-as many tokens each time that it fails. What each round saved is evidence for the plan, which decides across requests.
+The unit is the plain round: a round that committed three tokens in the time of two plain ones saved one. A draft that
+costs the request more than it saves rests: the target decodes plainly. Then the draft is tried again, after twice as
+many tokens each time that it fails. The savings of all rounds are evidence for the plan, which decides across requests.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from outrider.protocol.rounds import Round
 
 from outrider_controller.autoscaler.evidence import Evidence
 
-# In mid-request a draft that has rested must read again all there is, beside a target that is decoding.
+# A draft that has rested must prefill the whole sequence again while the target decodes.
 FIRST_REST_TOKENS = 128
 LONGEST_REST_TOKENS = 512
 MEASURING_TOKENS = 8
-"""Committed plainly to see what a plain round takes."""
+"""Tokens decoded plainly to measure a plain round."""
 _MIN_ROUNDS = 3
-"""Of a trial, before it can fail."""
-# What was known before counts as much as so many rounds: a few unlucky ones do not condemn a draft that has paid.
+"""Rounds of a trial before it can fail."""
+# Earlier knowledge counts as much as this many rounds, so that a few bad rounds do not stop a draft that has paid.
 _KNOWN_ROUNDS = 24.0
-# Forgetting per round: of what this request has shown, and of what was known before.
+# Decay per round of this request's measurements, and of earlier knowledge.
 _KEEP = 0.93
 _KEEP_KNOWN = 0.975
-# A saving smaller than this is not believed before a plain round was measured with the draft at rest. Beside a busy one
-# it takes longer, most of all where both share a memory, and the draft would be credited with that.
+# A smaller saving is not believed before a plain round was measured with the draft at rest. Next to a busy draft a
+# step takes longer, most of all where both share a memory, and the draft would get credit for that.
 _CLEAR_SAVING = 0.35
 _MEASURE_AFTER_ROUNDS = 6
-# Rounds after which a draft that is never in time counts for what it costs the target.
+# Rounds after which a draft that is never in time is counted by what it costs the target.
 _MAX_LATE_ROUNDS = 8
 
 
 @dataclass(slots=True)
 class RoundSums:
-    """Of one request's rounds since the last decision."""
+    """Sums over one request's rounds since the last decision."""
 
     rounds: int = 0
     tokens: int = 0
@@ -46,7 +46,7 @@ class RoundSums:
     draft_us: int = 0
     us: int = 0
     step_us: int = 0
-    """Of all their steps."""
+    """Time of all their target steps."""
 
     def add(self, done: Round, us: int) -> None:
         self.rounds += 1
@@ -62,23 +62,23 @@ class RoundSums:
 
 @dataclass(slots=True)
 class DraftRecord:
-    """What one version of a draft has shown to one tenant at one target: shared by the requests that it serves."""
+    """Measurements of one draft version for one tenant at one target model, shared by the requests that it serves."""
 
     evidence: Evidence = field(default_factory=Evidence)
     """Since it was last taken."""
     saving: float | None = None
-    """Of a round of late, in plain rounds: the plan takes longer to see a busy machine."""
+    """Saving of recent rounds, in plain rounds per round. It shows a busy machine sooner than the plan does."""
     plain_share: float = 1.0
-    """A plain round with the draft at rest, in steps beside a busy draft."""
+    """Time of a plain round with the draft at rest, relative to a target step next to a busy draft."""
     measured: bool = False
-    """Whether that was ever seen."""
+    """Whether `plain_share` was measured."""
     step_us: float = 0.0
-    """Of the target's steps beside it, as a request saw them last; 0 while unknown."""
+    """Time of a target step with this draft, as the last request measured it; 0 while unknown."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
 
     def rested(self, share: float) -> None:
-        """One plain round, in steps beside a busy draft."""
+        """Adds the time of a plain round, relative to a step next to a busy draft."""
         share = min(max(share, 0.25), 1.5)
         self.plain_share = 0.8 * self.plain_share + 0.2 * share if self.measured else share
         self.measured = True
@@ -90,16 +90,16 @@ class DraftRecord:
 
 @dataclass(slots=True)
 class SpeculationGain:
-    """One request's view of it."""
+    """The gain of drafting in one request, and whether its draft rests."""
 
     record: DraftRecord = field(default_factory=DraftRecord)
     known: float = 0.5
-    """Saving of a round as it was believed before this request, in plain rounds."""
+    """Saving of a round expected from earlier requests, in plain rounds."""
     resting: bool = False
     _rest_tokens: int = FIRST_REST_TOKENS
-    """How long it rests when it fails the next time."""
+    """Length of the next rest, in tokens."""
     _step_us: float = 0.0
-    """With the draft at work."""
+    """Time of a target step while the draft works."""
     _rounds: float = 0.0
     _saved: float = 0.0
     _num_late: int = 0
@@ -110,8 +110,8 @@ class SpeculationGain:
 
     @property
     def saving(self) -> float:
-        """Of a round, in plain rounds; below 0 it costs more than it brings."""
-        # What was known is of drafts that came in time.
+        """Of a round, in plain rounds; below 0 drafting costs more than it saves."""
+        # `known` was measured on drafts that came in time.
         known = 0.0 if self._mostly_late else _KNOWN_ROUNDS
         return (known * self.known + self._saved) / max(known + self._rounds, 1.0)
 
@@ -126,7 +126,7 @@ class SpeculationGain:
         self._enter(resting=False)
 
     def round(self, seen: RoundSums, *, draft_active: bool, may_rest: bool = True) -> None:
-        """`draft_active`: the draft is at work, not still busy with the prompt."""
+        """`draft_active`: the draft proposes, it does not still prefill."""
         rounds, step_us = seen.rounds, seen.step_us / seen.rounds
         if self.resting:
             self._rested(seen)
@@ -155,7 +155,7 @@ class SpeculationGain:
                 self._decide(record)
 
     def _in_time(self, count: int, rounds: int) -> bool:
-        """False until its first draft was verified: it has yet to catch up. Unless it never does."""
+        """False until its first proposal was verified, while it catches up; but for `_MAX_LATE_ROUNDS` at most."""
         self._num_in_time += count
         self._num_late += rounds - count
         return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
@@ -166,8 +166,7 @@ class SpeculationGain:
         saving = self.saving
         if saving < 0:
             self._enter(resting=True)
-            # What it failed for may be over when it is tried again, a busy machine for one: that trial counts by
-            # itself.
+            # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
             self.known = 0.0
         elif not record.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
             self._enter(resting=True)
@@ -176,7 +175,7 @@ class SpeculationGain:
             self._rest_tokens = FIRST_REST_TOKENS
 
     def _rested(self, seen: RoundSums) -> None:
-        # The first such round began with the draft at work.
+        # The first plain round began while the draft still worked.
         if self._num_rested and self._step_us:
             self.record.rested(seen.us / seen.rounds / self._step_us)
         self._num_rested += seen.rounds

@@ -1,6 +1,6 @@
-"""Sends requests under way other settings: when their rounds say so, and when the plan does.
+"""Sends new settings for running requests to the targets, after their rounds and after changes of the plan.
 
-`speculation` decides within one request and `policy` says what it may have; here both meet the targets.
+`speculation` decides within one request, and `policy` bounds what it may decide.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from outrider_controller.router.tracing import now_us
 log = logging.getLogger(__name__)
 
 PLAN_EVERY_S = 1.0
-# How long a target's last word on its price is believed.
+# How long a target's last reported price is used.
 _PRICE_S = 2.0
-# Of one target's sequences, those whose settings are decided on after one step; the others' turn comes. To decide costs
-# as much as all else about a round, and where many share a target a few rounds' delay is little of an answer.
+# Sequences of one target whose settings are decided after one step; the others follow in turn. A decision costs as much
+# as the rest of a round, and where many sequences share a target, a few rounds' delay matters little to each.
 _DECISIONS_PER_STEP = 8
 
 
 class Steering:
-    """Of all requests of one router."""
+    """The settings of all requests of one router."""
 
     def __init__(self, policy: Policy, fleet: Fleet, table: SequenceTable, telemetry: RouterTelemetry) -> None:
         self.policy = policy
@@ -43,7 +43,7 @@ class Steering:
         self._telemetry = telemetry
 
     def after_step(self, counted: Sequence[tuple[ActiveRequest, DraftSequence | None, Round]], at_us: int) -> None:
-        """What follows from one step's rounds, each with the draft that it had, if any."""
+        """Decides from the rounds of one step, each with the draft that it had, if any."""
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for active, draft, done in counted:
@@ -65,7 +65,7 @@ class Steering:
                 self._table.set_speculation(active, setting)
 
     def plan_changed(self, cells: Collection[Cell]) -> None:
-        """What was decided anew holds for requests under way as for those to come."""
+        """Applies new decisions to running requests too."""
         for active in list(self._table.requests) if cells else ():
             request = active.request
             if self.policy.decides(cells, request.tenant, request.model):
@@ -76,7 +76,7 @@ class Steering:
                     active.events.wake()
 
     def target_states(self) -> dict[str, TargetState]:
-        """What a plan has to know of the fleet, by model."""
+        """What a plan needs to know of the fleet, by model."""
         fleet, now_s, states = self._fleet, now_us() / 1e6, {}
         drafts = [d for d in fleet.drafts.values() if d.leased and fleet.loads.takes_work(d)]
         for target in fleet.targets.values():
@@ -93,7 +93,7 @@ class Steering:
         return states
 
     async def keep_planning(self) -> NoReturn:
-        """While no control plane does."""
+        """Plans while no control plane does."""
 
         async def replan_and_rest() -> None:
             self.plan_changed(self.policy.replan(self.target_states(), asyncio.get_running_loop().time()))
@@ -102,5 +102,5 @@ class Steering:
         def failed(error: Exception) -> None:
             log.error("planning failed", exc_info=error)
 
-        # The last plan holds.
+        # After an error the last plan stays in force.
         await keep_running(replan_and_rest, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)

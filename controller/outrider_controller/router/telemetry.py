@@ -1,4 +1,4 @@
-"""What the router tells operators: counters, log lines and the shared events stream. Token ids appear in none."""
+"""The router's counters, log lines and entries in the shared events stream. None contains token ids."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RouterTelemetry:
             "outrider_failover", "Sequences opened again on another worker.", ["role"], registry=registry
         )
         for role in ("target", "draft"):
-            # 0 from the start: the first event of a counter that begins with it is no increase.
+            # 0 from the start: in a counter that begins with its first event, Prometheus sees no increase.
             self._failovers.labels(role)
         self._rejected = Counter(
             "outrider_admission_rejected", "Requests refused before any token.", ["tenant", "reason"], registry=registry
@@ -65,7 +65,7 @@ class RouterTelemetry:
         self.events = EventWriter(events)
 
     def rounds(self, done: list[Round]) -> None:
-        """Those of one engine step."""
+        """Records the rounds of one engine step."""
         phases, queue, other, draft = self._phases, [], [], []
         for one in done:
             queue.append(one.queue_us / 1e6)
@@ -89,21 +89,21 @@ class RouterTelemetry:
 
     @contextmanager
     def queued(self, tenant: str, model: str) -> Iterator[None]:
-        """Around a wait for a place."""
+        """Counts a request as waiting for a place during the block."""
         with self._queued.labels(self._tenants(tenant), model).track_inprogress():
             yield
 
     def waited(self, tenant: str, model: str, seconds: float) -> None:
-        """A request got its place after so long."""
+        """A request got its place after `seconds`."""
         self._queued.labels(self._tenants(tenant), model)  # 0 from its first request on, not absent until one waits
         self._waited.labels(self._tenants(tenant)).observe(seconds)
 
     def failover(self, role: str) -> None:
-        """A sequence was opened again."""
+        """A sequence was opened again on another worker."""
         self._failovers.labels(role).inc()
 
     def revision_changed(self, worker_id: str, request: Request, before: str, after: str) -> None:
-        """An answer goes on with the same weights in another arithmetic."""
+        """An answer continues with the same weights in another arithmetic."""
         log.warning("a request goes on as %s, no longer as %s", after, before, extra=_of(request, worker_id))
         self._event(EventKind.REVISION_CHANGED, worker_id, request, f"{before} to {after}")
 
@@ -128,5 +128,5 @@ class RouterTelemetry:
 
 
 def _of(request: Request, worker_id: str) -> dict[str, str]:
-    """The fields of a line about a request."""
+    """The fields of a log line about a request."""
     return {"request_id": request.request_id, "tenant": request.tenant, "worker": worker_id}

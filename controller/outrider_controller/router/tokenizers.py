@@ -1,4 +1,4 @@
-"""A model's tokenizer, passed on from a target to a gateway. Keeps nothing: gateways keep them by their hash."""
+"""Passes a model's tokenizer from a target to a gateway. Keeps none: gateways cache them by their hash."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TIMEOUT_S = 60.0
 
 
 async def tokenizer_chunks(fleet: Fleet, model: str, sha256: str) -> AsyncIterator[bytes]:
-    """From the first live target that has it. Raises NotFound where none has, Unavailable where that one breaks off."""
+    """From the first live target that has it. Raises NotFound when none has, Unavailable if that target breaks off."""
     for target in fleet.targets.values():
         if target.up and target.info.model == model and target.info.tokenizer_sha256 == sha256:
             break
     else:
         raise NotFound(f"no live target of {model[:200]!r} has this tokenizer", field="tokenizer_sha256")
-    # A connection of its own: the target's other one carries what people wait for.
+    # A separate connection, so that it does not delay the commits on the target's stream.
     async with fleet.connect(target.address) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         request = target_pb2.TargetServiceGetTokenizerRequest()

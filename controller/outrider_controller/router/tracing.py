@@ -1,6 +1,6 @@
-"""What became of each request, round by round, while it runs and for a while after. Bounded; never holds a prompt.
+"""Traces of requests, round by round, while they run and for a while after. Bounded; never holds a prompt.
 
-`TraceServicer` answers who asks. Spans for a collector are made in `spans`.
+`TraceServicer` serves them. Spans for a collector are made in `spans`.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from outrider_controller.router.speculation import Setting
 SERVICE = "outrider.rpc.v1.TraceService"
 _MAX_EVENTS = 64
 MAX_LISTED = 10_000
-"""Requests under way in one answer."""
+"""Most running requests listed in one answer."""
 
 
 def now_us() -> int:
-    """The clock of everything a router times: its event loop's, monotonic, so that a simulation's is kept too."""
+    """The router's only clock for durations: its event loop's, monotonic, which a simulation can replace."""
     return int(asyncio.get_running_loop().time() * 1e6)
 
 
 OnEnd = Callable[["KeptTrace", Request], None]
-"""Told of each request that has ended. Must not block."""
+"""Called for each request that has ended. Must not block."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptTrace:
-    """One request's trace. Its messages are made when somebody asks."""
+    """One request's trace. Its messages are built only when they are read."""
 
     request_id: str
     head: bytes
-    """A RequestTrace without rounds."""
+    """A serialized RequestTrace without rounds."""
     rounds: Sequence[Round]
 
     def message(self) -> trace.RequestTrace:
@@ -59,7 +59,7 @@ class KeptTrace:
 
 
 class Recorder:
-    """One request's trace under way. Times are of the router's monotonic clock, in microseconds."""
+    """The trace of a running request. Times are of the router's monotonic clock, in microseconds."""
 
     def __init__(self, config: TraceConfig, request: Request, router_id: str, now_us: int, unix_us: int) -> None:
         self.request = request
@@ -99,7 +99,7 @@ class Recorder:
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
     def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
-        """One commit that counted."""
+        """Adds one applied commit."""
         if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens
         if len(self._rounds) >= self._max_rounds:
@@ -112,17 +112,17 @@ class Recorder:
         self._rounds.append(done)
 
     def ended(self, error: str, now_us: int) -> None:
-        """`error` is the reason of what ended the call, empty when the request is finished."""
+        """`error` is the reason why the call ended, unused when the request is finished."""
         self.trace.running = False
         if not self._record_tokens:
-            # Not earlier: others read the rounds of a request that runs, and a copy of each costs as much as a round.
+            # Not earlier: while the request runs, others read its rounds, and copying one costs as much as a round.
             self._rounds = [_without_tokens(done) for done in self._rounds]
         self._update(now_us)
         if not self.trace.finish_reason:
             self.trace.error = error or "CANCELLED"
 
     def kept(self, now_us: int) -> KeptTrace:
-        """As it stands."""
+        """The trace as of now."""
         self._update(now_us)
         rounds = self._rounds
         if self.trace.running and not self._record_tokens:
@@ -135,14 +135,14 @@ class Recorder:
         )
 
     def work(self) -> Work:
-        """What it has come to."""
+        """The sums of the request so far."""
         state, workers = self._state, tuple(self._on.values())
         if state is None:
             return Work(self.request.tenant, workers, 0, RequestStats())
         return Work(self.request.tenant, workers, len(state.committed) - self.trace.resumed_tokens, state.stats)
 
     def running(self, now_us: int) -> trace.RunningSequence:
-        """As a line of a list."""
+        """Its entry in the list of running requests."""
         work, request = self.work(), self.request
         return trace.RunningSequence(
             request_id=request.request_id,
@@ -193,13 +193,13 @@ def _without_tokens(done: Round) -> Round:
 
 
 class Traces:
-    """One router's traces: of all requests that run, and of the last that have ended."""
+    """One router's traces: of all running requests, and of those that ended last."""
 
     def __init__(self, config: TraceConfig) -> None:
         self.router_id = ""
         self.on_end: OnEnd = lambda ended, request: None
         self._config = config
-        # In the order in which they came.
+        # In the order of arrival.
         self._running: dict[Recorder, None] = {}
         self._activity = Activity()
         self._ended: deque[KeptTrace] = deque()
@@ -233,7 +233,7 @@ class Traces:
         return sorted(known, key=lambda found: found.started_unix_us)
 
     def running(self, request: trace.GetActivityRequest, now_us: int) -> trace.GetActivityResponse:
-        """What runs, as far as it was asked for, and the sums of all."""
+        """The running requests that match `request`, and the sums of all."""
         fitting = [recorder for recorder in self._running if recorder.fits(request)]
         return trace.GetActivityResponse(
             sequences=[recorder.running(now_us) for recorder in fitting[: request.max_sequences]],

@@ -1,6 +1,6 @@
-"""What tenants use: sums over the rounds of their requests, and the task that writes them to the ledger.
+"""The tenants' usage: sums over the rounds of their requests, and the task that writes them to the ledger.
 
-Workers say what each sequence took of their time; a router knows whose it was.
+Workers report how much of their time each sequence took; the router knows its tenant.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 OTHERS = "_other"
 """No tenant can have this name."""
 MAX_TENANTS = 10_000
-"""That are counted apart in an hour; the rest together."""
+"""Most tenants counted separately in an hour; the rest are counted together."""
 _MAX_WAITING_HOURS = 24
 _WRITE_EVERY_S = 10.0
-# Of a share, and of the times of its steps.
+# Rounding error of a share and of the times of its steps.
 _ROUNDED_US = 2
 
 
@@ -44,10 +44,10 @@ class UsageSums:
         self.sums: dict[str, TenantUsage] = {}
 
     def round(self, tenant: str, commit: sequence.Commit, done: Round, prompt_len: int = 0) -> None:
-        """One commit, which `done` was read from. `prompt_len`: of the request, if it is still open.
+        """Adds one commit; `done` was read from it. `prompt_len`: of the request, if it is still open.
 
-        What only the bill needs is read here, once: a field that goes through a record of the round costs four times
-        as much. A target that says that a sequence took more than its steps is not believed.
+        Fields that only usage needs are read from `commit`: to copy a field into `Round` first costs four times as
+        much. A sequence's share of a target's time is bounded by the time of its steps.
         """
         usage = self.sums.get(tenant) or self._begin(tenant)
         if done.base_len == prompt_len:
@@ -78,13 +78,13 @@ class UsageSums:
             usage.draft_wasted_us += commit.draft_stats.share_us - useful_us
 
     def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
-        """What workers spent on a sequence after its last commit."""
+        """Adds the time that workers spent on a sequence after its last commit."""
         usage = self.sums.get(tenant) or self._begin(tenant)
         usage.target_useful_us += used.share_us
         usage.draft_wasted_us += used.draft_share_us
 
     def take_all(self) -> dict[str, TenantUsage]:
-        """The sums, which begin anew."""
+        """Returns the sums and resets them."""
         sums, self.sums = self.sums, {}
         return sums
 
@@ -93,7 +93,7 @@ class UsageSums:
 
 
 class LedgerWriter:
-    """Writes one router's sums every 10 s while it is `running`. While Redis is away, they wait here, by hours."""
+    """Writes one router's sums every 10 s while it is `running`. While Redis is away it keeps them by hour."""
 
     def __init__(
         self, usage: UsageSums, ledger: Ledger, router_id: str, wall_clock: Callable[[], float] = time.time
@@ -104,13 +104,13 @@ class LedgerWriter:
         self._wall_clock = wall_clock
         self._hour = self._now_hour
         self._written: dict[str, TenantUsage] = {}
-        """Of the hour under way, what Redis has."""
+        """The sums of the present hour that Redis has."""
         self._waiting: dict[int, dict[str, TenantUsage]] = {}
-        """Of hours that are over, what Redis has not taken."""
+        """The sums of past hours that Redis does not have yet."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Writes during the block, and at its end what is left."""
+        """Writes during the block, and the rest at its end."""
         try:
             async with beside(self._run(), "ledger writer"):
                 yield
@@ -119,13 +119,13 @@ class LedgerWriter:
 
     async def flush(self) -> None:
         """Writes what has changed since the last time."""
-        # A clock that was set back into an earlier hour stays in this one: new sums of that would replace larger ones.
+        # If the clock is set back, the hour stays: new, smaller sums of an earlier hour would replace its larger ones.
         if (hour := self._now_hour) > self._hour:
             self._begin(hour)
         for past in list(self._waiting):
             if await self._ledger.write(past, self._router_id, self._waiting[past]):
                 del self._waiting[past]
-        # Compared here, so that a round need not say that it changed something.
+        # Compared here, so that a round need not mark what it changed.
         changed = {
             tenant: replace(usage) for tenant, usage in self._usage.sums.items() if usage != self._written.get(tenant)
         }
@@ -138,7 +138,7 @@ class LedgerWriter:
             try:
                 await self.flush()
             except Exception:
-                # Sums go on, and are written by the next turn.
+                # The sums are kept, and the next turn writes them.
                 log.exception("usage was not written")
 
     def _begin(self, hour: int) -> None:

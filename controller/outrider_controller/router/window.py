@@ -1,8 +1,8 @@
-"""The last drafted tokens of a request that were verified: an alarm, and a floor where a tenant's policy wants one.
+"""The acceptance of a request's last verified tokens: an alarm, and a floor where a tenant's policy sets one.
 
-Acceptance alone does not say whether a draft pays, so below one half it only takes from the request the credit that
-earlier requests gave its draft: time decides then, within a few rounds. Below a tenant's floor the request decodes
-plainly, so that is an alarm too.
+Acceptance alone does not show whether a draft pays. Below one half, the request only drops the saving expected from
+earlier requests, so that its own measured times decide within a few rounds. Below a tenant's floor it decodes plainly,
+so that is an alarm too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ ALARM = 0.5
 @dataclass(slots=True)
 class Window:
     low: bool = False
-    """Full, and fewer of its tokens were accepted than half, or than the tenant's floor where that is higher."""
+    """The window is full, and its acceptance is below one half, or below the tenant's floor where that is higher."""
     _parts: deque[tuple[int, int]] = field(default_factory=deque)
     _verified: int = 0
     _accepted: int = 0
 
     @property
     def acceptance(self) -> float | None:
-        """None until enough was verified."""
+        """None until `SIZE` tokens were verified."""
         return self._accepted / self._verified if self._verified >= SIZE else None
 
     def add(self, verified: int, accepted: int, floor: float | None = None) -> bool:
-        """Some rounds' tokens, and the tenant's floor. True when it has become low with them."""
+        """Adds some rounds' tokens. `floor`: the tenant's. Returns whether the acceptance has become low with them."""
         if not verified:
             return False
         self._parts.append((verified, accepted))
