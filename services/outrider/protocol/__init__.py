@@ -1,1 +1,1 @@
-"""What the messages between processes mean: their bounds, checks and records. Opens no connection."""
+"""The messages between processes: their bounds, checks and records. Opens no connection."""

@@ -1,4 +1,4 @@
-"""Between what is on the wire and what the code works with. Everything a peer sent is checked here.
+"""Converts between messages and the types that the code uses. Everything a peer sent is checked here.
 
 Errors are `InvalidRequest` and name the field as the peer would write it, such as `sampling.top_p`.
 """
@@ -33,7 +33,7 @@ def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "samplin
 
 
 def sampling_to_proto(params: SamplingParams) -> sequence_pb2.Sampling:
-    """Rounds to single precision: what comes out of `sampling_from_proto` goes back in without loss."""
+    """Rounds to single precision. The result of `sampling_from_proto` converts back without loss."""
     return sequence_pb2.Sampling(
         temperature=params.temperature,
         top_k=params.top_k,

@@ -1,6 +1,6 @@
-"""Drafts on their way to being verified: which of them a round verified, and what those took. Pure.
+"""Drafts that wait for verification: which of them a round verified, and what their drafting took. Pure.
 
-Kept by the target for each sequence that it has opened at a draft.
+The target keeps one log for each sequence that it has opened at a draft.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from dataclasses import dataclass, field
 from outrider.protocol.limits import MAX_DURATION_US
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
-# Not yet verified. A draft that says more than that between two commits wastes its words.
+# Drafts not yet verified that are remembered. Between two commits a draft should never send more.
 _MAX_SENT = 256
 
 
 @dataclass(slots=True, eq=False)
 class SentDraft:
-    """One message that proposed something."""
+    """One message with proposed tokens."""
 
     serial: int
     epoch: int
     base_len: int
     end: int
     at_us: int
-    """When it was handed on."""
+    """When it was passed to the worker."""
     draft_us: int
     compute_us: int
     wire_us: int
-    """Commit to draft worker and draft back."""
+    """Network time: of the commit to the draft worker and of the draft back."""
     source: str
 
 
 @dataclass(slots=True)
 class DraftLog:
-    """Of one opening of one sequence at a draft."""
+    """The log of one opening of one sequence at a draft."""
 
     _serial: int = 0
     _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
-    """Committed length and time of what the draft was told last: which one it answers is told by where it begins."""
+    """Committed length and time of the last openings and commits sent; a draft answers the one at its base_len."""
     _sent: list[SentDraft] = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
-        """Whether any is still to be verified."""
+        """Whether any draft is still to be verified."""
         return bool(self._sent)
 
     def asked(self, committed_len: int, now_us: int) -> None:
-        """The draft was told of the tokens below `committed_len`: by an opening or a commit."""
+        """The draft was sent the tokens below `committed_len`, in an opening or a commit."""
         self._asked.append((committed_len, now_us))
 
     def number(self, draft: sequence.Draft) -> None:
-        """1, 2, …: by this a commit names it."""
+        """Numbers the draft 1, 2, …; a commit refers to it by this number."""
         self._serial += 1
         draft.serial = self._serial
 
     def add(self, draft: sequence.Draft, base_len: int, num_tokens: int, now_us: int) -> int:
-        """Remembers a numbered draft for the round that will judge it.
+        """Remembers a numbered draft for the round that will verify it.
 
-        Returns how long ago it was asked for; 0 where nobody asked, or that is forgotten.
+        Returns how many µs ago the commit that it answers was sent; 0 if it answers none, or that is forgotten.
         """
         answer_us = 0 if draft.run_ahead else self._since_asked_us(base_len, now_us)
         if num_tokens:
@@ -76,9 +76,10 @@ class DraftLog:
         return answer_us
 
     def take_verified(self, base_len: int, num_drafted: int, serial: int, committed_len: int) -> list[SentDraft]:
-        """What brought the drafted tokens of a round, in order; `serial`: of the last of them.
+        """The messages that brought the drafted tokens of a round, in order. `serial`: number of the last of them.
 
-        A draft is charged to the first round that verified a part of it. What the round left behind is forgotten too.
+        A draft is charged to the first round that verified a part of it. Drafts that the commit has passed are
+        forgotten.
         """
         verified = self._verified(base_len, base_len + num_drafted, serial) if num_drafted else []
         self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in verified]
@@ -101,8 +102,7 @@ class DraftLog:
 
 
 def drafted_us(verified: Sequence[SentDraft]) -> tuple[int, int, int]:
-    """What they took their draft, of that the time in which it worked on them, and what the last answer spent on its
-    way. Each fits a message.
+    """Total draft time, the compute part of it, and the network time of the last answer, in µs. Each fits a message.
     """
     draft_us = compute_us = wire_us = 0
     for sent in verified:
@@ -113,5 +113,5 @@ def drafted_us(verified: Sequence[SentDraft]) -> tuple[int, int, int]:
 
 
 def clamp_us(value_us: int) -> int:
-    """Into what may be said of a duration."""
+    """Clamps a duration to the range that messages allow."""
     return value_us if 0 <= value_us <= MAX_DURATION_US else max(0, min(value_us, MAX_DURATION_US))

@@ -1,4 +1,5 @@
-"""Domain errors on a stream that goes on: of one sequence, of one call. Those that end a call are `rpc/status.py`'s."""
+"""Errors of one sequence or one call, as messages on a stream that continues. `rpc/status.py` has those that end an
+RPC."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from outrider.rpc.v1 import router_pb2, sequence_pb2
 def to_sequence_error(sequence_id: int, error: Exception) -> sequence_pb2.SequenceError:
     """The error as one sequence's own end on a worker's stream."""
     if not isinstance(error, OutriderError):
-        # The message of an unforeseen error could quote a prompt; its kind is all that leaves the worker.
+        # The message of an unforeseen error could quote a prompt, so only its type leaves the worker.
         error = InternalError(f"{type(error).__name__} in a step")
     return sequence_pb2.SequenceError(
         sequence_id=sequence_id,
@@ -24,7 +25,7 @@ def to_sequence_error(sequence_id: int, error: Exception) -> sequence_pb2.Sequen
 
 
 def from_sequence_error(message: sequence_pb2.SequenceError) -> OutriderError:
-    """What a worker said about one sequence. An unknown code reads as UNKNOWN."""
+    """A worker's error about one sequence. An unknown code reads as UNKNOWN."""
     return make_error(
         Code(message.code),
         message.message[:MAX_MESSAGE_CHARS],
@@ -47,7 +48,7 @@ def to_route_error(call_id: int, error: OutriderError) -> router_pb2.RouteError:
 
 
 def from_route_error(message: router_pb2.RouteError) -> OutriderError:
-    """What a router said about one call. An unknown code reads as UNKNOWN."""
+    """A router's error about one call. An unknown code reads as UNKNOWN."""
     return make_error(
         Code(message.code),
         message.message[:MAX_MESSAGE_CHARS],

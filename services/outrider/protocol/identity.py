@@ -1,4 +1,4 @@
-"""Who a process says it is: which versions of the protocol it speaks, which release it is of, and its own name."""
+"""A process's identity: the protocol versions that it speaks, its release, and its id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from outrider.rpc.v1 import worker_pb2
 
 @dataclass(frozen=True, slots=True)
 class ProtocolRange:
-    """Versions that a process speaks. A new field makes no new one; what an old peer would take amiss does."""
+    """Protocol versions that a process speaks. A change that an old peer would misread needs a new version; a new field
+    does not."""
 
     oldest: int
     newest: int
@@ -36,7 +37,7 @@ SPOKEN = ProtocolRange(oldest=1, newest=1)
 
 
 def protocol_problem(info: worker_pb2.WorkerInfo, spoken: ProtocolRange = SPOKEN) -> str | None:
-    """What keeps this process from working with that one; None when nothing does."""
+    """Why this process cannot work with that one; None when it can."""
     theirs = ProtocolRange.of(info)
     if spoken.common(theirs) is not None:
         return None
@@ -44,7 +45,7 @@ def protocol_problem(info: worker_pb2.WorkerInfo, spoken: ProtocolRange = SPOKEN
 
 
 def own_info(role: worker_pb2.WorkerRole.ValueType, **more: Any) -> worker_pb2.WorkerInfo:
-    """Who this process is, made anew at every start. `more`: fields that only its kind of process knows."""
+    """This process's WorkerInfo, with a new id at every start. `more`: fields that only its kind of process has."""
     return worker_pb2.WorkerInfo(
         protocol_version=SPOKEN.newest,
         min_protocol_version=SPOKEN.oldest,
@@ -61,12 +62,12 @@ def role_name(role: worker_pb2.WorkerRole.ValueType) -> str:
 
 
 def package_version() -> str:
-    """Of the installed distribution; empty when it runs from somewhere else."""
+    """Version of the installed distribution; empty when it is not installed."""
     with suppress(PackageNotFoundError):
         return version("outrider")
     return ""
 
 
 def new_worker_id(role: str) -> str:
-    """Made anew at every start: another process at the same address is another worker."""
+    """A new id at every start: another process at the same address is another worker."""
     return f"{role}-{secrets.token_hex(6)}"

@@ -35,7 +35,7 @@ def from_proto(messages: Sequence[sequence_pb2.TokenLogprobs]) -> list[TokenLogp
 def check_commit(
     commit: sequence_pb2.Commit, asked: sequence_pb2.LogprobsOptions, prompt_len: int, vocab_size: int
 ) -> None:
-    """Raises InvalidRequest where they are not one per token, or name what cannot be."""
+    """Raises InvalidRequest when they are not one per token, or when a value is impossible."""
     if len(commit.logprobs) != len(commit.token_ids):
         raise InvalidRequest("logprobs", f"{len(commit.logprobs)} for {len(commit.token_ids)} tokens")
     if commit.prompt_logprobs and not (asked.prompt and len(commit.prompt_logprobs) == prompt_len - 1):
@@ -53,6 +53,6 @@ def check_commit(
 
 
 def pass_on(commit: sequence_pb2.Commit, response: router_pb2.RouteResponse) -> None:
-    """From a target to a gateway."""
+    """Copies them from a target's commit to a response for a gateway."""
     response.logprobs.extend(commit.logprobs)
     response.prompt_logprobs.extend(commit.prompt_logprobs)

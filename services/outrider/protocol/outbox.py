@@ -1,4 +1,4 @@
-"""What waits to be written to one worker: everything pending goes out in one message."""
+"""Messages that wait to be written to one worker: everything pending is sent in one message."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ M = TypeVar("M", draft.DraftRequest, target.VerifyRequest)
 
 
 class Outbox(Generic[M]):
-    """Messages of one stream, in order. Nothing is queued behind a write but what came during it.
+    """Messages of one stream, in order. Everything that is put during a write goes into the next message.
 
-    Within one message a worker applies opens first and closes last, so what is put for one sequence in the order
-    open, (commits, settings), draft, close is applied in that order. What is put must not be changed afterwards.
+    Within one message a worker applies opens first and closes last, so items that are put for one sequence in the order
+    open, (commits, settings), draft, close are applied in that order. An item must not be changed after it is put.
     """
 
     def __init__(self, message_type: type[M], max_bytes: int) -> None:
         self._type: type[M] = message_type
         self._max_bytes = max_bytes
-        # By name of the field, in the order in which they are applied.
+        # By name of the field, in the order of application.
         self._pending: dict[str, list[Any]] = {name: [] for name in message_type.DESCRIPTOR.fields_by_name}
         self._filled = asyncio.Event()
 
@@ -42,9 +42,9 @@ class Outbox(Generic[M]):
         self._put("commits", commit)
 
     async def take(self) -> M:
-        """The next message; waits until there is one."""
+        """Waits for the next message and returns it."""
         await self._filled.wait()
-        # Copied all at once: one by one, as they come, would take twice as long.
+        # Built at once: adding items one by one as they come would take twice as long.
         message = self._type(**self._pending)
         if message.ByteSize() > self._max_bytes:
             return self._part()
@@ -52,7 +52,7 @@ class Outbox(Generic[M]):
         return message
 
     def clear(self) -> None:
-        """Forgets what was pending: it is written, or its stream is gone."""
+        """Drops the pending items, which were written or whose stream has ended."""
         for items in self._pending.values():
             items.clear()
         self._filled.clear()
@@ -62,7 +62,7 @@ class Outbox(Generic[M]):
         self._filled.set()
 
     def _part(self) -> M:
-        """As much as a message may hold, of what is applied first; one item at least. The rest stays."""
+        """As many items as a message may hold, in the order of application; at least one. The others stay pending."""
         message, num_bytes = self._type(), 0
         for name, items in self._pending.items():
             taken = 0

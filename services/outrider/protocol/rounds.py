@@ -1,7 +1,7 @@
 """The record of one round, and the sums over a request's rounds. Router and gateway share both. Pure.
 
-A field of a message costs more to read than one of an object, a list in it ten times as much, and a round is looked at
-by many: so each field is read once, here.
+Reading a field of a message costs more than reading one of an object, and reading a list ten times as much. A round is
+read in many places, so each field is copied from the message once, here.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ class Round:
     finish_reason: sequence.FinishReason.ValueType
     queue_us: int
     wait_us: int
-    """Of queue_us, held back for a draft."""
+    """The part of queue_us in which it was held back for a draft."""
     prefill_us: int
     draft_queue_us: int
     verify_us: int
-    """Of the engine step."""
+    """Duration of the engine step."""
     round_us: int = 0
-    """From the commit before to this one."""
+    """From the previous commit to this one."""
     draft_us: int = 0
     compute_us: int = 0
     wire_us: int = 0
     source: str = ""
-    """Which part of the drafter proposed what was verified."""
+    """The part of the drafter that proposed the verified tokens."""
     draft_active: bool = False
-    """The draft spoke since the round before, or was judged in this one."""
+    """The draft sent something since the previous round, or was verified in this one."""
     answer_us: int = 0
-    """The draft's last answer to a commit: from that commit's leaving to its arrival. 0 without one."""
+    """The draft's last answer to a commit: from sending the commit to receiving the answer. 0 without one."""
     answer_compute_us: int = 0
     answer_tokens: int = 0
     at_us: int = 0
-    """From the request's arrival to this commit's. This and what follows is set where a trace is kept."""
+    """From the request's arrival to this commit's. This and the following fields are set when a trace is kept."""
     num_tokens: int = 0
-    """Of token_ids, which a trace may leave out."""
+    """Length of token_ids, which a trace may leave out."""
     max_draft_tokens: int = 0
     max_wait_us: int = 0
     batch_sequences: int = 0
     draft_useful_us: int = 0
-    """Spent by its draft, then or before, on the tokens accepted."""
+    """Draft time spent, in this round or before, on the accepted tokens."""
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
         queue_us = commit.queue_us
-        # By position: names would cost as much as the rest.
+        # Positional: keyword arguments would double the cost.
         done = cls(
             commit.base_len,
             commit.token_ids[:],
@@ -90,7 +90,7 @@ class Round:
 
     @classmethod
     def from_response(cls, response: router.RouteResponse) -> Round:
-        """As a gateway hears of it: `base_len` and what only a router knows are 0."""
+        """The round as a gateway receives it: `base_len` and the fields that only a router knows are 0."""
         timing = response.timing
         return cls(
             0,
@@ -114,7 +114,8 @@ class Round:
         )
 
     def fill(self, response: router.RouteResponse) -> None:
-        """Writes what the client hears of it into an empty message. What is 0 is left out: it costs as much."""
+        """Writes the client's view of the round into an empty message. Zeros are not written: writing one costs as
+        much."""
         response.token_ids.extend(self.token_ids)
         if self.num_drafted:
             response.num_drafted = self.num_drafted
@@ -161,7 +162,7 @@ class Round:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Sums over the rounds of one request, or of many. Field names are those of RequestMetrics."""
+    """Sums over the rounds of one request or of many. Field names are those of RequestMetrics."""
 
     num_spec_steps: int = 0
     """Steps with at least one drafted token."""
@@ -185,7 +186,7 @@ class RequestStats:
     """Steps by (drafted, accepted)."""
 
     def add(self, done: Round) -> None:
-        """One round."""
+        """Adds one round."""
         if self.num_steps == 0:
             self.num_cached_tokens = done.num_cached_tokens
         self.num_steps += 1

@@ -1,4 +1,4 @@
-"""A serialised Tokenizer on its way from a target to a gateway: known by its hash, sent in chunks."""
+"""Transfer of a serialised Tokenizer from a target to a gateway: identified by its hash, sent in chunks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.errors import Unavailable
 
 _CHUNK_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
-"""Some times that of the largest vocabularies."""
+"""A few times the size of the largest vocabularies."""
 
 
 def sha256_of(data: bytes) -> str:
@@ -22,7 +22,7 @@ def chunks_of(data: bytes) -> Iterator[bytes]:
 
 
 async def joined(chunks: AsyncIterable[bytes], sha256: str) -> bytes:
-    """All of them. Raises Unavailable for what is too long, or does not have this hash."""
+    """The chunks in one piece. Raises Unavailable when they are too long or do not have this hash."""
     data = bytearray()
     async for chunk in chunks:
         data += chunk

@@ -1,4 +1,4 @@
-"""What a message may say: an opening, a draft. One check, wherever one lands. Raises InvalidRequest.
+"""Checks of openings and drafts, the same for every receiver. Raises InvalidRequest.
 
 A draft that is merely late, repeated or empty passes: the target trims, drops and counts it.
 """
@@ -36,7 +36,7 @@ def check_opening(
     vocab_size: int,
     max_context_len: int,
 ) -> None:
-    """What any worker asks of an opening, whatever else it can hold."""
+    """The checks that every worker makes, before those of its own limits."""
     if not prompt:
         raise InvalidRequest("prompt_token_ids", "must have at least one token")
     check_token_ids("prompt_token_ids", prompt, vocab_size)
@@ -61,7 +61,7 @@ def check_prediction(token_ids: Sequence[int], vocab_size: int, max_context_len:
 
 
 def check_label(field: str, value: str) -> None:
-    """Of what goes into logs: raises InvalidRequest for what could be taken for something else there."""
+    """Checks a string that goes into logs: raises InvalidRequest if it could be mistaken there for something else."""
     if not _LABEL.fullmatch(value):
         raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
 
@@ -76,7 +76,8 @@ def check_stopping(max_new_tokens: int, stop_token_ids: Sequence[int], vocab_siz
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Names the first that is outside the vocabulary, as `field[3]`. The id itself is not repeated."""
+    """Raises InvalidRequest naming the first id outside the vocabulary, as `field[3]`. The id itself is not
+    repeated."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         index = next(index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
         raise InvalidRequest(f"{field}[{index}]", f"is outside the vocabulary of {vocab_size}")
@@ -84,7 +85,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 @dataclass(slots=True)
 class DraftValidator:
-    """For one opening of one sequence on a draft. Every token below the prompt's length is the sequence's own."""
+    """For one opening of one sequence on a draft. No draft may begin inside the prompt."""
 
     mode: sequence_pb2.VerificationMode.ValueType
     sampling: sequence_pb2.Sampling
@@ -92,16 +93,16 @@ class DraftValidator:
     vocab_size: int
     max_context_len: int
     max_draft_tokens: int
-    """Positions that one message may speak of: of a proposal, and what is guessed beyond it."""
+    """Positions that one message may cover: those of a proposal and the run-ahead beyond it."""
     epoch: int = 0
-    """The highest that was seen."""
+    """The highest epoch received."""
 
     def allow(self, max_draft_tokens: int) -> None:
-        """A draft was told of another limit. What it said under the one before may still come."""
+        """The draft was sent another limit. Messages made under the previous one may still come."""
         self.max_draft_tokens = max(self.max_draft_tokens, max_draft_tokens)
 
     def check(self, draft: sequence_pb2.Draft) -> int:
-        """How many positions it speaks of. Raises where no correct draft would have sent it."""
+        """How many positions the draft covers. Raises if no correct draft worker would have sent it."""
         if draft.epoch < self.epoch:
             raise InvalidRequest("epoch", f"went back from {self.epoch} to {draft.epoch}")
         num_positions = check_draft(draft, self.vocab_size, self.max_context_len, self.max_draft_tokens)
@@ -125,7 +126,7 @@ class DraftValidator:
 
 
 def check_draft(draft: sequence_pb2.Draft, vocab_size: int, max_context_len: int, max_positions: int) -> int:
-    """What can be said of a draft without its sequence. As DraftValidator.check."""
+    """The checks of DraftValidator.check that need no sequence."""
     if len(draft.source.encode()) > MAX_SOURCE_BYTES:
         raise InvalidRequest("source", f"must be at most {MAX_SOURCE_BYTES} bytes")
     if draft.ByteSize() > MAX_DRAFT_BYTES:
@@ -162,7 +163,7 @@ def _depth(parents: Sequence[int], num_tokens: int) -> int:
 def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
     if len(confidence) != num_tokens:
         raise InvalidRequest("confidence", f"must be one per token, got {len(confidence)} for {num_tokens}")
-    # The sum, because NaN would slip past the others.
+    # The sum, because NaN would pass the other checks.
     if not (min(confidence) >= 0 and max(confidence) <= 1.0001 and sum(confidence) >= 0):
         raise InvalidRequest("confidence", "not a probability")
 

@@ -1,7 +1,7 @@
-"""Proposing and judging many rows at once: for GPUs, where each look at a number waits for the device.
+"""Proposes and verifies many rows at once. For GPUs, where every read of a value waits for the device.
 
-The same rules as row by row in `verification.py`, `proposals.py` and `sampling.py`, with the same noise. All that is
-known beforehand goes to the device in one copy, all that is decided comes back in one.
+The rules and the noise are those of `verification.py`, `proposals.py` and `sampling.py`, which work row by row. All
+inputs go to the device in one copy, and all results come back in one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, Verifica
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.noise import Purpose, gumbel_key, gumbel_of, uniform
 
-# Rows that are sampled at once: float64 over the vocabulary, several times.
+# Rows that are sampled at once, which bounds memory: several float64 tensors over the vocabulary.
 _CHUNK = 64
 
 
 def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """As verify. One copy to the device when something is sampled, one from it."""
+    """As verify. One copy to the device when any row is sampled, and one from it."""
     sampled_rows = _SampledRows.of(candidates)
     best = logits.max(-1)
-    # What each row says, and whether its drafted token is accepted where that is not plain from what it says.
+    # The target's token for each row, and, in ratio mode, whether the row's drafted token is accepted.
     tokens, accepted = best.indices.clone(), torch.zeros_like(best.indices)
     if sampled_rows.coupled:
         _choose_coupled(logits, best.indices, sampled_rows.coupled, tokens)
@@ -46,7 +46,7 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verd
 
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
-    """From what each row says to what is emitted."""
+    """From each row's own token to the verdict."""
     verdict, node = Verdict(), -1
     while True:
         children = candidate.children(node)
@@ -67,18 +67,18 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
 
 @dataclass(slots=True)
 class _Sampled:
-    """Rows of logits that are sampled, and how: one entry a row in each list."""
+    """Rows of logits that are sampled, and how. Each list has one entry per row."""
 
     rows: list[int] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
-    """Coupled: of the noise."""
+    """Coupled: key of the noise."""
     drafted: list[int] = field(default_factory=list)
-    """Ratio: the drafted token, or any where nothing is drafted."""
+    """Ratio: the drafted token, or any token if none is drafted."""
     bound: list[float] = field(default_factory=list)
-    """Ratio: the drafted token is accepted when p gives it more than this; infinite where nothing is drafted."""
+    """Ratio: the drafted token is accepted when its p exceeds this; infinite if none is drafted."""
     draw: list[float] = field(default_factory=list)
-    """Ratio: the quantile of what is said otherwise."""
+    """Ratio: the quantile at which the row's own token is drawn."""
     q_ids: list[tuple[int, ...]] = field(default_factory=list)
     q_counts: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class _Sampled:
 
 @dataclass(slots=True)
 class _SampledRows:
-    """The candidates' rows, by how they are judged. Greedy rows need no entry."""
+    """The candidates' rows, by verification rule. Greedy rows need no entry."""
 
     coupled: _Sampled = field(default_factory=_Sampled)
     ratio: _Sampled = field(default_factory=_Sampled)
@@ -139,13 +139,13 @@ class _SampledRows:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How some rows are sampled, on the device: one entry a row. int64 unless said otherwise."""
+    """How rows are sampled: tensors on the device with one entry per row, int64 unless noted."""
 
     rows: Tensor
     temperature: Tensor
     """float64; 1 for greedy rows."""
     top_k: Tensor
-    """The vocabulary's size where all are kept."""
+    """The vocabulary's size when all are kept."""
     top_p: Tensor
     """float64"""
     log_min_p: Tensor
@@ -154,7 +154,7 @@ class Settings:
     """bool"""
     more: dict[str, Tensor]
     sorts: bool
-    """Whether any row cuts by rank or mass."""
+    """Whether any row uses top-k or top-p."""
 
 
 def _send(sampled: _Sampled, logits: Tensor) -> Settings:
@@ -193,7 +193,7 @@ def _send(sampled: _Sampled, logits: Tensor) -> Settings:
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> np.ndarray:
-    """[rows, Q_WIDTH], zeros where a list ends."""
+    """[rows, Q_WIDTH], padded with zeros."""
     table = np.zeros((len(lists), Q_WIDTH), dtype=np.int64)
     for row, values in enumerate(lists):
         table[row, : len(values)] = values
@@ -217,7 +217,8 @@ def _chunks(settings: Settings) -> Iterator[Settings]:
 
 
 def probabilities(logits: Tensor, favourites: Tensor, settings: Settings) -> Tensor:
-    """float64 [rows, vocab] of the rows that settings name: sums to 1, zero for what cannot follow. As `support`."""
+    """float64 [rows, vocab] for the rows in `settings`: each sums to 1, with 0 for tokens that cannot follow. As
+    `support`."""
     chosen = logits[settings.rows]
     temperature = settings.temperature[:, None]
     top = chosen.double().amax(-1, keepdim=True) / temperature
@@ -232,27 +233,27 @@ def probabilities(logits: Tensor, favourites: Tensor, settings: Settings) -> Ten
 
 
 def _rank_floor(chosen: Tensor, top: Tensor, settings: Settings) -> Tensor:
-    """[rows, 1]: the scaled logit under which top-k or top-p cuts. What equals the last one kept is kept."""
+    """[rows, 1]: the scaled logit below which top-k or top-p cuts. Tokens equal to the last one kept are kept."""
     ranked = chosen.sort(-1, descending=True).values.double() / settings.temperature[:, None] - top
     top_k = ranked.gather(1, settings.top_k[:, None] - 1)
     mass = torch.where(ranked >= top_k, torch.exp(ranked), 0.0).cumsum(-1)
     wanted = settings.top_p[:, None] * mass[:, -1:]
     last = torch.searchsorted(mass, wanted).clamp_max(ranked.shape[1] - 1)
     top_p = ranked.gather(1, last) - 1e-12
-    # A mass of 1 is all there is, the least likely token included.
+    # top_p = 1 keeps every token, the least likely one included.
     return torch.where(settings.top_p[:, None] < 1, torch.maximum(top_k, top_p), top_k)
 
 
 @dataclass(frozen=True, slots=True)
 class Guesses:
-    """What `propose` needs of each row of logits, on the host: one entry a row."""
+    """What `propose` needs from each row of logits, on the host. One entry per row."""
 
     token_ids: list[int]
     confidence: list[float]
     ratio: dict[int, tuple[list[int], list[int]]]
-    """Of the rows drawn in ratio mode: token ids and counts of q, likeliest first, where a count is not 0."""
+    """For each row sampled in ratio mode: token ids and nonzero counts of q, likeliest first."""
     others: list[tuple[tuple[int, float], ...]]
-    """What may come instead, and its chance. Means nothing in ratio mode."""
+    """Alternatives, as (token id, chance). Meaningless in ratio mode."""
 
 
 def guess_batched(
@@ -263,7 +264,7 @@ def guess_batched(
     token_map: Tensor | None = None,
     num_others: int = 0,
 ) -> Guesses:
-    """What `propose` draws from, in one copy to the device when something is sampled, and one from it."""
+    """What `propose` chooses from. One copy to the device when any row is sampled, and one from it."""
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     # [rows, 1 + others]
     tokens, confidence = best.indices.clone(), best.values.double()
@@ -302,7 +303,7 @@ def guess_batched(
 
 
 def _quantized(probs: Tensor, token_map: Tensor | None) -> Tensor:
-    """int64 [rows, 2, at most Q_WIDTH]: token ids and counts, as `quantize`; a count is 0 where p is."""
+    """int64 [rows, 2, at most Q_WIDTH]: token ids and counts, as `quantize`; a count is 0 if p is 0."""
     top = probs.topk(min(Q_WIDTH, probs.shape[1]), -1)
     shares = top.values / top.values.sum(-1, keepdim=True)
     counts = torch.where(shares > 0, (shares * Q_TOTAL).floor().long().clamp_min(1), 0)
@@ -336,14 +337,14 @@ def _verify_ratio(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens:
 
 
 def _residual(p: Tensor, q_ids: Tensor, q_counts: Tensor) -> Tensor:
-    """max(p - q, 0), not normalised; p where that is nothing: p = q up to rounding, or no q at all."""
+    """max(p - q, 0), not normalised. p itself if that is 0 everywhere: p = q up to rounding, or there is no q."""
     residual = p.scatter_add(1, q_ids, -q_counts.double() / Q_TOTAL).clamp_min_(0)
     return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
 
 
 def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """[rows]: the token at quantile u [rows] of weights [rows, vocab]. Never one without weight."""
-    # A device sums in parallel, so the running sum may waver in its last bit where nothing is added: held there.
+    """[rows]: the token at quantile u [rows] of weights [rows, vocab]. Never a token of weight 0."""
+    # A device sums in parallel, so the running sum may drop by its last bit where weights are 0; cummax prevents that.
     mass = torch.where(weights > 0, weights.cumsum(-1), 0.0).cummax(-1).values
     index = torch.searchsorted(mass, u[:, None] * mass[:, -1:], right=True)[:, 0]
     last = weights.shape[1] - 1 - (weights > 0).flip(-1).long().argmax(-1)

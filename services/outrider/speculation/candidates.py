@@ -1,4 +1,4 @@
-"""What is judged, and what is said of it."""
+"""Candidates for verification, and verdicts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from outrider.speculation.logits import LogitsProcessor
 
 @dataclass(slots=True)
 class Candidate:
-    """One sequence's drafted tokens, to be judged in one step."""
+    """One sequence's drafted tokens, to be verified in one step."""
 
     params: SamplingParams
     mode: VerificationMode
     base_len: int
-    """Absolute position of the first judged token, counted from the first prompt token."""
+    """Absolute position of the first verified token, counted from the first prompt token."""
     draft: Sequence[int] = ()
     q: Sequence[DraftDistribution] = ()
     """Ratio mode: one per drafted token."""
     parents: Sequence[int] = ()
     """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
     bonus: bool = True
-    """Whether a token of the target's own follows where all are accepted. Ratio mode may do without: then the last
-    drafted token, which came too late to be run, is judged where that would have been sampled."""
+    """Whether a token of the target's own follows when all are accepted. Ratio mode may do without: the last drafted
+    token, which came too late to be run, is then verified in the row that would have given that token."""
     processor: LogitsProcessor | None = None
-    """What the request asks of the logits before anything is chosen by them; None for nothing."""
+    """Processes the logits before tokens are chosen from them; None for nothing."""
 
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
@@ -49,11 +49,11 @@ class Candidate:
 
     @property
     def num_rows(self) -> int:
-        """Of logits: one after the committed tokens and one after each drafted token that was run."""
+        """Rows of logits: one after the committed tokens and one after each drafted token that was run."""
         return len(self.draft) + self.bonus
 
     def prefixes(self) -> list[list[int]]:
-        """For each row the drafted tokens that it follows."""
+        """For each row, the drafted tokens before it."""
         found: list[list[int]] = [[]]
         for index in range(self.num_rows - 1):
             parent = self.parents[index] if self.parents else index - 1
@@ -69,21 +69,21 @@ class Candidate:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the target says: the accepted drafts and one token of its own, if the candidate has it."""
+    """The target's decision: the accepted drafts and one token of its own, if the candidate has a row for it."""
 
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0
     num_verified: int = 0
-    """Positions judged: the accepted ones and the first rejected one, if any."""
+    """Positions verified: the accepted ones and the first rejected one, if any."""
     path: list[int] = field(default_factory=list)
     """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per token where they are asked for."""
+    """One per token, when requested."""
     error: InvalidRequest | None = None
-    """Why the target cannot say anything here; then nothing is emitted."""
+    """Why the target cannot choose a token; nothing is emitted then."""
 
     def cut_before(self, row: int, error: InvalidRequest) -> None:
-        """Emits nothing that `row` or a later one decides; without the first row there is only the error.
+        """Drops the tokens that `row` or a later one decides. Without the first row only the error is left.
 
         Exact: what is emitted depends on earlier rows alone.
         """
@@ -97,4 +97,4 @@ class Verdict:
 
 
 class NotFinite(ArithmeticError):
-    """Logits that one cannot choose by: a NaN or +inf among them, or all -inf."""
+    """Logits from which no token can be chosen: a NaN or +inf among them, or all -inf."""

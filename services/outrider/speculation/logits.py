@@ -1,9 +1,9 @@
-"""Logits as a request asks for them: penalties, biases and masks, at each verified position. Pure.
+"""Applies a request's penalties, biases and masks to the logits of each verified position. Pure.
 
-What is done at a position follows from the committed tokens and the drafted ones before it, as if those were committed.
-So a draft decides how many positions a step judges, never what is judged there; and a target that takes a sequence over
-has the same state again. The draft need not know: in ratio mode any q is exact, in the others only the target's choice
-counts.
+The result at a position depends only on the committed tokens and the drafted ones before it, as if those were
+committed. So a draft decides how many positions a step verifies, never their logits, and a target that takes over a
+sequence has the same state again. The draft need not know the options: in ratio mode any q is exact, and in the other
+modes only the target's choice counts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from outrider.options.logits import MAX_BAD_WORD_TOKENS, LogitsOptions
 
 
 class Grammar(Protocol):
-    """Which tokens may follow. Its state is what was committed, and `advance` alone changes it."""
+    """Which tokens may follow. Its state depends on the committed tokens, and only `advance` changes it."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
 
     def allowed(self, prefix: Sequence[int]) -> Tensor | None:
-        """bool [vocab]: what may come after the committed tokens and `prefix`. None where the prefix may not. Raises
-        InvalidRequest where that costs more than a step may spend on it."""
+        """bool [vocab]: the tokens allowed after the committed tokens and `prefix`. None when the prefix itself is not
+        allowed. Raises InvalidRequest when the mask costs more than a step may spend on it."""
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of these may follow, one after the other."""
+        """How many of these tokens the grammar allows in sequence."""
 
 
 class RowRefused(Exception):
@@ -42,7 +42,7 @@ class RowRefused(Exception):
 
 
 class LogitsProcessor:
-    """Of one sequence. Its state is what was committed, and `advance` alone changes it."""
+    """For one sequence. Its state depends on the committed tokens, and only `advance` changes it."""
 
     def __init__(
         self,
@@ -52,22 +52,22 @@ class LogitsProcessor:
         stop_token_ids: Collection[int] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        """`grammar` has the output already."""
+        """`grammar`: already advanced by the output."""
         self._options = options
         self._prompt = prompt
         self._stops = sorted(stop_token_ids)
         self._output: list[int] = list(output)
         self._grammar = grammar
-        # On the device of the logits, made with the first of them. [vocab]
+        # Tensors on the device of the logits, made at the first use. [vocab]
         self._counts: Tensor | None = None
         """float32: how often the output has each token."""
         self._in_prompt: Tensor | None = None
         """bool"""
         self._forbidden: Tensor | None = None
-        """bool: not among the allowed ones."""
+        """bool: tokens outside allowed_token_ids."""
         self._bias: tuple[Tensor, Tensor] | None = None
         self._always_banned: Tensor | None = None
-        """int64: the bad words of one token."""
+        """int64: bad words of one token."""
         self._runs = _by_token_before_last(options.bad_words)
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class LogitsProcessor:
             self._counts = _counted(self._counts, token_ids)
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
-        """How many drafted tokens could be accepted at all, as far as the grammar says."""
+        """How many drafted tokens the grammar could accept."""
         return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
     def apply(self, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
@@ -109,7 +109,7 @@ class LogitsProcessor:
         options = self._options
         if self._counts is None:
             self._counts = _counted(torch.zeros_like(row), self._output)
-        # Counted as one number, not subtracted twice: sums of floats depend on their order.
+        # Committed and drafted occurrences are counted together: two subtractions would round differently.
         counts = _counted(self._counts, prefix) if prefix else self._counts
         seen = counts > 0
         if options.repetition_penalty != 1.0:
@@ -122,7 +122,7 @@ class LogitsProcessor:
             row -= counts * options.frequency_penalty + seen * options.presence_penalty
 
     def _banned(self, row: Tensor, prefix: Sequence[int]) -> Tensor:
-        """int64: tokens that may not come next, by what came before."""
+        """int64: tokens that may not come next, given the tokens before."""
         if self._always_banned is None:
             alone = [word[0] for word in self._options.bad_words if len(word) == 1]
             self._always_banned = torch.tensor(alone, dtype=torch.int64, device=row.device)
@@ -157,14 +157,14 @@ class LogitsProcessor:
 
 
 def _counted(counts: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """`counts` with these tokens added; the old one stays as it is."""
+    """A copy of `counts` with these tokens added."""
     ids = torch.tensor(token_ids, dtype=torch.int64, device=counts.device)
     return counts.index_add(0, ids, torch.ones(len(token_ids), dtype=counts.dtype, device=counts.device))
 
 
 def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tuple[tuple[int, ...], int]]]:
-    """The words of two tokens or more, each as (all but the last, the last). A row looks at few of them, however many
-    there are."""
+    """The words of two tokens or more, each as (all but the last, the last), by their second-to-last token: a row looks
+    at few of them."""
     found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     for word in words:
         if len(word) > 1:
@@ -173,7 +173,8 @@ def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tu
 
 
 def _ban(row: Tensor, ids: Tensor) -> None:
-    """Unless nothing were left: then what is allowed goes before what is banned, and the request has its answer."""
+    """Bans these tokens, unless none would be left: masks then take precedence over bans, and a token can still be
+    chosen."""
     held = row[ids]
     row[ids] = -torch.inf
     if bool(row.max() == -torch.inf):

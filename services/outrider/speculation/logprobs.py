@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, by the model's logits as they are: before temperature, penalties and masks. Pure."""
+"""Log probabilities of tokens, from the model's own logits: before temperature, penalties and masks. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.options.logprobs import TokenLogprobs
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """logits [rows, vocab]; token i came after row i."""
+    """logits [rows, vocab]; row i is that of token i."""
     logprobs = torch.log_softmax(logits.float(), -1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])[:, 0].tolist()
     if not num_top:

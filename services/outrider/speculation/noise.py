@@ -1,7 +1,8 @@
-"""Random numbers that are functions of (seed, position, purpose, token), not of when they are drawn.
+"""Random numbers that are functions of (seed, position, purpose, token), and not of the order of draws.
 
-A sequence that moves to another worker, or is drafted and judged on different ones, meets the same noise. The generator
-is SplitMix64's finalizer over a keyed counter (Steele et al. 2014), in torch integers and, equally, in Python's.
+A sequence that moves to another worker, or is drafted and verified on different ones, gets the same noise. The
+generator is SplitMix64's finalizer over a keyed counter (Steele et al. 2014), with torch integers or, with the same
+results, Python's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 class Purpose(enum.IntEnum):
-    """Separate streams: noise that served one decision never serves another."""
+    """Separate streams: noise used for one decision is never used for another."""
 
     GUMBEL = 1
     DRAFT = 2
@@ -45,22 +46,22 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
 
 
 def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise, float64, one per token id [n] int64; the same for a token whatever the others are."""
+    """Standard Gumbel noise, float64, one per token id [n] int64. A token's noise does not depend on the other ids."""
     return gumbel_of(gumbel_key(seed, position), token_ids)
 
 
 def gumbel_key(seed: int, position: int) -> int:
-    """What `gumbel_of` needs to know of a position: a signed 64-bit number."""
+    """The key of a position for `gumbel_of`: a signed 64-bit number."""
     return _signed(_mix(_key(seed, position, Purpose.GUMBEL)))
 
 
 def gumbel_of(key: int | Tensor, token_ids: Tensor) -> Tensor:
-    """As gumbel, of a key or of keys [rows, 1]. All but the logarithms is integers: every device has the same noise."""
+    """As gumbel, for a key or keys [rows, 1]. Only the logarithms use floats, so every device has the same noise."""
     value = token_ids * _signed(_GOLDEN) + key
     value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
     value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
     value = value ^ _shift(value, 31)
-    # Half a step off zero: log(0) never happens.
+    # Half a step off zero, which avoids log(0).
     u = (_shift(value, 11).double() + 0.5) * 2.0**-53
     return -torch.log(-torch.log(u))
 

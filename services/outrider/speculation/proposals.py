@@ -1,4 +1,4 @@
-"""The draft's side: what it guesses, by the rule its guess will be judged by."""
+"""The draft's side: chooses proposals, by the rule that they will be verified with."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from outrider.speculation.sampling import Support, support
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One guessed token."""
+    """One proposed token."""
 
     token_id: int
     confidence: float
     """The draft's own probability of it, after its sampling."""
     q: DraftDistribution | None = None
-    """Ratio mode: what it was drawn from."""
+    """Ratio mode: the distribution it was sampled from."""
     others: tuple[tuple[int, float], ...] = ()
-    """What the target may say instead, likeliest first, with the draft's probabilities. None in ratio mode."""
+    """Alternatives, likeliest first, with the draft's probabilities. None in ratio mode."""
 
 
 def propose(
@@ -34,13 +34,14 @@ def propose(
     token_map: Tensor | None = None,
     num_others: int = 0,
 ) -> list[Proposal]:
-    """One token per row of logits [rows, width], for the given absolute positions, and `num_others` beside it.
+    """One token per row of logits [rows, width], for the given absolute positions, with up to `num_others`
+    alternatives.
 
-    token_map [width] gives the token id of each logit where they do not cover the vocabulary, in ascending order.
+    token_map [width], ascending: the token id of each logit, if the logits do not cover the vocabulary.
     """
     if logits.is_cuda:
         return propose_batched(logits, params, modes, positions, token_map, num_others)
-    # Only greedy rows need it, but in one batched operation it costs less than picking them out.
+    # Only greedy rows need it, but one batched operation costs less than selecting them.
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     confidence = best.values.tolist()
     favourites = best.indices if token_map is None else token_map[best.indices]
@@ -93,7 +94,7 @@ def _draw_coupled(chances: Support, seed: int, position: int, num_others: int) -
     token_id, chance = int(chances.token_ids[index]), float(chances.probs[index])
     if not num_others:
         return Proposal(token_id, chance)
-    # How near a token is to being the noise's choice is taken for how likely it is: the target has a p of its own.
+    # The softmax of the noisy scores estimates how likely the target, whose p differs a little, chooses each token.
     top = scores.softmax(-1).topk(min(1 + num_others, len(scores)))
     ranked = zip(chances.token_ids[top.indices].tolist(), top.values.tolist(), strict=True)
     return Proposal(token_id, chance, others=tuple(pair for pair in ranked if pair[0] != token_id))
@@ -104,7 +105,7 @@ def _draw_ratio(chances: Support, seed: int, position: int) -> Proposal:
 
 
 def _draw_counts(q: DraftDistribution, seed: int, position: int) -> Proposal:
-    # Drawn from the counts themselves: they are what the verifier will divide by.
+    # Sampled from the counts themselves, because the verifier divides by them.
     point = int(uniform(seed, position, Purpose.DRAFT) * Q_TOTAL)
     for token_id, count in zip(q.token_ids, q.counts, strict=True):
         if point < count:
@@ -118,7 +119,7 @@ def quantize(chances: Support) -> DraftDistribution:
     top = chances.probs.topk(min(Q_WIDTH, len(chances.probs)))
     shares = top.values / top.values.sum()
     counts = (shares * Q_TOTAL).floor().long().clamp_min(1)
-    # The likeliest absorbs what rounding left over or took too much.
+    # The likeliest token absorbs the rounding error.
     counts[0] += Q_TOTAL - int(counts.sum())
     ids = chances.token_ids[top.indices].tolist()
     return DraftDistribution(tuple(ids), tuple(counts.tolist()))

@@ -1,4 +1,4 @@
-"""From logits to the distribution the next token follows."""
+"""From logits to the distribution of the next token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.options.sampling import SamplingParams
 
-# Enough to hold the mass that top_p asks for at nearly every position; where it is not, everything is sorted.
+# Enough to hold the mass of top_p at nearly every position; if it is not, the whole row is sorted.
 _LIKELY = 512
 
 
@@ -39,7 +39,7 @@ class Support:
 def support(logits: Tensor, params: SamplingParams, token_map: Tensor | None = None) -> Support:
     """The distribution after temperature, top-k, top-p, min-p. logits [width]; token_map [width] gives their ids.
 
-    Tokens as likely as the last one kept are kept too, so that the result does not depend on an order of equals.
+    Tokens as likely as the last one kept are kept too, so that the result does not depend on the order of ties.
     """
     scaled = logits.double() / params.temperature
     scaled = scaled - scaled.max()
@@ -49,7 +49,7 @@ def support(logits: Tensor, params: SamplingParams, token_map: Tensor | None = N
     if params.min_p > 0:
         floor = max(floor, float(torch.log(torch.tensor(params.min_p, dtype=torch.float64))))
     if params.top_p < 1:
-        # Mass is measured among what top-k keeps; min-p, coming last, may still cut deeper.
+        # top-p's mass is measured among the tokens that top-k keeps; min-p comes last and may cut more.
         top_k_floor = float(scaled.topk(params.top_k).values[-1]) if 0 < params.top_k < len(scaled) else -torch.inf
         floor = max(floor, _top_p_floor(scaled, params.top_p, top_k_floor))
     kept = torch.nonzero((scaled >= floor) & (scaled > -torch.inf))[:, 0]

@@ -1,6 +1,6 @@
-"""The target's side: which drafted tokens it would have said itself, and what it says next.
+"""The target's side: which drafted tokens are accepted, and which token follows.
 
-`p` is the target's distribution at a position given the drafted prefix; `q` what the draft sampled from; `x` its token.
+`p` is the target's distribution at a position given the drafted prefix, `q` the draft's, and `x` the drafted token.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from outrider.speculation.sampling import Support, support
 
 
 def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """Judges every candidate. logits [sum of num_rows, vocab], candidates in order.
+    """Verifies every candidate. logits [sum of num_rows, vocab], candidates in order.
 
-    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. The rows of a candidate with
-    a processor are changed in place. Where a processor refuses a row, its candidate ends before that row, with an error
-    if that is the first; the others are not affected. Raises NotFinite.
+    Row 0 of a candidate follows its last committed token, row j its drafted token j - 1. The rows of a candidate with a
+    processor are changed in place. If a processor refuses a row, its candidate ends before that row, with an error if
+    that is the first; other candidates are not affected. Raises NotFinite.
 
-    On a GPU all rows are judged at once, by `batched.py`: every look at a number would wait for the device. On a CPU
-    one after another, as far as the judgement gets: a row after a rejection would be work for nothing.
+    On a GPU `batched.py` verifies all rows at once, because every read of a value would wait for the device. On a CPU
+    rows are verified one by one up to the first rejection: later rows would be wasted work.
     """
     refused = _process(logits, candidates)
     verdicts = verify_batched(logits, candidates) if logits.is_cuda else verify_rows(logits, candidates)
@@ -37,12 +37,12 @@ def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
 
 
 def _process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:
-    """Returns which candidates have a row that was refused."""
+    """Returns the refusals, by index of the candidate."""
     refused: dict[int, RowRefused] = {}
     if all(candidate.processor is None for candidate in candidates):
         return refused
     start = 0
-    # An engine's logits may be tensors of that mode, which are changed in it alone.
+    # An engine's logits may be inference tensors, which can only be changed in this mode.
     with torch.inference_mode():
         for number, candidate in enumerate(candidates):
             end = start + candidate.num_rows
@@ -57,8 +57,8 @@ def _process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRe
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """As verify, on any device."""
-    # By numpy, which finds it four times as fast as torch; and what is looked at once a step is found in cold caches,
-    # where every operation of torch costs some 20 µs.
+    # numpy's argmax is four times as fast as torch's. And torch costs some 20 µs per operation here, because its code
+    # has left the CPU caches since the last step.
     values = logits.cpu().numpy()
     best = values.argmax(-1)
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf; a masked token alone does no harm.
@@ -144,6 +144,6 @@ def recover(p: Support, q: DraftDistribution, u: float) -> int:
     residual[at[inside]] -= counts[inside] / Q_TOTAL
     residual.clamp_min_(0)
     if float(residual.sum()) <= 0:
-        # p = q up to rounding: a rejection has probability 0 but for the last bit.
+        # p = q up to rounding: a rejection then only happens by a rounding error.
         return p.draw(u)
     return Support(p.token_ids, residual).draw(u)
