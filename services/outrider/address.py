@@ -1,4 +1,4 @@
-"""HOST:PORT, and whether others can reach it. Pure."""
+"""Checks of HOST:PORT addresses, and whether other machines can reach them. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def check_address(field: str, address: str) -> None:
-    """Raises ValueError for what is no address of one process: malformed, without a port, or all interfaces at once."""
+    """Raises ValueError unless it is the address of one process: for malformed ones, no port, or all interfaces."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 65536) or len(address) > 300:
         raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
@@ -15,18 +15,20 @@ def check_address(field: str, address: str) -> None:
 
 
 def check_listen(field: str, address: str) -> None:
-    """Raises ValueError for what nobody can listen on. Port 0 lets the system choose one."""
+    """Raises ValueError if no process can listen there. Port 0 lets the system choose one."""
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 65536) or len(address) > 300:
         raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
 
 
 AUTO = "auto"
-"""In place of an address to advertise: the bound one, or that of the interface that leads to the metadata store."""
+"""Advertise the bound address or, if that is all interfaces, the one of the interface that leads to the metadata
+store."""
 
 
 def check_advertised(field: str, advertise: str, listen: str) -> None:
-    """Of what is told of a process that listens there. Raises ValueError where others could not reach it so."""
+    """Checks the advertised address of a process that listens at `listen`. Raises ValueError if others could not reach
+    it."""
     if advertise == AUTO:
         return
     if advertise:
@@ -36,14 +38,14 @@ def check_advertised(field: str, advertise: str, listen: str) -> None:
 
 
 def split_address(address: str, field: str = "address") -> tuple[str, int]:
-    """HOST:PORT in two. IPv6 hosts stand in brackets. Raises ValueError."""
+    """Splits HOST:PORT. IPv6 hosts are in brackets. Raises ValueError."""
     check_listen(field, address)
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host, without brackets, is an address and no name."""
+    """Whether a host, without brackets, is an IP address rather than a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Python's collector of reference cycles in a process that serves: it stops everything, so it runs seldom."""
+"""Python's cyclic garbage collector in a serving process: it stops all threads, so it runs rarely."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Few cycles are made on the path of a token, and looking for them among thousands of running requests takes
-# milliseconds: it is done as rarely as memory allows.
+# The token path makes few cycles, and a collection with thousands of running requests takes milliseconds. So it runs as
+# rarely as memory allows.
 _THRESHOLDS = (20_000, 20, 50)
 
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """What exists now outlives the block, so the collector of cycles does not go through it within: with all that is
-    imported, once takes a tenth of a second."""
+    """Within the block the collector skips all objects that exist now, as they outlive the block. One pass over all
+    imported modules takes a tenth of a second."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -23,5 +23,5 @@ def gc_frozen() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        # Else what is freed as the interpreter ends would count as leaked.
+        # Otherwise objects freed at interpreter exit would count as leaked.
         gc.unfreeze()

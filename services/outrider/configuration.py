@@ -1,8 +1,8 @@
-"""How every process is configured: one frozen dataclass, filled from a YAML file, the environment and flags.
+"""Configuration of every process: one frozen dataclass, filled from a YAML file, the environment and flags.
 
 Each field of the class, and of classes nested in it, is one option with one name everywhere: `drain_timeout` in the
-file, OUTRIDER_DRAIN_TIMEOUT in the environment, --drain-timeout on the command line. The command line goes before the
-environment, and that before the file. Types say how a value is read; what values are possible, the classes check
+file, OUTRIDER_DRAIN_TIMEOUT in the environment, --drain-timeout on the command line. The command line overrides the
+environment, which overrides the file. A field's type defines how a value is parsed; the classes check ranges
 themselves. Knows no process.
 """
 
@@ -37,21 +37,21 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be; the message names the option, and where it was given."""
+    """An invalid configuration. The message names the option and where it was given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """In a field's Annotated type: what its name and type do not say."""
+    """In a field's Annotated type: properties of the option beyond name and type."""
 
     name: str = ""
-    """Empty: the field's, without the `_s` of seconds."""
+    """Name of the option. Empty: the field's name without the `_s` of seconds."""
     read: Callable[[str], Any] | None = None
-    """Makes the value of text. Raises ValueError, or OSError for a file."""
+    """Makes the value from text. Raises ValueError, or OSError for a file."""
     secret: bool = False
     """Never shown."""
     required: bool = False
-    """Has to be given from outside, though code may leave it out."""
+    """Must be configured, though code may leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Nested:
 
     prefix: str = ""
     without: tuple[str, ...] = ()
-    """Fields that are not set from outside."""
+    """Fields that are not options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Setting:
 
     name: str
     path: tuple[str, ...]
-    """The fields that lead to it."""
+    """Names of the nested fields from the class to the option."""
     kind: Any
     """Its type, without None."""
     option: Option
     default: Any
-    """MISSING where it has to be given."""
+    """MISSING if it must be given."""
     doc: Callable[[], str]
 
     @property
@@ -93,7 +93,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value as somebody wrote it."""
+    """A value as it was written in its source."""
 
     value: Any
     where: str
@@ -107,9 +107,9 @@ def load(
     arguments: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> C:
-    """The configuration of a process. Ends it with code 2 and one line on stderr where that cannot be one.
+    """The configuration of a process. If it is invalid, ends the process with code 2 and one line on stderr.
 
-    With --check-config it ends the process in either case: with code 0 after printing what would be in effect.
+    With --check-config a valid one ends the process too: with code 0, after printing the options in effect.
     """
     parser = make_parser(cls, prog, description)
     options = vars(parser.parse_args(arguments))
@@ -129,7 +129,7 @@ def load(
 
 
 def build(cls: type[C], given: Mapping[str, Given]) -> C:
-    """The configuration in which these options, by their names, are not as by default. Raises ConfigError."""
+    """The configuration with the `given` options, by name, and defaults for the others. Raises ConfigError."""
     values: dict[tuple[str, ...], Any] = {}
     for setting in settings(cls):
         if setting.name in given:
@@ -201,7 +201,7 @@ def _unpacked(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _made(make: Callable[..., Any], default_of: Callable[[str], Any], values: Mapping[tuple[str, ...], Any]) -> Any:
-    """What `make` makes of the values at these paths. What holds a deeper one is by default as `default_of` says."""
+    """Calls `make` with the values at these paths. For nested ones it starts from the defaults in `default_of`."""
     own = {path[0]: value for path, value in values.items() if len(path) == 1}
     for name in {path[0] for path in values if len(path) > 1}:
         default = default_of(name)
@@ -211,7 +211,7 @@ def _made(make: Callable[..., Any], default_of: Callable[[str], Any], values: Ma
 
 
 def _blamed(cls: type[Any], given: Mapping[str, Given], message: str) -> str:
-    """Where the option came from of which a class complains: its messages begin with the name of the field."""
+    """The source of the option that a class rejects: its messages begin with the name of the field."""
     blamed = message.partition(":")[0]
     names = {blamed.replace(".", "_"), blamed.rpartition(".")[2]}
     for setting in settings(cls):
@@ -285,7 +285,7 @@ def _refuse(value: Any, wanted: str) -> NoReturn:
 
 
 def _from_flags(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Given]:
-    """Raises ConfigError for a password: everybody on the machine may read a command line."""
+    """Raises ConfigError for a password: every user of the machine can read a command line."""
     given = {s.name: Given(options[s.name], s.flag) for s in settings(cls) if s.name in options}
     for setting in settings(cls):
         value = given[setting.name].value if setting.name in given else ""
@@ -314,7 +314,7 @@ def _from_file(cls: type[Any], file: str) -> dict[str, Given]:
 
 def read_mapping(file: str | Path, max_bytes: int = _MAX_FILE_BYTES) -> dict[str, Any]:
     """A YAML file that holds one mapping. Raises ConfigError that names the file, and the line where there is one."""
-    # Only here: most processes have no file.
+    # Imported here: most processes have no file.
     import yaml
 
     try:
@@ -344,7 +344,8 @@ def read_mapping(file: str | Path, max_bytes: int = _MAX_FILE_BYTES) -> dict[str
 
 
 def _check_depth(file: str | Path, events: Iterable[Any]) -> None:
-    """Of what the parser meets. The loader in C calls itself for each level, and ends the process when it runs out."""
+    """Bounds the nesting of the parser's events: the C loader recurses, and crashes the process when the stack is
+    full."""
     import yaml
 
     depth = 0
@@ -355,11 +356,11 @@ def _check_depth(file: str | Path, events: Iterable[Any]) -> None:
 
 
 def _check_names(file: str | Path, root: Any) -> None:
-    """Of every mapping in it. YAML itself would take the last of two lines for one name."""
+    """Rejects repeated names in every mapping. YAML itself would take the last one."""
     nodes, looked_at = [root], set()
     while nodes:
         node = nodes.pop()
-        # An alias is the node that it stands for.
+        # An alias is the same node object as its anchor.
         if id(node) in looked_at or not isinstance(node.value, list):
             continue
         looked_at.add(id(node))
@@ -376,7 +377,7 @@ def _check_names(file: str | Path, root: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without a usage of fifty options before it. Reads the help only when asked."""
+    """Reports an error in one line, without a usage of fifty options. Builds the help only when it is requested."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -389,7 +390,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentParser:
-    """Only what is given will be in its namespace, under the options' names, as text; and `config`, `check_config`."""
+    """The parser's namespace holds only the given options, by name and as text, and `config` and `check_config`."""
     parser = _Parser(
         prog=prog,
         description=f"{description} Any --option may stand in a file, as `option: value` with underscores, or in the"
@@ -413,7 +414,7 @@ def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
     else:
         how = "append" if setting.repeated else "store"
         action = parser.add_argument(setting.flag, action=how, metavar=_metavar(setting), **more)
-    # A place that these actions leave empty.
+    # A place for the setting: these actions do not use `const`.
     action.const = setting
 
 
@@ -457,7 +458,7 @@ def _docs(cls: Any) -> dict[str, str]:
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     except (OSError, TypeError):
-        # Without the source there is no help, and all else works.
+        # Without the source there is no help; all else works.
         return {}
     assert isinstance(body, ast.ClassDef)
     found = {}

@@ -1,4 +1,4 @@
-"""What can go wrong, in terms a caller can act on. Knows no transport: `rpc/status.py` turns these into gRPC statuses.
+"""Domain errors that a caller can act on. Knows no transport: `rpc/status.py` turns these into gRPC statuses.
 
 A message is shown to the client: never quote a prompt in one.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import ClassVar
 
 MAX_MESSAGE_CHARS = 1000
-"""Of an error that leaves the process; the rest is cut off."""
+"""Bound of the message of an error that leaves the process; the rest is cut off."""
 
 
 class Code(IntEnum):
@@ -34,12 +34,12 @@ class Code(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Code:
-        """A number that no code has reads as UNKNOWN: a peer may be newer, or lie."""
+        """Unknown numbers read as UNKNOWN: a peer may be newer, or send garbage."""
         return cls.UNKNOWN
 
 
 class OutriderError(Exception):
-    """What went wrong, in terms a caller can act on. The class decides the status code."""
+    """An error that a caller can act on. The class decides the status code."""
 
     code: Code = Code.INTERNAL
     default_reason: ClassVar[str] = "INTERNAL"
@@ -55,18 +55,19 @@ class OutriderError(Exception):
         super().__init__(message)
         self.message = message
         self.reason: str | None = reason or self.default_reason
-        """UPPER_SNAKE, stable, for programs. None: the peer gave no details, as when the transport itself broke."""
+        """UPPER_SNAKE, stable, for programs. None: the peer sent no details, for example because the connection
+        broke."""
         self.field = field
         """Path of the field at fault, when one is."""
         self.retry_after_s = retry_after_s
-        """When to try again, if trying again can help."""
+        """Delay after which to retry, if a retry can help."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message
 
 
 class InvalidRequest(OutriderError, ValueError):
-    """A field holds what it must not hold. Of a message, or of a caller's own arguments."""
+    """An invalid value in a field of a message, or in a caller's arguments."""
 
     code = Code.INVALID_ARGUMENT
     default_reason = "INVALID_FIELD"
@@ -76,7 +77,7 @@ class InvalidRequest(OutriderError, ValueError):
 
 
 class NotSupported(OutriderError):
-    """A field asks for something known that this server does not do."""
+    """A field requests a known feature that this server does not support."""
 
     code = Code.UNIMPLEMENTED
     default_reason = "NOT_SUPPORTED"
@@ -96,7 +97,7 @@ class UnknownModel(OutriderError):
 
 
 class UnknownRequest(OutriderError):
-    """Nothing is known of the request of this id."""
+    """There is no request with this id."""
 
     code = Code.NOT_FOUND
     default_reason = "UNKNOWN_REQUEST"
@@ -106,35 +107,35 @@ class UnknownRequest(OutriderError):
 
 
 class NotFound(OutriderError):
-    """What was named does not exist."""
+    """The named object does not exist."""
 
     code = Code.NOT_FOUND
     default_reason = "NOT_FOUND"
 
 
 class Conflict(OutriderError):
-    """What was to be changed has been changed by somebody else meanwhile, or stands in the way."""
+    """The object was changed concurrently, or its present state forbids the change."""
 
     code = Code.ABORTED
     default_reason = "CONFLICT"
 
 
 class Unauthenticated(OutriderError):
-    """Nothing says who the caller is, or what does is not valid."""
+    """The caller has no valid credentials."""
 
     code = Code.UNAUTHENTICATED
     default_reason = "INVALID_API_KEY"
 
 
 class PermissionDenied(OutriderError):
-    """The caller is known, and may not do this."""
+    """The caller is known, but may not do this."""
 
     code = Code.PERMISSION_DENIED
     default_reason = "PERMISSION_DENIED"
 
 
 class Overloaded(OutriderError):
-    """No room now; nothing was started. Trying again later can help."""
+    """No capacity now; nothing was started. A later retry can help."""
 
     code = Code.RESOURCE_EXHAUSTED
     default_reason = "OVERLOADED"
@@ -144,7 +145,7 @@ class Overloaded(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """The one asked cannot do it now (draining, gone, nothing behind it); another may."""
+    """The process cannot serve this now (draining, gone, no workers); another may."""
 
     code = Code.UNAVAILABLE
     default_reason = "UNAVAILABLE"
@@ -158,14 +159,14 @@ class DeadlineExceeded(OutriderError):
 
 
 class Cancelled(OutriderError):
-    """The caller went away or asked for an end."""
+    """The caller disconnected or cancelled."""
 
     code = Code.CANCELLED
     default_reason = "CANCELLED"
 
 
 class InternalError(OutriderError):
-    """A fault of ours."""
+    """A fault in Outrider."""
 
 
 _BY_CODE: dict[Code, type[OutriderError]] = {

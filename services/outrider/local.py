@@ -1,7 +1,7 @@
 """Speculative decoding in one process, without a server: `Speculator(target, draft).generate(prompts)`.
 
-The workers' own scheduling, drafting and verification, in turns and with no network between them. Knows one machine; a
-stack of processes is `outrider up`.
+It uses the workers' own scheduling, drafting and verification, in turns and without a network. For several processes
+use `outrider up`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ class Answered:
     """One sequence, from its first token to its last."""
 
     token_ids: list[int] = field(default_factory=list)
-    """A stop token at the end included."""
+    """With the stop token at the end, if there is one."""
     num_steps: int = 0
     num_verified: int = 0
     num_accepted: int = 0
     finished: bool = False
     first_s: float = 0.0
-    """When its first tokens came; monotonic."""
+    """When its first tokens came, in monotonic seconds."""
     last_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of one prompt."""
+    """The result for one prompt."""
 
     text: str
     token_ids: list[int]
-    """A stop token at the end included; it is not in the text."""
+    """With the stop token at the end, if there is one; it is not in the text."""
     num_steps: int
-    """Forwards of the target; without speculation one for each token."""
+    """Steps of the target; without speculation one per token."""
     num_accepted: int
-    """Tokens that the draft guessed and the target accepted."""
+    """Drafted tokens that the target accepted."""
 
 
 class Speculator:
@@ -74,15 +74,15 @@ class Speculator:
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
     ) -> None:
-        """Without a draft, what follows is guessed from the text so far (n-grams).
+        """Without a draft model, tokens are drafted from the text so far (n-grams).
 
-        Raises CheckpointError for a model that is not there or cannot be read.
+        Raises CheckpointError for a model that does not exist or cannot be read.
         """
         from transformers import AutoTokenizer
 
         path = resolve(str(target))
         kind = DrafterKind.NGRAM if draft is None else DrafterKind.COMBINED
-        # Only its vocabulary is read for n-grams.
+        # N-grams only need its vocabulary.
         drafter = load_drafter(kind, path if draft is None else resolve(str(draft)))
         engine = load_engine(path, EngineConfig(dtype=dtype))
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -98,8 +98,8 @@ class Speculator:
     ) -> list[Completion]:
         """One completion per prompt, in their order; greedy unless `sampling` is given.
 
-        A string is asked as a user's turn in the model's chat template, if it has one; token ids are taken as they are.
-        The tokens are those of `speculate=False`. Raises InvalidRequest for a prompt that does not fit.
+        A string becomes a user's turn in the model's chat template, if it has one; token ids are used unchanged. The
+        tokens equal those with `speculate=False`. Raises InvalidRequest for a prompt that does not fit.
         """
         token_ids = [self._encoded(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
         answers = self._pair.answer(token_ids, max_new_tokens, speculate=speculate, params=sampling)
@@ -118,12 +118,13 @@ class Speculator:
         if templated:
             chat = [{"role": "user", "content": prompt}]
             prompt = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        # The template has the model's special tokens already.
+        # The template already has the model's special tokens.
         return list(self._tokenizer.encode(prompt, add_special_tokens=not templated))
 
 
 class Pair:
-    """Loaded models; answers token ids, as many at once as there are places. The draft never makes the target wait."""
+    """Loaded models that answer up to `max_sequences` prompts of token ids at once. The target never waits for the
+    draft."""
 
     def __init__(
         self,
@@ -157,10 +158,10 @@ class Pair:
         params: SamplingParams | None = None,
         salt: bytes = b"",
     ) -> list[Answered]:
-        """One answer per prompt, in their order; greedy unless `params` are given, which are then judged coupled.
+        """One answer per prompt, in their order. Greedy unless `params` are given; those are verified in coupled mode.
 
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
-        and what a worker failed with.
+        and any worker's error.
         """
         speculation = Speculation(self._max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)
@@ -200,7 +201,7 @@ class Pair:
         return key
 
     def _propose(self) -> None:
-        """One round for those whose proposal is due. Who is still catching up is stepped without one."""
+        """One round for sequences whose proposal is due. The target steps the others without a draft."""
         if not self._draft.load.num_waiting:
             return
         self._draft.step()
@@ -228,7 +229,7 @@ class Pair:
             yield committed
 
     def _follow(self, committed: Committed) -> None:
-        """Tells the draft, if it has the sequence."""
+        """Passes the commit to the draft, if the sequence is open there."""
         if committed.key not in self._drafted:
             return
         key, outcome = committed.key, committed.outcome

@@ -1,4 +1,4 @@
-"""What of a configuration may be shown: no keys, no passwords, no credentials in URLs. Pure."""
+"""Masks secrets in a configuration that is shown: keys, passwords, credentials in URLs. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECRET_OPTION = re.compile(r"(^|[_-])((api)?keys?|secrets?|passwords?|tokens?|c
 
 
 def holds_password(text: str) -> bool:
-    """Whether this is a URL with a password before its host, or with an option that is named as a secret."""
+    """Whether this is a URL with a password before its host, or with a query option whose name marks a secret."""
     _, separator, rest = text.partition("://")
     if not separator:
         return False
@@ -26,7 +26,7 @@ def holds_password(text: str) -> bool:
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A configuration as JSON can hold it, without what is secret: fields named so, bytes, credentials in URLs."""
+    """A configuration as JSON values, with secrets masked: fields named as secrets, bytes, credentials in URLs."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, bytes) or (_SECRET_NAME.search(name) and not name.endswith("_file")):

@@ -1,6 +1,6 @@
-"""How a model is named: a path, a name that we know, or hf://OWNER/NAME@REVISION; and where what is fetched lies.
+"""Names of models: a path, a known name, or hf://OWNER/NAME@REVISION; and the directories of fetched ones.
 
-Reads nothing; for supervisors too, which have no torch.
+Reads no files. Also for supervisors, which have no torch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class HubModel:
 
     @property
     def pinned(self) -> bool:
-        """Whether it can only ever be the same files."""
+        """Whether the revision is a commit, so that the files never change."""
         return _COMMIT.fullmatch(self.revision) is not None
 
 
 def hub_model(model: str) -> HubModel | None:
-    """None for what is no hf:// name. Raises ValueError for one that cannot be."""
+    """None for other names than hf://. Raises ValueError for an invalid hf:// name."""
     if not model.startswith(HUB_SCHEME):
         return None
     found = _HUB_NAME.fullmatch(model)
@@ -41,14 +41,14 @@ def hub_model(model: str) -> HubModel | None:
 
 
 def served_name(model: str) -> str:
-    """Under which clients ask for it, unless somebody says otherwise."""
+    """The default name under which clients request it."""
     hub = hub_model(model)
     path = hub.repository if hub is not None else model.rstrip("/")
     return os.path.basename(path).removesuffix(".gguf")
 
 
 def fetched_directory(model: str) -> Path:
-    """Where a known model, or one of the hub, lies once it has been fetched."""
+    """The directory of a known model, or one of the hub, after it was fetched."""
     hub = hub_model(model)
     if hub is None:
         return cache_directory() / "models" / model

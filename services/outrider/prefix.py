@@ -1,6 +1,6 @@
 """Chained block hashes: the one name that engine, metadata index and router share for a cached prefix.
 
-A block's hash covers every token before it, and the salt, so equal hashes mean equal prefixes of one tenant.
+A block's hash covers its tokens, all tokens before it, and the salt: equal hashes mean equal prefixes of one tenant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HASH_BYTES = 16
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: bytes, *, parent: bytes | None = None) -> list[bytes]:
     """One 16-byte hash per full block of `token_ids`; a last partial block has none.
 
-    With `parent`, the chain goes on after the block of that hash.
+    With `parent`, the chain continues after the block with that hash.
     """
     chain = parent if parent is not None else hashlib.blake2b(salt, digest_size=HASH_BYTES).digest()
     hashes = []

@@ -1,4 +1,4 @@
-"""What every process is told: how others reach it, what it logs, how it ends. Each process's own class adds the rest.
+"""The options of every process: how others reach it, what it logs, how it ends. Each process's own class adds the rest.
 
 Imports no gRPC: the process that starts the ranks of a divided target forks, and gRPC does not outlive that.
 """
@@ -48,38 +48,38 @@ class ProcessConfig:
         return TlsFiles(Path(self.tls_dir)) if self.tls_dir else None
 
     def advertised(self, bound: str) -> str:
-        """HOST:PORT for others, of a process that listens at `bound`. Raises OSError where `auto` finds no address.
-        Asks DNS for the metadata store's name."""
+        """The advertised HOST:PORT of a process that listens at `bound`. Raises OSError when `auto` finds no address.
+        Resolves the metadata store's name with DNS."""
         address = bound if self.advertise == AUTO else self.advertise or bound
         if takes_all_interfaces(address):
             address = f"{address_towards(self.metadata_url)}:{bound.rpartition(':')[2]}"
         if is_loopback(address) and is_elsewhere(self.metadata_url):
-            # No mistake where all processes are on this machine, and only the store is not.
+            # Not an error if all processes are on this machine, and only the store is not.
             log.warning("advertise: %s is reached from this machine alone; the metadata store is elsewhere", address)
         return address
 
     def check_process(self) -> None:
-        """Raises ValueError that names the field for what no process can be told."""
+        """Raises ValueError, naming the field, for values that are invalid in every process."""
         if self.ops_listen:
             check_listen("ops_listen", self.ops_listen)
         if self.metadata_url:
-            # Says what is wrong with the URL; connects to nothing.
+            # Only parses the URL, to raise its errors; does not connect.
             MetadataStore.connect(self.metadata_url)
-        # Not below: no comparison holds for NaN.
+        # Written so that NaN fails too.
         if not self.drain_timeout_s >= 0:
             raise ValueError(f"drain_timeout_s: must not be negative, got {self.drain_timeout_s:g}")
         check_log_format(self.log_format)
         cluster_tls(self.role, self.tls_dir)
 
     def check_port(self, listen: str, prefix: str = "") -> None:
-        """Of the port that others in the cluster call. Raises ValueError that names the field, with `prefix`."""
+        """Checks the port that the cluster's processes call. Raises ValueError that names the field, with `prefix`."""
         check_listen(f"{prefix}listen", listen)
         if self.metadata_url:
             self.check_reached(f"{prefix}advertise", listen)
         check_plain(f"{prefix}listen", listen, self.tls_dir, self.insecure)
 
     def check_reached(self, field: str, listen: str) -> None:
-        """Of what `advertise` makes of an address to listen at. Raises ValueError that names the field."""
+        """Checks that others can reach `listen` as `advertise` gives it. Raises ValueError that names the field."""
         check_advertised(field, self.advertise, listen)
         if self.advertise == AUTO and takes_all_interfaces(listen) and not has_host(self.metadata_url):
             raise ValueError(f"{field}: auto finds no address, for the metadata store is not reached over a network")

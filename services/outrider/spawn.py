@@ -1,8 +1,7 @@
-"""Child processes that die with us and keep to their cores, started without a copy of this process.
+"""Starts child processes that die with this one and stay on their cores, without forking a copy of this process.
 
-A `preexec_fn` needs a fork, and gRPC's fork handlers may end the child of a process whose threads are inside gRPC
-before it executes anything. So this file is also the program that a child begins as; it becomes the command. Knows
-nothing of what it starts.
+A `preexec_fn` needs a fork, and while threads are inside gRPC, its fork handlers may end the child before it executes
+anything. So this file is also a program: a child starts as it, and it executes the command.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def bound_to_us(argv: Sequence[str], cores: Iterable[int] = ()) -> list[str]:
-    """What to execute so that `argv` gets SIGTERM when the thread that starts it ends, and runs on `cores` only.
+    """A command that runs `argv` so that it gets SIGTERM when the thread that starts it ends, and runs on `cores` only.
 
-    No cores means all. On Linux; elsewhere `argv` itself. Raises FileNotFoundError when there is no such program.
+    No cores means all. Linux only; elsewhere returns `argv`. Raises FileNotFoundError when there is no such program.
     """
     if shutil.which(argv[0]) is None:
         raise FileNotFoundError(f"no such program: {argv[0]}")
     if sys.platform != "linux":
         return list(argv)
-    # Isolated and without site-packages: it starts in some 10 ms, and modules beside this file hide none of Python's.
+    # Isolated and without site-packages: it starts in some 10 ms, and modules next to this file hide none of Python's.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), ",".join(map(str, cores)), *argv]
 
 
@@ -33,7 +32,7 @@ def _become(parent: int, cores: str, argv: list[str]) -> None:
     import signal
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    # It may have died before it was asked for.
+    # The parent may have died before the request took effect.
     if os.getppid() != parent:
         sys.exit(1)
     if cores:

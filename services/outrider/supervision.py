@@ -1,4 +1,4 @@
-"""Tasks that have to go on: whatever is raised in one, somebody is told why, and it runs again.
+"""Tasks that must keep running: an exception in one is reported, and the task runs again.
 
 Plain asyncio; knows nothing of what it runs.
 """
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 @dataclass(slots=True)
 class Backoff:
-    """Pauses between attempts: each twice as long as the one before, up to a limit, and jittered."""
+    """Pauses between attempts: each twice as long as the last, up to a limit, and jittered."""
 
     first_s: float
     max_s: float
@@ -24,7 +24,7 @@ class Backoff:
     def pause_s(self) -> float:
         next_s = self._next_s or self.first_s
         self._next_s = min(2 * next_s, self.max_s)
-        # Jittered, or all that wait for one peer would return to it in the same instant.
+        # Jittered, or all clients of one peer would reconnect at the same instant.
         return next_s * random.uniform(0.5, 1.0)
 
     def reset(self) -> None:
@@ -34,9 +34,9 @@ class Backoff:
 async def keep_running(
     attempt: Callable[[], Awaitable[None]], backoff: Backoff, failed: Callable[[Exception], None]
 ) -> NoReturn:
-    """Runs `attempt` again and again until cancelled: at once where it returned, after a pause where it raised.
+    """Runs `attempt` again and again until cancelled: at once after it returned, after a pause if it raised.
 
-    `failed` is told what it raised. An attempt that went well for longer than the longest pause begins the pauses anew.
+    `failed` is called with the exception. An attempt that lasted longer than the longest pause resets the pauses.
     """
     clock = asyncio.get_running_loop().time
     while True:
@@ -59,7 +59,7 @@ async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task.cancelled():
-                # Not by us: what runs this must not take it for its own end.
+                # Not cancelled by this code: the caller must not take it for its own cancellation.
                 raise RuntimeError(f"{task.get_name()} was cancelled by somebody else")
             task.result()
     finally:
@@ -69,7 +69,7 @@ async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
 
 
 async def stop(task: asyncio.Task[Any] | None) -> None:
-    """Cancels a task and returns once it has ended. None stands for one that never began."""
+    """Cancels a task and returns once it has ended. None: there is no task."""
     if task is not None:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -78,7 +78,7 @@ async def stop(task: asyncio.Task[Any] | None) -> None:
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Runs `work` beside the block, until the block is left at the latest."""
+    """Runs `work` concurrently with the block, and cancels it at the latest when the block is left."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Where the engine keeps what it would have to make again: models, compiled kernels, hashes of files. And where a stack
-on this machine keeps what cannot be made again.
+"""The engine's cache directory, for models, compiled kernels and hashes of files; and the state directory, where a
+stack on this machine keeps what cannot be made again.
 
-Compiled kernels are run and hashes are believed, so nobody but the user may have put them there.
+Compiled kernels are executed and hashes are trusted, so only the user may be able to write there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """OUTRIDER_CACHE, or ~/.cache/outrider. Raises FileNotFoundError where there is no home."""
+    """OUTRIDER_CACHE, or ~/.cache/outrider. Raises FileNotFoundError when there is no home."""
     if chosen := os.environ.get("OUTRIDER_CACHE"):
         return Path(chosen)
     try:
@@ -23,8 +23,8 @@ def cache_directory() -> Path:
 
 
 def state_directory() -> Path:
-    """OUTRIDER_STATE, or outrider in XDG_STATE_HOME, or ~/.local/state/outrider. Raises FileNotFoundError where there
-    is no home."""
+    """OUTRIDER_STATE, or outrider in XDG_STATE_HOME, or ~/.local/state/outrider. Raises FileNotFoundError when there is
+    no home."""
     if chosen := os.environ.get("OUTRIDER_STATE"):
         return Path(chosen)
     try:
@@ -34,7 +34,7 @@ def state_directory() -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Makes it, or sees to it that nobody but this user can have put anything there. Raises OSError."""
+    """Creates it, or checks that only this user could write there. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_private(path, stat.S_ISDIR)
     path.chmod(0o700)
@@ -42,8 +42,8 @@ def private_directory(path: Path) -> Path:
 
 
 def check_private(path: Path, is_kind: Callable[[int], bool], owners: Collection[int] = ()) -> None:
-    """Refuses what another user owns or can write, and symbolic links. `owners` stand for this user, if given. Raises
-    PermissionError."""
+    """Refuses symbolic links and files that another user owns or can write. `owners`: accepted instead of this user, if
+    given. Raises PermissionError."""
     found = path.lstat()
     if not is_kind(found.st_mode):
         raise PermissionError(f"{path}: a link, or not what belongs there")
