@@ -1,1 +1,1 @@
-"""Gateway: text, chat templates, OpenAI-compatible HTTP and the public gRPC API. Knows no rounds and no weights."""
+"""Gateway: text, chat templates, OpenAI-compatible HTTP and the public gRPC API. Has no model weights."""

@@ -15,7 +15,7 @@ from outrider.telemetry.logging import configure_logging
 def main() -> int:
     config = parse_arguments()
     configure_logging("gateway", config.log_format)
-    # Prompts share cores by our threads. The library's own pool would put a short one behind a long one.
+    # TokenizerThreads divides the cores among prompts. In the library's own pool a short prompt waits for a long one.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         asyncio.run(serve(config, STOP_SIGNALS))

@@ -1,4 +1,4 @@
-"""How many requests run at once, whose, and the drain: after it begins nothing new is let in."""
+"""Admission: limits running requests, in all and per tenant, and admits no new ones once the drain begins."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from outrider.errors import Overloaded, Unavailable
 
 BUSY = 0.8
-"""Of the places: what anybody may take, if nobody else does. The rest is for tenants below their weighted shares."""
+"""Share of the places that any tenant may take. The rest is for tenants below their weighted shares."""
 _NUM_LEFT = 64
 _FIRST_RETRY_S, _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 0.1, 30.0
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one tenant has; while it has something."""
+    """The places of one tenant that has at least one."""
 
     weight: float
     places: int = 0
@@ -31,19 +31,19 @@ class Admission:
     clock: Callable[[], float] = time.monotonic
     running: int = 0
     leaving: bool = False
-    """It says that it is not ready. What comes all the same is let in until `draining`."""
+    """The gateway reports that it is not ready. Requests that arrive anyway are admitted until `draining`."""
     draining: bool = False
     _held: dict[str, _Held] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _left_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LEFT))
-    """When the last places became free."""
+    """Times at which the last places became free."""
     _num_refused: int = 0
-    """Since somebody was let in: they come again, too."""
+    """Places refused since the last admission: those clients retry too."""
 
     @contextmanager
     def enter(self, tenant: str = "", weight: float = 1.0, num_places: int = 1) -> Iterator[None]:
-        """Holds so many places until left. Raises Unavailable while draining, and Overloaded when full, or nearly full
-        where the tenant has its share.
+        """Holds `num_places` until the block is left. Raises Unavailable while draining. Raises Overloaded when the
+        gateway is full, or nearly full while the tenant has its share.
         """
         if self.draining:
             raise Unavailable("this gateway is shutting down", reason="DRAINING", retry_after_s=1.0)
@@ -75,21 +75,21 @@ class Admission:
             raise Overloaded(problem, retry_after_s=retry_after_s)
 
     def _has_share(self, tenant: str, weight: float) -> bool:
-        """Of those that run something, this one counted."""
+        """Whether the tenant has its share among all tenants with running requests."""
         if tenant not in self._held:
             return False
         others = sum(held.weight for name, held in self._held.items() if name != tenant)
         return self._held[tenant].places >= self.max_running * weight / (weight + others)
 
     def _retry_after_s(self, num_places: int) -> float:
-        """When as many will have left as want to come, at the rate of the last."""
+        """Seconds until enough places are free for all refused requests, at the rate of the last ends."""
         if not self._left_s:
             return _FIRST_RETRY_S
         each_s = (self.clock() - self._left_s[0]) / len(self._left_s)
         return min(_MAX_RETRY_S, max(_MIN_RETRY_S, each_s * (self._num_refused + num_places)))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Lets nothing in and waits for what runs. False when some still ran after `timeout_s`."""
+        """Admits nothing more and waits for running requests. False when some still ran after `timeout_s`."""
         self.draining = True
         try:
             async with asyncio.timeout(timeout_s):

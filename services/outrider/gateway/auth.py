@@ -1,7 +1,8 @@
-"""Who a client is: from the API key that it sends to its tenant, and whether the key opens what is asked for.
+"""Authentication: finds the tenant of a client's API key, and checks whether the key's scopes allow the call.
 
-A key is looked up by its SHA-256 and kept for 5 s, what is no key for 1 s. While the store is away the last known
-answer holds for up to an hour. As long as no key was ever made, everybody is the tenant `default`.
+Keys are looked up by their SHA-256. A valid key is cached for 5 s, an invalid one for 1 s. While the store is
+unreachable, the last known answer is used for up to an hour. Until the first key is created, every client is the tenant
+`default`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ V = TypeVar("V")
 
 
 def default_tenant() -> tenants_pb2.Tenant:
-    """Where none is recorded: every model, no quota."""
+    """The tenant where none is recorded: every model, no quota."""
     return tenants_pb2.Tenant(name=DEFAULT_TENANT)
 
 
@@ -45,20 +46,20 @@ class _Known:
 
 @dataclass(slots=True)
 class KeyGuard:
-    """Admits callers by their API keys. Without a store everybody is the default tenant, unless keys are `required`."""
+    """Admits callers by their API keys. Without a store every caller is the default tenant, unless `required`."""
 
     store: TenantStore | None
     required: bool = False
-    """Whether a key is needed though none is known to exist. Set for good once one is seen to."""
+    """Whether a key is needed although none is known to exist. Set permanently once the store reports one."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
     _known: OrderedDict[bytes | None, _Known] = field(default_factory=OrderedDict)
     _wrong: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
-    """When the store said of a digest that no key has it."""
+    """Digest → when the store answered that no key has it."""
 
     async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
-        """Raises Unauthenticated without a valid key, PermissionDenied for one that does not open this, Unavailable
-        where the store is away and nothing is known.
+        """Raises Unauthenticated without a valid key, PermissionDenied if its scopes do not allow `access`, and
+        Unavailable if the store is unreachable and no answer is known.
         """
         if self.store is None and not self.required:
             return Caller("", default_tenant())
@@ -74,7 +75,7 @@ class KeyGuard:
 
     def _checked(self, found: FoundKey, digest: bytes, access: Access) -> Caller:
         key = found.key
-        # It was found by this digest. Compared again, in constant time: a store that answers amiss opens nothing.
+        # The key was found by this digest. It is compared again, in constant time, in case the store answers wrongly.
         if not hmac.compare_digest(key.digest if key is not None else bytes(len(digest)), digest) or key is None:
             raise Unauthenticated("the API key is not valid")
         if is_expired(key, self.wall_clock()):
@@ -87,7 +88,7 @@ class KeyGuard:
         return Caller(key.id, found.tenant or default_tenant())
 
     async def _find(self, digest: bytes | None) -> FoundKey:
-        """From memory while that is fresh. A request waits 50 ms at most for a newer answer than the last known."""
+        """From the cache while that is fresh. Else a request with a known answer waits at most 50 ms."""
         known, now_s = self._known.get(digest), self.clock()
         if known is None:
             return await self._first(digest, now_s)
@@ -95,7 +96,7 @@ class KeyGuard:
             return known.found
         if known.reading is None:
             known.reading = asyncio.create_task(self._read(digest), name="find API key")
-        # Another request may wait for it too, and take it away first.
+        # Another request may wait for the same read and clear `known.reading` first.
         reading = known.reading
         holds = now_s - known.read_s < _LAST_KNOWN_S
         await asyncio.wait({reading}, timeout=CALL_TIMEOUT_S if holds else None)
@@ -107,7 +108,7 @@ class KeyGuard:
         return found or known.found
 
     async def _first(self, digest: bytes | None, now_s: float) -> FoundKey:
-        """Of a key that is not known to exist."""
+        """Reads a key that is not in the cache."""
         if digest is not None and now_s - self._wrong.get(digest, -math.inf) < _FRESH_WITHOUT_KEY_S:
             return NO_SUCH_KEY
         found = await self._read(digest)
@@ -116,7 +117,7 @@ class KeyGuard:
         return found
 
     async def _read(self, digest: bytes | None) -> FoundKey | None:
-        """None while the store is away."""
+        """None while the store is unreachable."""
         found = await self.store.find(digest) if self.store is not None else None
         if found is None:
             return None
@@ -133,7 +134,7 @@ NO_SUCH_KEY = FoundKey(keys_required=True, key=None, tenant=None)
 
 
 def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
-    """The newest, so many. What nobody can make up, keys that exist, is apart from what everybody can."""
+    """Adds to a bounded cache. Valid and invalid keys have separate caches, so that invented keys evict none."""
     kept[key] = value
     kept.move_to_end(key)
     while len(kept) > _MAX_KNOWN:
@@ -151,7 +152,7 @@ def scope_name(scope: tenants_pb2.KeyScope.ValueType) -> str:
 
 
 def check_model(tenant: tenants_pb2.Tenant, model: str) -> None:
-    """Raises PermissionDenied for a model that the tenant may not ask for, whether it is served or not."""
+    """Raises PermissionDenied for a model that the tenant may not use, whether it is served or not."""
     if not may_ask(tenant, model):
         message = f"{tenant.name} may not ask for {model[:200]!r}"
         raise PermissionDenied(message, reason="MODEL_NOT_ALLOWED", field="model")

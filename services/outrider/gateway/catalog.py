@@ -1,4 +1,4 @@
-"""Which models are served, each with its tokenizer, which a target sends through a router."""
+"""The served models with their tokenizers, which targets send through a router."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model:
 
 
 _Tokenizer: TypeAlias = tuple[str, str]
-"""Model, and hash of its tokenizer: a target that comes later may have another one."""
+"""Model, and hash of its tokenizer: a target that starts later may have another tokenizer."""
 
 
 @dataclass(slots=True)
@@ -50,19 +50,19 @@ class Catalog:
 
     routers: RouterPool
     parsers: Callable[[str], Parsers] = lambda model: BY_TEMPLATE
-    """Of a model by its name."""
+    """The parsers of a model, by its name."""
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
     target_wait_s: float = 300.0
     """How long requests wait for a model that no target serves any more."""
     router_wait_s: float = 30.0
-    """How long they do where no router answers."""
+    """How long requests wait while no router answers."""
     clock: Callable[[], float] = time.monotonic
     _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
     _live: frozenset[str] = frozenset()
     _last_live_s: dict[str, float] = field(default_factory=dict)
     _answered_s: float = float("-inf")
-    """When a router did last."""
+    """When a router answered last."""
     _loading: dict[_Tokenizer, _Loading] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,12 +78,12 @@ class Catalog:
 
     @property
     def ready(self) -> list[str]:
-        """Names of those among them whose tokenizers are loaded: requests for them are answered at once."""
+        """Names of the live models whose tokenizers are loaded: requests for them start at once."""
         return sorted(self._live & self._readable)
 
     @property
     def awaited(self) -> list[str]:
-        """Names of those that were ready and may soon be again: requests for them wait for a target or a router."""
+        """Names of models that were ready recently: requests for them wait for a target or a router."""
         now_s = self.clock()
         if now_s - self._answered_s > self.router_wait_s:
             return []
@@ -95,7 +95,7 @@ class Catalog:
         return {model for (model, _), loading in list(self._loading.items()) if _loaded(loading.task)}
 
     async def refresh(self) -> None:
-        """Asks the routers. When none answers, everything stays as last known but nothing counts as live."""
+        """Asks the routers. When none answers, the last known models stay, but none counts as live."""
         async with self._refreshing:
             if self.clock() - self._refreshed_s < _MIN_REFRESH_S:
                 return
@@ -113,9 +113,9 @@ class Catalog:
         self._forget()
 
     async def get(self, name: str) -> Model:
-        """Raises UnknownModel for a name nobody serves, Unavailable when no router or no tokenizer of it can be had.
+        """Raises UnknownModel for a model that no target serves, Unavailable without a router or its tokenizer.
 
-        A model that was served before counts as known while its targets are away: the router waits for them.
+        A model that was served before stays known while it has no target: the router waits for one.
         """
         if name not in self._served:
             await self.refresh()
@@ -138,7 +138,7 @@ class Catalog:
             raise Unavailable(message, reason="NO_TOKENIZER")
         loading = self._load(served)
         try:
-            # Shielded: one client that leaves must not end the loading for the others.
+            # Shielded, because a client that leaves must not cancel the loading for others.
             return await asyncio.shield(loading.task)
         except (Unavailable, ValueError) as error:
             message = f"the tokenizer of {served.model!r} is not available at this gateway"

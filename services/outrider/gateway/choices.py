@@ -1,7 +1,7 @@
-"""Several answers to one request of a client: for several prompts, and several to each prompt (`n`, `best_of`).
+"""Several answers to one client request: to several prompts, and several to each prompt (`n`, `best_of`).
 
-The first answer to a prompt runs ahead to its first token. The others then find the prompt in the target's cache, so
-that it is read once.
+The other answers to a prompt start after the first token of the first one. They then find the prompt in the target's
+prefix cache, so that it is prefilled once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Under way, in the order of prompts, then of the answers to each."""
+    """Running answers, in the order of the prompts, then of the answers to each."""
 
     answers: list[Answer]
     num_prompts: int
@@ -37,7 +37,7 @@ class Choices:
         return len(self.answers) // self.num_prompts
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """(number of the answer, chunk), as they come. Raises what any of them raises; the others are then over."""
+        """(number of the answer, chunk), as they arrive. Raises the first error of any answer and ends the others."""
         if len(self.answers) == 1:
             async for chunk in self.answers[0].chunks:
                 yield 0, chunk
@@ -89,7 +89,7 @@ async def start_choices(
     trace_context: TraceContext = NO_CONTEXT,
     tenant: tenants_pb2.Tenant | None = None,
 ) -> AsyncIterator[Choices]:
-    """`generations` of each prompt, as many for each. Each counts as a request. Raises as Generator.start."""
+    """`generations`: by prompt, the same number for each. Each counts as a request. Raises like Generator.start."""
     async with core.start(
         generations,
         default_max_tokens=default_max_tokens,

@@ -137,18 +137,18 @@ class GatewayConfig(ProcessConfig):
 
     @property
     def leaving_s(self) -> float:
-        """`drain_delay_s`, or its default: nothing balances load over ports of one machine."""
+        """`drain_delay_s`, or its default: 0 if only this machine reaches the ports, as then no load balancer sends."""
         if self.drain_delay_s is not None:
             return self.drain_delay_s
         return 0.0 if is_loopback(self.listen_grpc) and is_loopback(self.listen_http) else _LEAVING_S
 
     @property
     def connection_age_s(self) -> float:
-        """How old gRPC connections get: those that clients open until they know end before the server, too."""
+        """Maximum age of gRPC connections, so that those opened early in the drain delay end before the server does."""
         return _AGE * self.leaving_s or math.inf
 
     def parsers(self, model: str) -> Parsers:
-        """What is set for this model, before what is set for all."""
+        """The settings for this model; they take precedence over those for all models."""
         reasoning = _named(self.reasoning_parsers, model)
         return Parsers(_named(self.tool_call_parsers, model), _REASONING[reasoning] if reasoning else None)
 
@@ -158,12 +158,12 @@ class GatewayConfig(ProcessConfig):
 
 
 def _named(given: Sequence[str], model: str) -> str:
-    """The value that `[MODEL=]VALUE` has for this model; empty without one."""
+    """The value of the `[MODEL=]VALUE` that applies to this model; empty without one."""
     values = {name: value for name, _, value in (each.rpartition("=") for each in given)}
     return values.get(model, values.get("", ""))
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> GatewayConfig:
-    """Of file, environment and command line. An impossible option ends the process with a message that names it."""
+    """From file, environment and command line. An invalid option ends the process with a message that names it."""
     about = "Gateway: the public gRPC API and the OpenAI-compatible HTTP API."
     return load(GatewayConfig, "outrider.gateway", about, arguments)

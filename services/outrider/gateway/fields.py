@@ -10,7 +10,7 @@ _MAX_NAME_CHARS = 100
 
 
 def check_names(where: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Raises InvalidRequest for the first that is not known. `where` leads to the object."""
+    """Raises InvalidRequest for the first unknown name. `where` is the path of the object."""
     for name in given:
         if name not in known:
             raise InvalidRequest(f"{where}.{name[:_MAX_NAME_CHARS]}", "unknown field")

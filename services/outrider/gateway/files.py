@@ -1,4 +1,4 @@
-"""How many files this process may have open, and so how many connections it can take."""
+"""The limit on open files of this process, and so on its connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _OTHER_FILES = 64
 
 
 def connections_allowed(asked: int) -> int:
-    """`asked` connections on each of two ports, or fewer, said in the log, where the system does not allow the files.
+    """Returns `asked`, connections on each of two ports, or fewer, with a warning, if the system allows fewer files.
 
-    Raises the process's own limit as far as needed: the usual 1024 is there for programs that use select().
+    Raises the process's soft limit as far as needed: the usual 1024 is there for programs that use select().
     """
     needed = 2 * asked + _OTHER_FILES
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,7 @@
-"""The one path of every request, whichever API it came through: admit, tokenise, route, detokenise, end.
+"""The path of every request, from any of the APIs: admit, tokenise, route, detokenise, end.
 
-A request outlives its router. When one breaks, the tokens already delivered are sent to another as the beginning of
-the same answer, and the client sees a pause.
+A request survives the loss of its router. The gateway sends the tokens already delivered to another router, which
+continues the same answer; the client sees a pause.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     num_accepted: int
-    """The first so many of `token_ids` were drafted."""
+    """The first `num_accepted` of `token_ids` were drafted."""
     finish: Finish | None = None
     logprobs: Sequence[TokenLogprobs] = ()
-    """One per token, where they were asked for."""
+    """One per token, if requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """With the first chunk, where they were asked for: one per token of the prompt but its first."""
+    """With the first chunk, if requested: one per token of the prompt except the first."""
 
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
-        """An answer's chunks as one."""
+        """Joins an answer's chunks into one."""
         return cls(
             "".join(chunk.text for chunk in chunks),
             tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
@@ -87,7 +87,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A request that was let in and understood; its tokens come with `chunks`, the last of which has `finish`."""
+    """The answer to an admitted, valid request. `chunks` yields its tokens; the last chunk has `finish`."""
 
     id: str
     model: str
@@ -100,7 +100,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Job:
-    """One running request: what was asked, and how far it has come."""
+    """One running request and its progress."""
 
     id: str
     generation: Generation
@@ -113,12 +113,12 @@ class _Job:
     """On the monotonic clock."""
     span: RequestSpan
     logits: sequence_pb2.LogitsOptions | None = None
-    """What is asked of them, in this model's tokens."""
+    """The client's logits options, in this model's tokens."""
     expected_tokens: int = 0
-    """Of the answer; 0 where nothing is known."""
+    """Expected length of the answer; 0 if unknown."""
     prediction: Prediction = field(default_factory=lambda: Prediction(()))
     revision: str = ""
-    """Of the target that said what is there of the answer, as a router told."""
+    """Model revision that produced the answer so far, as reported by a router."""
 
     @property
     def usage(self) -> Usage:
@@ -127,7 +127,7 @@ class _Job:
         return Usage(len(self.prompt_token_ids), len(self.output.token_ids), cached, *counts)
 
     def route_request(self) -> router_pb2.RouteRequest:
-        """The rest of this request, as a router takes it: all of it, or what is left after a break."""
+        """The router's request for the rest of the answer: all of it, or what is left after a router was lost."""
         options = self.generation.options
         return router_pb2.RouteRequest(
             request_id=self.id,
@@ -166,7 +166,7 @@ class _Job:
         return sequence_pb2.LogprobsOptions(num_top=asked.num_top, prompt=asked.prompt)
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
-        """One round's tokens, up to where the answer ends."""
+        """Adds one round's tokens, up to the end of the answer."""
         self.stats.add_round(response)
         self.revision = response.model_revision or self.revision
         piece = self.output.push(response.token_ids)
@@ -206,7 +206,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What answers to one prompt have in common, in this model's tokens."""
+    """What all answers to one prompt share, in this model's tokens."""
 
     model: Model
     prompt_token_ids: list[int]
@@ -242,7 +242,7 @@ class _Prepared:
 
 @dataclass(slots=True)
 class Generator:
-    """Answers requests. `start` is all there is to it; everything a request holds is free when its block is left."""
+    """Answers requests: see `start`. Everything that a request holds is released when its block is left."""
 
     catalog: Catalog
     routers: RouterPool
@@ -257,7 +257,7 @@ class Generator:
 
     @property
     def problem(self) -> str:
-        """Why no request is to be sent now; empty when one is. May be asked from any thread."""
+        """Why the gateway cannot take requests now; empty if it can. Thread-safe."""
         if self.admission.leaving or self.admission.draining:
             return "draining"
         return "" if self.catalog.ready or self.catalog.awaited else "no model is ready"
@@ -272,11 +272,11 @@ class Generator:
         trace_context: TraceContext = NO_CONTEXT,
         tenant: tenants_pb2.Tenant | None = None,
     ) -> AsyncIterator[list[Answer]]:
-        """Answers under way, of each prompt in its order. Within a request, those to one prompt differ in their seeds
-        alone, and those to another in the prompt too.
+        """Yields the running answers, in the order of the prompts. The answers to one prompt may differ only in their
+        seeds, those of different prompts also in the prompt.
 
-        `default_max_tokens` None means as many as the context holds, `tenant` None the default. Raises OutriderError
-        for everything that can be known before the first token; later errors come from `chunks`.
+        `default_max_tokens` None means as many as the context holds, `tenant` None the default one. Raises
+        OutriderError for every error known before the first token; later errors come from `chunks`.
         """
         started_s = self.clock()
         tenant = tenant or default_tenant()
@@ -307,15 +307,15 @@ class Generator:
 
     @asynccontextmanager
     async def reading(self, tenant: tenants_pb2.Tenant) -> AsyncIterator[None]:
-        """Around a request that only reads or writes tokens: it has a place and counts as a request. Raises Overloaded
-        or Unavailable.
+        """Admits a request that only tokenises or detokenises: it takes a place and counts as a request. Raises
+        Overloaded or Unavailable.
         """
         with self.admission.enter(tenant.name, tenant.weight or 1.0):
             async with self.quotas.held(tenant, 0, 0):
                 yield
 
     def _check_places(self, tenant: tenants_pb2.Tenant, prompts: Sequence[Sequence[Generation]]) -> None:
-        """Raises InvalidRequest for more answers than may ever run at once: to wait would not help."""
+        """Raises InvalidRequest for more answers than may ever run at once, as no retry could succeed."""
         num_answers = sum(map(len, prompts))
         most = min(tenant.quota.concurrent_requests or self.admission.max_running, self.admission.max_running)
         if num_answers > most:
@@ -344,7 +344,7 @@ class Generator:
     async def _prepare(
         self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None
     ) -> list[_Prepared]:
-        """One for each answer. What answers have in common is made once, whatever their number."""
+        """Returns one for each answer. Shared parts are computed once, for any number of answers."""
         first = prompts[0][0]
         model, options = await self.catalog.get(first.model), first.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
@@ -364,7 +364,7 @@ class Generator:
     async def _read(
         self, model: Model, generation: Generation, default_max_tokens: int | None
     ) -> tuple[list[int], int]:
-        """The prompt's tokens, and the most that may follow them."""
+        """The prompt's token ids, and the most output tokens that may follow them."""
         token_ids, options = await _tokenise(model, generation, self.threads), generation.options
         if (asked := options.asked_logprobs) is not None:
             where = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
@@ -400,11 +400,11 @@ class Generator:
                 if chunk.token_ids or chunk.finish:
                     yield chunk
                 if chunk.finish:
-                    # Leaving the block cancels the call: the router need not be asked to stop at our stop strings.
+                    # Leaving the block cancels the call, which also stops the router at our stop strings.
                     return
 
     async def _rounds(self, job: _Job) -> AsyncGenerator[router_pb2.RouteResponse, None]:
-        """Every round of the request, from as many routers as it takes."""
+        """Every round of the request. Changes the router when one is lost."""
         retry = RouterRetry(self.failover)
         while True:
             try:
@@ -426,7 +426,7 @@ class Generator:
             await asyncio.sleep(min(pause_s, max(0.0, job.deadline_s - self.clock())))
 
     async def _attempt(self, job: _Job, retry: RouterRetry) -> AsyncGenerator[router_pb2.RouteResponse, None]:
-        """One call to one router. Ends by raising: _RouterLost when another may do better, OutriderError otherwise."""
+        """One call to one router. Raises _RouterLost if another router may succeed, OutriderError otherwise."""
         remaining_s = job.deadline_s - self.clock()
         if remaining_s <= 0:
             raise DeadlineExceeded(_TOO_LATE)
@@ -450,11 +450,11 @@ class Generator:
 
 
 class _RouterLost(Exception):
-    """A call to a router broke off, and another router may do better."""
+    """A call to a router broke off, and another router may succeed."""
 
 
 async def _tokenise(model: Model, generation: Generation, threads: TokenizerThreads) -> list[int]:
-    """The prompt's token ids. Refuses a prompt that is too long as soon as that is certain."""
+    """The prompt's token ids. Raises InvalidRequest for a prompt that is too long, as soon as that is certain."""
     tokenizer, room = model.tokenizer, model.max_context_len - 1
     where = generation.prompt.field
     try:
@@ -464,7 +464,7 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
                 check_token_ids(where, token_ids, model.vocab_size)
                 return list(token_ids)
             case TextPrompt(text):
-                # Here too, not only in the thread: what is refused anyway need not wait for its turn.
+                # Checked here too, and not only in the thread, so that a refusal need not wait for its turn.
                 tokenizer.check_len(text, room)
                 ids = await threads.run(len(text), lambda: tokenizer.encode(text, room))
             case ChatPrompt(messages, tools=use, variables=variables) as chat:
@@ -493,7 +493,7 @@ async def _predicted(model: Model, text: str, threads: TokenizerThreads) -> list
 
 
 def _token_bytes(tokenizer: ModelTokenizer, prompt: Prompt) -> TokenBytes:
-    """In an answer to a chat, what marks reasoning and tool calls is text."""
+    """In an answer to a chat, the marks of reasoning and tool calls are text."""
     return tokenizer.marked_bytes if isinstance(prompt, ChatPrompt) else tokenizer.token_bytes
 
 
@@ -504,7 +504,7 @@ def _check_prompt_logprobs(where: str, asked: LogprobsOptions, prompt_len: int) 
 
 
 def _prompt_tokens(generation: Generation) -> float:
-    """About how many, before anything is tokenised."""
+    """Estimated number of prompt tokens, before anything is tokenised."""
     match generation.prompt:
         case TokenPrompt(token_ids):
             return len(token_ids)
@@ -532,7 +532,7 @@ def _too_long(model: Model, where: str, tokens: str) -> InvalidRequest:
 
 
 def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: int | None) -> int:
-    """Output tokens this request may have. Raises InvalidRequest with both numbers when the context is too small."""
+    """Most output tokens of this request. Raises InvalidRequest with both numbers when the context is too small."""
     room = model.max_context_len - prompt_len
     asked = generation.options.max_tokens
     if asked is None:

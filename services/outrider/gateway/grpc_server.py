@@ -1,4 +1,4 @@
-"""The public gRPC API: translates, delegates to the core, translates back."""
+"""The public gRPC API: translates requests for the core, and its answers back."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _start(
         self, request: generation_pb2.GenerateRequest, where: str, context: Context
     ) -> AsyncIterator[Choices]:
-        """`where` leads to the request within the message that came, for the paths of fields in errors."""
+        """`where` is the path of the request in the received message, for the field names in errors."""
         with _field_paths(where):
             async with start_choices(
                 self._core,
@@ -123,7 +123,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 @contextmanager
 def _field_paths(where: str) -> Iterator[None]:
-    """Errors name fields by their paths in the message: ours of an option is below `options`."""
+    """Turns the field names in errors into paths in the message: those of options are below `options`."""
     try:
         yield
     except (InvalidRequest, NotSupported) as error:
@@ -190,7 +190,7 @@ def to_metrics(summary: Summary) -> generation_pb2.Metrics:
 
 
 def to_generations(request: generation_pb2.GenerateRequest) -> list[Generation]:
-    """One for each answer. Raises InvalidRequest."""
+    """Returns one for each answer. Raises InvalidRequest."""
     if not request.model:
         raise InvalidRequest("model", "is missing")
     asked = request.options

@@ -1,4 +1,4 @@
-"""What a client asks of the logits, in its own words: validated at birth, turned into token ids for a model."""
+"""A client's logits options, with words as text: validated when created, then converted to a model's token ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UINT32_MAX = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class LogitsChoice:
-    """The default asks for nothing. As LogitsOptions, but for the words, which are text."""
+    """The same options as LogitsOptions, but with words as text. The default changes nothing."""
 
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -32,7 +32,7 @@ class LogitsChoice:
     structured: Grammatical | None = None
 
     def __post_init__(self) -> None:
-        # Numbers go on the wire as single-precision floats and 32-bit integers.
+        # The messages have 32-bit floats and integers.
         for name in ("logit_bias", "allowed_token_ids"):
             for token_id in getattr(self, name):
                 if not 0 <= token_id <= _UINT32_MAX:
@@ -51,13 +51,13 @@ class LogitsChoice:
 
     @property
     def num_chars(self) -> int:
-        """To be tokenised."""
+        """Characters to tokenise."""
         return sum(map(len, self.bad_words)) + (self.structured.num_chars if self.structured is not None else 0)
 
     def to_proto(
         self, tokenizer: ModelTokenizer, vocab_size: int, thought: Thought = Thought.NONE
     ) -> sequence_pb2.LogitsOptions | None:
-        """None when nothing is asked. `thought`: what may come before the part that a grammar is for.
+        """None if no option is set. `thought`: the reasoning that may come before the text that the grammar is for.
 
         Raises InvalidRequest for an id that the model does not have.
         """
@@ -71,7 +71,7 @@ class LogitsChoice:
         return logits_options.to_proto(options)
 
     def client_field(self, field: str | None) -> str | None:
-        """The client's name of what a router or a target calls `field`."""
+        """The client's name for the field that a router or target calls `field`."""
         if field == "logits.grammar" and self.structured is not None:
             return self.structured.field
         return field and field.removeprefix("logits.")
@@ -96,9 +96,9 @@ _NOTHING = LogitsChoice()
 
 
 def _spellings(tokenizer: ModelTokenizer, word: str) -> Iterator[tuple[int, ...]]:
-    """The word's tokens at the beginning of a text, and after a space where that makes its first token another one.
+    """The word's tokens at the beginning of a text, and after a space if its first token differs there.
 
-    As vLLM does it: a space that is a token of its own, and then the same tokens, is no second spelling.
+    As in vLLM, a separate space token followed by the same tokens is no second spelling.
     """
     plain = tuple(tokenizer.encode_plain(word.lstrip()))
     spaced = tuple(tokenizer.encode_plain(" " + word.lstrip()))

@@ -1,4 +1,4 @@
-"""Reads an answer to a chat as a message, in the format of its model: reasoning, content, tool calls with their ids."""
+"""Parses an answer to a chat, in its model's format, into a message: reasoning, content, tool calls with their ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class MessageReader:
-    """Of one answer."""
+    """Parses one answer."""
 
     _parser: MessageParser
     _use: ToolUse | None = None
@@ -43,7 +43,7 @@ class MessageReader:
         written_in = answer.tokenizer.tool_format
         reasoning = _reasoning(answer)
         parser = MessageParser(reasoning, _tools(use, written_in), _max_calls(use))
-        # Mistral's templates take no other ids.
+        # Mistral's templates accept only ids of nine characters.
         reader = cls(parser, use, 9 if written_in == "mistral" else 24)
         if reasoning is not None:
             reader._thought = _ThoughtTokens.of(answer.tokenizer, inside=reasoning.inside)
@@ -51,7 +51,7 @@ class MessageReader:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """So far; 0 where the marks of a thought are no tokens."""
+        """Reasoning tokens so far; 0 if the marks of the reasoning are no single tokens."""
         return self._thought.count if self._reasoned else 0
 
     def push(self, chunk: Chunk) -> Delta:
@@ -61,12 +61,12 @@ class MessageReader:
         return delta
 
     def finish_reason(self, reason: str) -> str:
-        """To be asked for at the end. A named tool leaves the model nothing to decide: OpenAI says stop."""
+        """To be called at the end. With a named tool the model had no choice, so it stays `stop`, as OpenAI has it."""
         called = self._parser.num_calls and self._use is not None and self._use.choice != "named"
         return "tool_calls" if called and reason == "stop" else reason
 
     def call(self, delta: CallDelta) -> Json:
-        """As OpenAI streams it."""
+        """One tool call's delta, as OpenAI streams it."""
         function: Json = {"arguments": delta.arguments}
         if not delta.name:
             return {"index": delta.index, "function": function}
@@ -77,7 +77,7 @@ class MessageReader:
 
 @dataclass(slots=True)
 class _ThoughtTokens:
-    """Counts those between the marks, which are tokens of most models that think."""
+    """Counts the tokens between the marks of the reasoning. In most reasoning models each mark is one token."""
 
     opening: int | None = None
     closing: int | None = None
@@ -92,7 +92,7 @@ class _ThoughtTokens:
     def push(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids if self.closing is not None else ():
             if token_id == self.closing:
-                # An answer has one thought.
+                # An answer has at most one reasoning part.
                 self.opening, self.inside = None, False
             elif token_id == self.opening:
                 self.inside = True
@@ -101,7 +101,7 @@ class _ThoughtTokens:
 
 
 def joined(deltas: Sequence[Json]) -> list[Json]:
-    """Whole calls."""
+    """Whole tool calls from their deltas."""
     calls: list[Json] = []
     for delta in deltas:
         if "id" in delta:
@@ -133,7 +133,7 @@ def _max_calls(use: ToolUse | None) -> int | None:
 
 
 def _reasoning(answer: Answer) -> ReasoningParser | None:
-    """None for a model that does not reason."""
+    """None for a model without reasoning."""
     if not answer.tokenizer.reasons:
         return None
     return ReasoningParser(inside=answer.tokenizer.thought_after(answer.prompt_token_ids) is Thought.OPEN)

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus. Times are seconds on one process's monotonic clock."""
+"""The gateway's Prometheus metrics. Times are seconds on the process's monotonic clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10
 
 
 class GatewayMetrics:
-    """One gateway's metrics."""
+    """The metrics of one gateway."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -70,7 +70,7 @@ class GatewayMetrics:
 
     @contextmanager
     def request(self, started_s: float) -> Iterator[RequestObserver]:
-        """Around one request; its end, whichever, is counted once."""
+        """Wraps one request and counts its end once, whatever it is."""
         observer = RequestObserver(self, started_s)
         self.running.inc()
         try:
@@ -94,12 +94,12 @@ class GatewayMetrics:
 
 @dataclass(slots=True)
 class RequestObserver:
-    """One running request as the metrics see it."""
+    """Records the metrics of one running request."""
 
     metrics: GatewayMetrics
     started_s: float
     model: str = ""
-    """Set once it is known to be served: names that clients make up are no label."""
+    """Set once the model is known to be served, so that invented names never become labels."""
     num_tokens: int = 0
     last_s: float | None = None
     finished: bool = False
@@ -111,13 +111,13 @@ class RequestObserver:
         self.metrics.prompt_tokens.labels(model).observe(prompt_tokens)
 
     def opened(self) -> None:
-        """A target has been sent it, or it is over."""
+        """To be called when a target has received the request, or the request has ended."""
         if self.waiting:
             self.waiting = False
             self.metrics.waiting.labels(self.model).dec()
 
     def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
-        """Something is about to be delivered."""
+        """To be called before each delivery."""
         if num_tokens:
             self.opened()
             self.num_tokens += num_tokens

@@ -1,4 +1,4 @@
-"""One answer as it grows: tokens of a round in, what the client may see of them out. Pure."""
+"""One growing answer: takes the tokens of each round, and returns the text and tokens that the client may see. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Piece:
 
     text: str
     token_ids: tuple[int, ...]
-    """Shorter than the round when the answer ended inside it."""
+    """Shorter than the round if the answer ended within it."""
     finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
 class Output:
-    """Ends at a stop token, a stop string or max_tokens, whichever comes first, also within a round."""
+    """Ends at the first of a stop token, a stop string and max_tokens, also within a round."""
 
     token_bytes: TokenBytes
     stop: Sequence[str]
     stop_token_ids: frozenset[int]
     max_tokens: int
     min_tokens: int = 0
-    """No stop string ends the answer before. The target sees to the stop tokens."""
+    """No stop string ends the answer before this length. For stop tokens, the target ensures it."""
     token_ids: list[int] = field(default_factory=list)
-    """From the end of the prompt, those the client brought with it included."""
+    """All tokens after the prompt, with the resumed ones."""
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
     """The stop token or stop string that ended it."""
@@ -42,9 +42,9 @@ class Output:
         self._stream = TextStream(self.token_bytes, self.stop)
 
     def resume(self, token_ids: Sequence[int]) -> Piece:
-        """Takes in tokens the client already has, with such text of theirs as was certain. What was held, still is.
+        """Adds tokens that the client already has, and drops their certain text. Text that was held back still is.
 
-        The piece carries text and a reason only when the answer turns out to have ended with these tokens.
+        The piece has text and a reason only if the answer had ended with these tokens.
         """
         for token_id in token_ids:
             _, reason = self._advance(token_id)
@@ -53,7 +53,7 @@ class Output:
         return Piece("", ())
 
     def push(self, token_ids: Sequence[int]) -> Piece:
-        """Tokens of one round, in order. Nothing may be pushed after the answer has ended."""
+        """Adds the tokens of one round, in order. Not to be called after the end of the answer."""
         text: list[str] = []
         for num_kept, token_id in enumerate(token_ids, start=1):
             certain, reason = self._advance(token_id)
@@ -64,14 +64,14 @@ class Output:
         return Piece("".join(text), tuple(token_ids))
 
     def end(self, reason: FinishReason) -> str:
-        """No more tokens come. Returns the text that was still held back."""
+        """Ends the answer. Returns the text that was still held back."""
         self.finish_reason = reason
         return self._stream.finish()
 
     def _advance(self, token_id: int) -> tuple[str, FinishReason | None]:
         self.token_ids.append(token_id)
         if token_id in self.stop_token_ids:
-            # The token is part of the answer's tokens; its text is not part of the text.
+            # The answer's tokens include the stop token; its text is left out.
             self.matched_stop = token_id
             return "", "stop"
         text = self._stream.push(token_id, stops=len(self.token_ids) > self.min_tokens)

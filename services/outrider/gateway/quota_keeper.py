@@ -1,6 +1,7 @@
-"""Holds tenants to their quotas: requests a second, tokens a minute, requests at once, over all gateways together.
+"""Enforces the tenants' quotas over all gateways: requests per second, tokens per minute, running requests.
 
-Takes slices from the store. While that is away each gateway gives out its part, the quota by the gateways last seen.
+Takes slices of a quota from the store. While the store is unreachable, each gateway grants its part: the quota divided
+by the number of gateways last seen.
 """
 
 from __future__ import annotations
@@ -24,38 +25,38 @@ _REPORT_S = 1.0
 _MIN_REPORT_S = 0.05
 _MAX_TENANTS = 10_000
 _RETRY_PLACE_S = 0.5
-# Longest that a refusal stands without asking the store: its tenant may get a larger quota.
+# Longest time for which a refusal holds without asking the store, because the tenant may get a larger quota.
 _MAX_CLOSED_S = 0.5
 
 
 @dataclass(slots=True)
 class Charge:
-    """One request's, with all of its answers."""
+    """The charge for one request with all its answers."""
 
     price: float
     """In tokens."""
     expected_tokens: float
-    """Of each answer: part of the price."""
+    """Per answer; part of the price."""
     num_answers: int = 1
     num_tokens: int = 0
-    """What the answers came to, prompts included, as they end."""
+    """Tokens of the ended answers, prompts included."""
     outputs: list[int] = field(default_factory=list)
-    """How long each answer was."""
+    """Output tokens of each ended answer."""
 
     def ended(self, prompt_tokens: int, output_tokens: int) -> None:
-        """One answer."""
+        """To be called at the end of each answer."""
         self.num_tokens += prompt_tokens + output_tokens
         self.outputs.append(output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """The store had nothing left, and nobody need ask it before `until_s`."""
+    """The store had nothing left, and need not be asked before `until_s`."""
 
     quota: str = ""
     until_s: float = -math.inf
     refilled_s: float = 0.0
-    """When it will have."""
+    """When the store will have enough again."""
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class _Account:
     requests: Balance = field(default_factory=Balance)
     tokens: Balance = field(default_factory=Balance)
     given_back: float = 0.0
-    """Tokens for the store's bucket, with the next call."""
+    """Tokens to return to the store's bucket with the next call."""
     closed: _Closed = _Closed()
     alone_requests: Bucket | None = None
     alone_tokens: Bucket | None = None
@@ -76,7 +77,7 @@ class _Account:
 
 @dataclass(slots=True)
 class QuotaKeeper:
-    """Of one gateway. Without a store it is the only one."""
+    """The quotas at one gateway. Without a store it is taken to be the only one."""
 
     store: MetadataStore | None = None
     gateway: str = ""
@@ -84,19 +85,19 @@ class QuotaKeeper:
     clock: Callable[[], float] = time.monotonic
     num_gateways: int = 1
     on_refusal: Callable[[str, str], None] = lambda tenant, quota: None
-    """Hears of each: whose, and by which quota."""
+    """Called at each refusal with the tenant and the quota."""
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _bounded: set[str] = field(default_factory=set)
-    """Those with a bound on requests at once that run, or ran at the last report."""
+    """Tenants with a limit on running requests that have some, or had at the last report."""
 
     @asynccontextmanager
     async def held(
         self, tenant: tenants_pb2.Tenant, prompt_tokens: float, max_tokens: int | None, num_answers: int = 1
     ) -> AsyncIterator[Charge]:
-        """Around one request, each of whose answers counts as one. `prompt_tokens`: of each answer's prompt, together.
+        """Charges one request while it runs; each answer counts as one. `prompt_tokens`: sum over all answers.
 
-        Raises Overloaded with the time after which it may be asked again.
+        Raises Overloaded with the time after which to retry.
         """
         account = self._account(tenant.name)
         expected_tokens = account.mean.expected(max_tokens)
@@ -118,18 +119,18 @@ class QuotaKeeper:
         if not tenant.quota.ListFields():
             yield
             return
-        # One at a time: a slice taken for one serves those that wait behind it.
+        # One at a time, because a slice taken for one request also serves those that wait behind it.
         async with account.taking:
             used = await self._admit(tenant, account, charge)
         try:
             yield
         finally:
             if tenant.quota.tokens_per_minute:
-                # A request that never came to be costs no tokens.
+                # A request that was not admitted costs no tokens.
                 used.level += charge.price - charge.num_tokens
 
     async def run(self) -> None:
-        """Says what runs here, and counts the gateways, as long as the gateway lives."""
+        """Reports the running requests and counts the gateways, until cancelled."""
         while self.store is not None:
             try:
                 running = {name: self._accounts[name].running for name in self._bounded}
@@ -138,14 +139,14 @@ class QuotaKeeper:
                 self.num_gateways = max(1, len(await self.store.workers(worker_pb2.WORKER_ROLE_GATEWAY)))
             except Exception:
                 log.exception("quotas were not reported")
-            # At once where a place became free: another gateway may wait for it. Else often enough to be believed.
+            # At once when a place became free, as another gateway may wait for it; else before the last report expires.
             await asyncio.sleep(_MIN_REPORT_S)
             await asyncio.wait({waiting := asyncio.ensure_future(self._left.wait())}, timeout=_REPORT_S)
             waiting.cancel()
             self._left.clear()
 
     async def _admit(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Balance | Bucket:
-        """What the request's tokens were taken from. Raises Overloaded."""
+        """Returns the balance or bucket that the request's tokens were taken from. Raises Overloaded."""
         quota, now_s = tenant.quota, self.clock()
         request_rate, token_rate = quota.requests_per_second, quota.tokens_per_minute / 60
         account.requests.settle(now_s)
@@ -179,7 +180,7 @@ class QuotaKeeper:
     async def _take(
         self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge, request_rate: float, token_rate: float
     ) -> Granted | None:
-        """What is missing for this request, and a slice for those after it."""
+        """Takes what is missing for this request, and a slice for later ones."""
         if self.store is None:
             return None
         most = tenant.quota.concurrent_requests
@@ -206,7 +207,7 @@ class QuotaKeeper:
         return granted
 
     def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Bucket:
-        """This gateway's part of the quota, on its own clock."""
+        """This gateway's part of the quota, by its own clock."""
         quota, now_s = tenant.quota, self.clock()
         if quota.concurrent_requests and account.running > max(1, quota.concurrent_requests // self.num_gateways):
             raise self._too_many(tenant)

@@ -1,4 +1,4 @@
-"""What a client may ask for, in our own words: validated at birth, whichever API it came through."""
+"""Requests in one form for all APIs, validated when created."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 1024
 MAX_CHOICES = 128
-"""Answers to one request."""
+"""Most answers to one request."""
 MAX_VARIABLES_CHARS = 16_384
-"""Of a chat template's variables, written as JSON."""
+"""Most characters of a chat template's variables, written as JSON."""
 MAX_VARIABLES_DEPTH = 8
 MAX_VARIABLE_NAME_CHARS = 64
 _UINT32_MAX = 2**32 - 1
@@ -40,7 +40,7 @@ class SpeculationChoice(enum.Enum):
 class TextPrompt:
     text: str
     field: str = "prompt"
-    """The client's name of it, for error messages."""
+    """The client's name for it, for error messages."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -51,13 +51,13 @@ class TextPrompt:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     messages: tuple[Mapping[str, Any], ...]
-    """As chat templates take them: each with `role` (system, user, assistant, tool) and `content`, a text."""
+    """In the form that chat templates take: each has `role` (system, user, assistant, tool) and `content`, a text."""
     field: str = "messages"
     tools: ToolUse | None = None
     variables: Mapping[str, Any] | None = None
-    """More of the chat template's, in plain JSON."""
+    """Further variables of the chat template, in plain JSON."""
     reads_reasoning: bool = False
-    """What the model thinks is kept apart from its answer, and a grammar is for the answer alone."""
+    """Reasoning is separated from the answer, and a grammar applies to the answer alone."""
 
     def __post_init__(self) -> None:
         _check_variables("chat_template_kwargs", self.variables or {})
@@ -70,7 +70,7 @@ class ChatPrompt:
 
     @property
     def num_chars(self) -> int:
-        """About as many as the template writes."""
+        """About as many characters as the template writes."""
         calls = sum(len(str(message["tool_calls"])) for message in self.messages if "tool_calls" in message)
         tools = len(str(self.tools.definitions)) if self.tools is not None else 0
         variables = len(str(self.variables or ""))
@@ -80,7 +80,7 @@ class ChatPrompt:
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
     token_ids: Sequence[int]
-    """As the client sent them: they are looked at only once their number is known to be allowed."""
+    """As the client sent them: checked one by one only once their number is known to be allowed."""
     field: str = "prompt"
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Options:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
-    """Output tokens; None means what the API's default and the model's context allow."""
+    """Most output tokens; None means what the API's default and the model's context allow."""
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     speculation: SpeculationChoice = SpeculationChoice.AUTO
@@ -110,13 +110,13 @@ class Options:
     ignore_eos: bool = False
     logits: LogitsChoice = field(default_factory=LogitsChoice)
     logprobs: int | None = None
-    """Likeliest tokens to tell at each position, beside the one that came; None tells nothing."""
+    """Likeliest tokens to return at each position, in addition to the chosen one; None: no log probabilities."""
     hide_logprobs: bool = False
-    """They are asked for to compare answers, and not shown."""
+    """Logprobs are used to compare answers, and not shown."""
     echo: bool = False
-    """The prompt is part of the answer, with its logprobs if those are asked for."""
+    """The prompt is part of the answer, with its logprobs if those are requested."""
     prompt_logprobs: int | None = None
-    """Likeliest tokens to tell at each position of the prompt, beside the one that stands there; None tells nothing."""
+    """Likeliest tokens to return at each position of the prompt, in addition to the prompt's own; None: none at all."""
     prompt_only: bool = False
     """With echo: what follows the prompt is left out."""
 
@@ -126,12 +126,12 @@ class Options:
 
     @property
     def asked_logprobs(self) -> LogprobsOptions | None:
-        """Enough for all that is told of them."""
+        """The most that any of the options needs."""
         most = max((count for count in (self.logprobs, self.prompt_logprobs) if count is not None), default=None)
         return None if most is None else LogprobsOptions(most, self.echo or self.prompt_logprobs is not None)
 
     def __post_init__(self) -> None:
-        # The wire carries 32-bit floats, so it is their values that have to be in range.
+        # Messages have 32-bit floats, so the rounded values have to be in range.
         _require("temperature", self.temperature, 0 <= _float32(self.temperature) < math.inf, "finite and at least 0")
         _require("top_p", self.top_p, 0 < _float32(self.top_p) <= 1, "above 0 and at most 1")
         _require("min_p", self.min_p, 0 <= _float32(self.min_p) <= 1, "from 0 to 1")
@@ -173,23 +173,23 @@ class Generation:
     prompt: Prompt
     options: Options = field(default_factory=Options)
     prediction: str = ""
-    """What the client expects the answer to be, for the most part. A draft; it changes no answer."""
+    """The text that the client expects. It is used as a draft and changes no answer."""
     resume_token_ids: Sequence[int] = ()
-    """Output tokens the client has from an answer that broke off. The answer continues after them."""
+    """Output tokens that the client has from an interrupted answer. The answer continues after them."""
 
     def __post_init__(self) -> None:
         _check_text("prediction", self.prediction)
 
 
 def numbered(options: Options, count: int) -> list[Options]:
-    """Of several answers to one prompt: each has a seed of its own, as in vLLM."""
+    """The options of `count` answers to one prompt: each has its own seed, as in vLLM."""
     if options.seed is None:
         return [options] * count
     return [replace(options, seed=(options.seed + number) % 2**64) for number in range(count)]
 
 
 def check_num_messages(where: str, num_messages: int) -> None:
-    """Before they are looked at: a body may hold millions."""
+    """To be called before the messages are checked one by one: a body may hold millions."""
     if not 1 <= num_messages <= MAX_MESSAGES:
         raise InvalidRequest(where, f"{num_messages} messages; 1 to {MAX_MESSAGES} are allowed")
 

@@ -1,4 +1,4 @@
-"""All of a gateway's requests to one router, on one stream: a message carries everything of one engine step."""
+"""One stream with all of a gateway's requests to one router. A message carries everything of one engine step."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 Credential = tuple[tuple[str, str], ...]
-"""Call metadata that says to a router who we are."""
+"""Call metadata that authenticates this gateway to a router."""
 _Rounds = asyncio.Queue[router_pb2.RouteResponse | OutriderError]
 
 
 class RouterStream:
-    """Opens the stream with the first request, and another when that one broke. `close` it."""
+    """Opens the stream with the first request, and a new one after a break. `close` it."""
 
     def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, credential: Credential = ()) -> None:
         self._stub = stub
@@ -40,8 +40,8 @@ class RouterStream:
     ) -> AsyncGenerator[router_pb2.RouteResponse, None]:
         """The rounds of one request, up to the one with a finish reason. Leaving early cancels the request.
 
-        Raises OutriderError: what the router said; DeadlineExceeded after `timeout_s`; without a reason in it, what the
-        transport said when the stream broke.
+        Raises OutriderError: the router's error, DeadlineExceeded after `timeout_s`, or, without a reason, the
+        transport's error when the stream broke.
         """
         if self._connection is None or self._connection.broken:
             self._connection = _Connection(self._stub, self._credential)
@@ -63,7 +63,7 @@ class RouterStream:
             connection.end(call_id, cancel=not finished)
 
     async def close(self) -> None:
-        """Breaks what still runs."""
+        """Ends the stream and every request on it."""
         if self._connection is not None:
             await self._connection.close()
 
@@ -103,11 +103,11 @@ class _Connection:
         return self._pending[-1]
 
     async def _run(self) -> None:
-        """However the stream ends, every request on it hears of that: none waits for its deadline."""
+        """Whenever the stream ends, every request on it gets an error, so that none waits for its deadline."""
         self._break(await self._ended())
 
     async def _ended(self) -> OutriderError:
-        """Returns once the stream has ended, with what its requests are to hear."""
+        """Waits for the end of the stream, and returns the error for its requests."""
         problem = ""
         try:
             await until_first_ends(read_stream(self._call, self._hand_out), write_stream(self._call, self._take))
@@ -122,7 +122,7 @@ class _Connection:
 
     def _hand_out(self, message: router_pb2.RouteManyResponse) -> None:
         for response in message.responses:
-            # None: the request was left, and the router has not heard of it yet.
+            # None: the request was cancelled, and the router does not know it yet.
             if rounds := self._rounds.get(response.call_id):
                 rounds.put_nowait(response)
         for error in message.errors:

@@ -1,4 +1,4 @@
-"""Which routers there are, and which one takes the next request."""
+"""The known routers, and the choice of one for the next request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _RETIRE_GRACE_S = 600.0
-# Whose turns a gateway remembers.
+# Most tenants whose turns a gateway keeps.
 _MAX_TENANTS = 10_000
 
 
@@ -56,13 +56,13 @@ class LeasedRouters:
     _read_s: float = float("-inf")
     _reading: asyncio.Task[None] | None = None
     _reported: set[str] = field(default_factory=set)
-    """Routers of which the log says why they are not used."""
+    """Routers whose incompatibility has been logged."""
 
     async def addresses(self) -> list[str]:
         age_s = time.monotonic() - self._read_s
         if self._reading is None and age_s >= self.max_age_s:
             self._reading = asyncio.create_task(self._read(), name="read routers")
-        # What is known is good for a lease's term. Without a router there is no answer: that is worth a longer wait.
+        # Known routers are valid for the term of a lease. With none no request can be answered, so wait longer.
         if self._reading is not None and (age_s > LEASE_TTL_S or not self._known):
             await asyncio.wait({self._reading}, timeout=CALL_TIMEOUT_S if self._known else None)
         return self._known
@@ -84,15 +84,15 @@ class LeasedRouters:
 
 @dataclass(slots=True)
 class Rotation:
-    """Round robin that leaves out, for a while, routers that have just failed; pure but for its memory.
+    """Round robin that skips routers for a while after they failed. No I/O.
 
-    Each tenant has turns of its own: each router gives out its part of the targets by fair shares, so a tenant has its
-    share of all of them only if its requests are spread evenly.
+    Each tenant has its own turns. Each router divides its part of the targets by fair shares, so a tenant gets its
+    share of all targets only if its requests are spread evenly over the routers.
     """
 
     cooldown_s: float = 2.0
     _turns: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """By tenant; whoever asked last is last."""
+    """By tenant, least recently used first."""
     _failed_s: dict[str, float] = field(default_factory=dict)
 
     def failed(self, address: str, now_s: float) -> None:
@@ -102,7 +102,7 @@ class Rotation:
         self._failed_s.pop(address, None)
 
     def choose(self, addresses: Iterable[str], now_s: float, tenant: str = "") -> str | None:
-        """None when there is no address at all. One that failed is better than none: it may be back."""
+        """None if there is no address. If all failed, one of them is chosen: it may be back."""
         ordered = sorted(set(addresses))
         if not ordered:
             return None
@@ -113,7 +113,7 @@ class Rotation:
         return healthy[self._turn(tenant) % len(healthy)]
 
     def _turn(self, tenant: str) -> int:
-        # Tenants do not all begin with the same router.
+        # A hash, so that not all tenants begin with the same router.
         turn = self._turns.pop(tenant, zlib.crc32(tenant.encode())) + 1
         self._turns[tenant] = turn
         if len(self._turns) > _MAX_TENANTS:
@@ -123,16 +123,16 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """One router, with a channel and a stream of its own."""
+    """One router with its channel and stream."""
 
     address: str
     channel: grpc.aio.Channel
     stub: router_pb2_grpc.RouterServiceAsyncStub
     stream: RouterStream
     credential: Credential = ()
-    """Metadata of each call."""
+    """Metadata for each call."""
     certificate: Version = ()
-    """Of this process, when it connected."""
+    """Version of this process's certificate when it connected."""
 
     @classmethod
     def at(
@@ -143,7 +143,7 @@ class Router:
         return cls(address, channel, stub, RouterStream(stub, credential), credential, certificate)
 
     async def close(self, grace_s: float | None = None) -> None:
-        """Waits that long for the stream to end; a draining router ends it once it has answered everything."""
+        """Waits up to `grace_s` for the stream to end; a draining router ends it after its last answer."""
         try:
             await self.channel.close(grace_s)
         finally:
@@ -151,7 +151,7 @@ class Router:
 
 
 class RouterPool:
-    """Connections to routers. Use with `async with`; closing it breaks what still runs on them."""
+    """Connections to routers. Use with `async with`; leaving the block ends the calls that still run."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class RouterPool:
         credential: Credential = (),
         certificate: Callable[[], Version] = lambda: (),
     ) -> None:
-        """`certificate`: which one `connect` shows now. With another one each router is connected to anew."""
+        """`certificate`: the version that `connect` uses now. When it changes, every router is connected to anew."""
         self._source = source
         self._certificate = certificate
         self._credential = credential
@@ -194,7 +194,7 @@ class RouterPool:
         return [self._router(address) for address in await self._source.addresses()]
 
     def failed(self, router: Router) -> None:
-        """The router broke or could not be reached; others are preferred for a while."""
+        """To be called when a router broke or could not be reached: others are preferred for a while."""
         self._rotation.failed(router.address, self._clock())
 
     def answered(self, router: Router) -> None:
@@ -205,7 +205,7 @@ class RouterPool:
         return {address for address, router in self._routers.items() if router.certificate != certificate}
 
     def _retire(self, gone: set[str]) -> None:
-        """Closes these connections once their calls are done: a draining router is off the list too."""
+        """Closes these connections once their calls have ended, because a draining router is off the list too."""
         for address in gone:
             task = asyncio.create_task(self._routers.pop(address).close(_RETIRE_GRACE_S))
             self._closing.add(task)

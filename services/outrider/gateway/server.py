@@ -1,4 +1,4 @@
-"""The gateway process: what it opens, in order; how it drains; how it closes, in reverse."""
+"""The gateway process: opens its parts in order, drains, and closes them in reverse order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
-    """A gateway that serves. Addresses are HOST:PORT with the real ports."""
+    """A serving gateway. Addresses are HOST:PORT with the bound ports."""
 
     grpc_address: str
     http_address: str
@@ -66,7 +66,7 @@ class RunningGateway:
 
 @asynccontextmanager
 async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningGateway]:
-    """A gateway from here to the end of the block, where it drains. The signals given start the drain earlier."""
+    """Runs a gateway until the end of the block, where it drains. One of `signals` starts the drain earlier."""
     async with AsyncExitStack() as stack:
         store, ops = None, Ops("gateway", config)
         if config.metadata_url:
@@ -145,12 +145,12 @@ async def _say_leaving(admission: Admission, life: ServerLife) -> None:
 
 
 async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout_s: float) -> None:
-    """Clients are told to connect elsewhere, and nothing new is let in. Returns when what runs has ended, or late."""
+    """Closes clients' connections, admits nothing more, and waits for running requests, at most `timeout_s`."""
     await life.drain()
     life.go_away(timeout_s)
     bounds.leave()
     if life.drain_delay_s:
-        # What was on its way while clients were told is still let in.
+        # Requests that clients sent before they knew are still admitted.
         await asyncio.sleep(_CROSSING_S)
     if not await admission.drain(timeout_s):
         log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
@@ -201,12 +201,12 @@ def _core(
 
 
 def _servicers(config: GatewayConfig, core: Generator) -> Iterator[tuple[str, Callable[[grpc.aio.Server], None]]]:
-    """Of the gRPC port: the name of each service, and what puts it on a server."""
+    """The services of the gRPC port: the name of each, and the function that adds it to a server."""
     send_timeout_s = config.limits.send_timeout_s
     ours = GenerationServicer(core, send_timeout_s)
     yield SERVICE, partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, ours)
     if config.vllm_engine_model:
-        # Only here: its messages come with an extra.
+        # Imported here because its messages need the extra `vllm-grpc`.
         from outrider.gateway.vllm import service as vllm_engine
 
         engine = vllm_engine.VllmEngineServicer(core, config.vllm_engine_model, send_timeout_s)
@@ -218,7 +218,7 @@ def _load(admission: Admission) -> worker_pb2.WorkerLoad:
 
 
 async def _keep_current(core: Generator, life: ServerLife) -> None:
-    """Health follows what can be answered: SERVING while some model is ready, or may soon be again."""
+    """Updates the health status: SERVING while some model is ready, or may soon be again."""
     while True:
         try:
             await core.catalog.refresh()
@@ -230,8 +230,8 @@ async def _keep_current(core: Generator, life: ServerLife) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, for the process has one drain for both servers; and with a bound on the time
-    that a client may take for TLS, which uvicorn does not set."""
+    """uvicorn without its signal handlers, as the process has one drain for both servers, and with a timeout for TLS
+    handshakes, which uvicorn lacks."""
 
     def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
         super().__init__(config)
@@ -252,7 +252,7 @@ class _HttpServer(uvicorn.Server):
                     backlog=config.backlog,
                 )
             )
-            # asyncio has set this to its own `backlog` of 1; how many wait in the kernel is another matter.
+            # asyncio has called listen() with its own `backlog` of 1, which is too short a queue in the kernel.
             listener.listen(_BACKLOG)
         self.started = True
 
@@ -275,8 +275,8 @@ async def _http(app: ASGIApp, config: GatewayConfig, bounds: Bounds, *, grace_s:
         server_header=False,
         http=bounds.protocol,  # type: ignore[arg-type]  # Made by uvicorn with keywords, like a class of its own.
         timeout_keep_alive=bounds.limits.idle_timeout_s,  # type: ignore[arg-type]  # For `call_later`: may be a float.
-        # asyncio accepts so many at a time. When files run out it tries, and logs, each of them, and doubles the next
-        # attempt (until Python 3.13); one at a time it logs and rests for a second.
+        # Number of connections that asyncio accepts at a time. Without free files it tries and logs each of them, and
+        # doubles the attempts (until Python 3.13). With 1 it logs once and pauses for a second.
         backlog=1,
         timeout_graceful_shutdown=max(1, round(grace_s)),
     )
@@ -293,12 +293,12 @@ async def _http(app: ASGIApp, config: GatewayConfig, bounds: Bounds, *, grace_s:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol has to be named: asyncio sets TCP_NODELAY only then, and without it each event may wait 40 ms.
+    # asyncio sets TCP_NODELAY only if the protocol is given; without it each event may be delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Connections that come before the server's loop runs wait here instead of being refused.
+        # Connections that arrive before the server's loop runs wait here instead of being refused.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

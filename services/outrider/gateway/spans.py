@@ -1,6 +1,6 @@
-"""One request as OpenTelemetry sees it from the gateway. Attributes are those of the generative AI conventions.
+"""The gateway's OpenTelemetry span of one request, with attributes of the generative AI conventions.
 
-Neither text nor token ids are ever recorded.
+Text and token ids are never recorded.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestSpan:
-    """Around one request. Without tracing it only holds what the caller said, to be passed on as it came."""
+    """The span of one request. Without tracing it only holds the caller's trace context, to pass it on unchanged."""
 
     context: TraceContext
-    """For the router."""
+    """The context to send to the router."""
     span: Span | None = None
 
     def prepared(self, request_id: str, prompt_tokens: int) -> None:
@@ -55,7 +55,7 @@ class RequestSpan:
 
 @contextmanager
 def request_span(tracing: Tracing | None, generation: Generation, context: TraceContext) -> Iterator[RequestSpan]:
-    """From arrival to end, whichever; a child of the caller's span if it named one."""
+    """Covers the request from arrival to any end. It is a child of the caller's span if there is one."""
     if tracing is None:
         yield RequestSpan(context)
         return
@@ -72,7 +72,7 @@ def request_span(tracing: Tracing | None, generation: Generation, context: Trace
         yield RequestSpan(context_of(span), span)
     except (Exception, asyncio.CancelledError, GeneratorExit) as error:
         kind = error.reason or error.code.name if isinstance(error, OutriderError) else type(error).__name__
-        # The kind alone: a message may quote what the client sent.
+        # Without the message, which may quote the client's text.
         span.set_attribute("error.type", kind)
         span.set_status(Status(StatusCode.ERROR, kind))
         raise
@@ -88,7 +88,7 @@ def _asked(generation: Generation) -> dict[str, str | int | float]:
         "gen_ai.request.temperature": options.temperature,
         "gen_ai.request.top_p": options.top_p,
         "gen_ai.request.top_k": options.top_k or None,
-        # 64 bits without a sign do not fit an attribute.
+        # An attribute is a signed 64-bit integer.
         "gen_ai.request.seed": options.seed if options.seed is not None and options.seed < 2**63 else None,
         "outrider.speculation": options.speculation.value,
     }

@@ -1,7 +1,7 @@
-"""What one request cost and gained: sums over its rounds, on the gateway's own clock.
+"""Statistics of one request: sums over its rounds, on the gateway's own clock.
 
-The sums are made here and not taken from the last router, because a request may have moved from one router to another,
-and one that ends at a stop string never hears the router's.
+The gateway computes the sums itself, because a request may have moved between routers, and one that ends at a stop
+string never receives the router's sums.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     accepted_prediction_tokens: int = 0
-    """Of what the client predicted, tokens that the answer has in their places; and those that it has not."""
+    """Tokens of the client's prediction that the answer has in their places; next, those that it does not have."""
     rejected_prediction_tokens: int = 0
     reasoning_tokens: int = 0
-    """Of the completion, where they are known."""
+    """Those of completion_tokens that are reasoning, if known."""
 
 
 @dataclass(slots=True)
@@ -35,20 +35,20 @@ class RunningStats:
     num_tokens: int = 0
     """Output tokens delivered in this call, after trimming."""
     submitted_s: float = 0.0
-    """When the first router was asked."""
+    """When the request was submitted to the first router."""
     opened_s: float | None = None
-    """When the target that gave the first token was sent the request, as far as a router has said so."""
+    """When the target that gave the first token received the request, if a router reported it."""
     queue_us_first: int = 0
     num_router_failovers: int = 0
     sums: RequestStats = field(default_factory=RequestStats)
 
     def opened(self, now_s: float) -> None:
-        """A target was sent the request."""
+        """To be called when a target has received the request."""
         if self.sums.num_steps == 0:
             self.opened_s = now_s
 
     def add_round(self, response: router_pb2.RouteResponse) -> None:
-        """One round as the router reported it, before anything of it is trimmed."""
+        """Adds one round as the router reported it, before the answer's end trims it."""
         if response.token_ids:
             if self.sums.num_steps == 0:
                 self.queue_us_first = response.timing.queue_us
@@ -57,19 +57,19 @@ class RunningStats:
             self._add_final(response.metrics)
 
     def _add_final(self, metrics: router_pb2.RequestMetrics) -> None:
-        """What only the router knows."""
+        """Adds what only the router knows."""
         if not self.num_router_failovers:
-            # After a move the cache may hold a part of the answer too, which is no part of the prompt.
+            # After a move the prefix cache may also hold a part of the answer, which does not count.
             self.sums.num_cached_tokens = max(self.sums.num_cached_tokens, metrics.num_cached_tokens)
         self.sums.num_dropped_draft_tokens += metrics.num_dropped_draft_tokens
         self.sums.num_target_failovers += metrics.num_target_failovers
         self.sums.num_draft_failovers += metrics.num_draft_failovers
         self.sums.num_revision_changes += metrics.num_revision_changes
-        # Every router that carries the request may report it.
+        # A maximum, because every router of the request may report it.
         self.sums.num_on_as_auto = max(self.sums.num_on_as_auto, metrics.num_on_as_auto)
 
     def add_tokens(self, count: int, now_s: float) -> None:
-        """Tokens that went out to the client."""
+        """Adds tokens sent to the client."""
         if count == 0:
             return
         self.num_tokens += count
@@ -101,14 +101,14 @@ class Summary:
 
     time_to_first_token_ms: float
     generation_time_ms: float
-    """First token to last."""
+    """From the first token to the last."""
     queue_time_ms: float
-    """Until a target was sent the request, the wait for a place included; and there, as it reported that, standing
-    ready before the first step."""
+    """Until a target received the request, with the wait for a place, plus the time for which the request was ready
+    there before its first step, as the target reported it."""
     mean_itl_ms: float
     """Per token, not per message: tokens of one round arrive together."""
     tokens_per_second: float
-    """Over the whole request, the wait for the first token included."""
+    """Over the whole request, with the wait for the first token."""
     sums: RequestStats
     num_router_failovers: int
 

@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it, and the grammar that it comes to. Refused by name where it cannot be."""
+"""Structured output: converts clients' options into a grammar, or refuses them with the name of the field."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GUIDED: dict[str, Kind] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-# A model that may write any space writes them until its tokens are used up.
+# Bounded, because a model that may write any white space may do so up to max_tokens.
 WHITESPACE = r"\n? {0,20}"
 
 
 class Grammatical(ABC):
-    """What the whole answer has to be, whoever asked for it."""
+    """The form that the whole answer must have, from any of the options."""
 
     __slots__ = ()
     field: str
@@ -35,11 +35,11 @@ class Grammatical(ABC):
     @property
     @abstractmethod
     def num_chars(self) -> int:
-        """About as many as the grammar has."""
+        """About as many characters as the grammar has."""
 
     @abstractmethod
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
-        """In llguidance's notation. Raises InvalidRequest or NotSupported."""
+        """The grammar in llguidance's notation. Raises InvalidRequest or NotSupported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Structured(Grammatical):
         return len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
 
     def to_grammar(self, tokenizer: ModelTokenizer | None = None) -> str:
-        """The same with every tokenizer."""
+        """The grammar, which does not depend on the tokenizer."""
         try:
             from llguidance import LLMatcher, grammar_from
         except ImportError as error:
@@ -88,7 +88,7 @@ class Structured(Grammatical):
 
 
 def checked_grammar(grammar: str, where: str) -> str:
-    """The same. Raises InvalidRequest with what is wrong, NotSupported without the library."""
+    """Returns `grammar`. Raises InvalidRequest with its fault, NotSupported without the library."""
     try:
         from llguidance import LLMatcher
     except ImportError as error:
@@ -141,17 +141,17 @@ def from_structured_outputs(structured_outputs: Any) -> Structured:
 
 
 def from_guided(name: str, value: Any) -> Structured:
-    """vLLM's older fields, by their names. Raises InvalidRequest."""
+    """vLLM's older `guided_*` fields. Raises InvalidRequest."""
     kind = GUIDED[name]
     return Structured(kind, parsed_schema(value, name) if kind == "json_schema" else value, name)
 
 
 def parsed_schema(schema: Any, where: str) -> Any:
-    """vLLM takes a schema as text, too."""
+    """The schema as JSON. Like vLLM it also accepts text."""
     if not isinstance(schema, str):
         return schema
     try:
-        # Bounds the depth, as it does of a body.
+        # This parser bounds the depth, as for a body.
         return from_json(schema)
     except ValueError as error:
         raise InvalidRequest(where, f"is not valid JSON: {error}") from error

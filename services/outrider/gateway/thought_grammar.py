@@ -1,4 +1,4 @@
-"""A grammar for an answer that a thought goes before: what is asked of the answer begins after `</think>`."""
+"""Grammars for answers with reasoning before them: the client's grammar applies only after `</think>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GAP = r"GAP: /[\n ]{0,4}/"
 
 
 def after_thought(grammar: str, tokenizer: ModelTokenizer, thought: Thought) -> str:
-    """`grammar`, in llguidance's notation, for what follows. The same where no thought may come."""
+    """A grammar, in llguidance's notation, with `grammar` after the reasoning. `grammar` itself without reasoning."""
     if thought is Thought.NONE:
         return grammar
     start = "thought GAP @answer" if thought is Thought.OPEN else f"({tokenizer.mark(OPEN)} thought GAP)? @answer"
@@ -22,12 +22,12 @@ def after_thought(grammar: str, tokenizer: ModelTokenizer, thought: Thought) -> 
 
 
 def _thought(tokenizer: ModelTokenizer) -> list[str]:
-    """The rules of one, up to its end."""
+    """The rules of the reasoning, up to its end."""
     close = tokenizer.mark(CLOSE)
     if close.startswith('"'):
-        # Lazy: the first mark is its end.
+        # Lazy: the first `</think>` ends it.
         return [rf"thought[lazy]: /(.|\n)*{CLOSE.replace('/', chr(92) + '/')}/"]
-    # It may mention tools, whose marks are tokens and no text.
+    # Reasoning may mention tool calls, whose marks are tokens and not text.
     others = [tokenizer.mark(name) for name in MARKERS if name != CLOSE and name.startswith("<")]
     mentioned = " | ".join(name for name in others if not name.startswith('"'))
     text = f"TEXT (({mentioned}) TEXT)*" if mentioned else "TEXT"
@@ -35,7 +35,7 @@ def _thought(tokenizer: ModelTokenizer) -> list[str]:
 
 
 def _parsed(grammar: str) -> dict[str, Any]:
-    """llguidance writes one as JSON, or as Lark's notation alone."""
+    """Parses a grammar of llguidance, which is JSON or only Lark's notation."""
     if grammar.startswith("{"):
         [found] = json.loads(grammar)["grammars"]
         return dict(found)

@@ -1,6 +1,6 @@
-"""What an answer may be where the model decides itself whether it calls tools, as a grammar in llguidance's notation.
+"""Grammars, in llguidance's notation, for answers in which the model decides itself whether to call tools.
 
-Text or JSON beside the calls, and in the calls the arguments that strict functions take.
+They bound the text or JSON next to the calls, and the arguments of calls to strict functions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _JSON = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 @dataclass(frozen=True, slots=True)
 class FreeCalls(Grammatical):
-    """Any number of calls, one where they are not to be parallel; or the answer in their place.
+    """Any number of calls (one if parallel calls are not allowed), or the answer in their place.
 
-    The format is Hermes's, whose marks tell a call from all else.
+    Only for Hermes's format, whose marks distinguish a call from everything else.
     """
 
     use: ToolUse
     answer: Structured | None
-    """What it has to be instead of calls. None: calls may follow any text."""
+    """The form of an answer without calls. None: any text, which calls may follow."""
     field: str
 
     @property
@@ -38,7 +38,7 @@ class FreeCalls(Grammatical):
         return answer + len(json.dumps(self.use.definitions))
 
     def to_grammar(self, tokenizer: ModelTokenizer) -> str:
-        """Raises InvalidRequest with what is wrong, or NotSupported, as for other formats."""
+        """Raises InvalidRequest with the fault, or NotSupported, as for other formats."""
         if tokenizer.tool_format != "hermes":
             what = "strict functions need" if self.answer is None else "together with tools it needs"
             message = f"{what} a model that writes calls as hermes, not {tokenizer.tool_format}"
@@ -49,7 +49,7 @@ class FreeCalls(Grammatical):
             number = "+" if self.use.parallel else ""
             lines += [f"start: ({begin} call){number} | answer", f"answer: {self._answer(self.answer)}"]
         elif begin.startswith('"'):
-            # Lazy: the mark is the beginning of a call, never text.
+            # Lazy: the mark always begins a call and is never text.
             lines += ["start: (lead call)* TEXT", rf"lead[lazy]: /(.|\n)*{HERMES_MARKS[0]}/", r"TEXT: /(.|\n)*/"]
         else:
             lines += [f"start: TEXT ({begin} call TEXT)*", r"TEXT: /(.|\n)*/"]
@@ -71,7 +71,7 @@ class FreeCalls(Grammatical):
 
 
 def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:
-    """What the answer has to be. A call that has to come is all of it, whatever else is asked for."""
+    """The form of the answer. A required call is the whole answer, so `answer` does not count then."""
     if use.choice != "auto":
         return use.structured()
     if answer is not None:

@@ -1,4 +1,4 @@
-"""Tools that a model may call, as a client describes them, and the grammar that makes it call one."""
+"""The tools of a request, and the grammar that forces a call."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Which tools there are, and whether one has to be called."""
+    """The tools of a request, and whether the model must call one."""
 
     definitions: tuple[Mapping[str, Any], ...]
-    """As chat templates take them: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+    """In the form of chat templates: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
     choice: Literal["auto", "required", "named"] = "auto"
     name: str = ""
-    """Where it is named."""
+    """Name of the tool, if `choice` is "named"."""
     parallel: bool = True
     """Whether one answer may have several calls."""
     strict: frozenset[str] = frozenset()
-    """Names of those whose arguments have to follow their schema, also where the model decides whether it calls."""
+    """Names of tools whose arguments must match their schema, also when the model decides whether to call."""
     field: str = "tools"
 
     def __post_init__(self) -> None:
@@ -43,9 +43,9 @@ class ToolUse:
             raise InvalidRequest("tool_choice.function.name", f"no tool is named {self.name[:100]!r}")
 
     def structured(self) -> Structured | None:
-        """What the answer has to be. None where the model decides itself whether it calls.
+        """The form of the answer: a list of `{"name", "arguments"}`, or, for a named tool, its arguments alone.
 
-        A list of `{"name", "arguments"}`; of a named tool, its arguments alone.
+        None if the model decides itself whether to call.
         """
         if self.choice == "auto":
             return None
@@ -58,7 +58,7 @@ class ToolUse:
 
 
 def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Of a call, for `place` in another schema; `parameters` in the place of the function's own."""
+    """The schema of a call, to be put at `place` in another schema. `parameters` replaces the function's own."""
     parameters = _moved(parameters or function.get("parameters") or NO_PARAMETERS, f"{place}/properties/arguments")
     return {
         "type": "object",
@@ -69,7 +69,7 @@ def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to itself as they are once it stands at `place` in another one."""
+    """The schema with its references to itself changed for its `place` in another schema."""
     if isinstance(schema, Mapping):
         moved = {name: _moved(value, place) for name, value in schema.items()}
         if isinstance(reference := moved.get("$ref"), str) and reference.startswith("#"):

@@ -1,4 +1,4 @@
-"""Holds every HTTP route to the table of who may ask for it, and says whom a request is from."""
+"""Checks every HTTP request against the table of access rights, and finds its tenant."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALLER = "outrider.caller"
 
 
 def guarded(routes: Sequence[Route], guard: Guard) -> list[Route]:
-    """The same routes for those who may ask. Raises Undeclared for one that nobody has said who that is."""
+    """The routes with access checks. Raises Undeclared for a route without an entry in the table."""
     check_routes(route.path for route in routes)
     for route in routes:
         route.app = _Guarded(route.app, guard, ROUTES[route.path])
@@ -26,13 +26,13 @@ def guarded(routes: Sequence[Route], guard: Guard) -> list[Route]:
 
 
 def tenant_of(request: Request) -> tenants_pb2.Tenant:
-    """Whose request it is."""
+    """The tenant that sent the request."""
     caller: Caller = request.scope.get(_CALLER, ANYBODY)
     return caller.tenant or default_tenant()
 
 
 class _Guarded:
-    """One route."""
+    """One route with its access check."""
 
     def __init__(self, app: ASGIApp, guard: Guard, access: Access) -> None:
         self._app = app
@@ -45,7 +45,7 @@ class _Guarded:
             try:
                 scope[_CALLER] = await self._guard.admit(self._access, token)
             except OutriderError as error:
-                # Before the body: what it holds is thrown away as it comes.
+                # Refused before the body is read, so that the body is dropped as it arrives.
                 await _refusal(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

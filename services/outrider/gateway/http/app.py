@@ -1,4 +1,4 @@
-"""The HTTP application: reads a body, asks the core, writes the answer. What fails ends as an OpenAI error."""
+"""The HTTP application: reads the body, calls the core, writes the answer. Failures become OpenAI errors."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ class Writer(Protocol):
     async def whole(self, choices: Choices, body: Any) -> dict[str, Any]: ...
 
     def events(self, choices: Choices, body: Any) -> AsyncGenerator[bytes, None]:
-        """All of a stream. Nothing is yielded before the first token or error."""
+        """All events of a stream. Nothing is yielded before the first token or error."""
 
     def failed(self, error: HttpError, num_events: int) -> bytes:
-        """The event of an error in mid-stream, the last one, after so many others."""
+        """The last event of a stream that fails after `num_events`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Endpoint:
-    """One of those that generate. An ASGI application, so that it decides itself when an answer begins."""
+    """An endpoint that generates. It is an ASGI application, so that it decides when an answer begins."""
 
     core: Generator
     limits: Limits
@@ -117,7 +117,7 @@ class _Endpoint:
         await response(scope, _nothing_to_receive, send)
 
     async def _stream(self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send) -> None:
-        """Errors before the first token get their own status; later ones can only be an event in the stream."""
+        """Errors before the first token have their own HTTP status; later ones are events in the stream."""
         num_events = 0
         try:
             async with answering as choices, aclosing(self.writer.events(choices, body)) as events:
@@ -147,7 +147,7 @@ def _as_http(error: Exception, body: GenerationBody, about: dict[str, str]) -> H
         return rename_field(error, body.field_names)
     if isinstance(error, OutriderError):
         return from_outrider(error)
-    # The message stays here: it may quote the prompt.
+    # The message is not logged, as it may quote the prompt.
     log.error("request failed with %s", type(error).__name__, exc_info=error, extra=about)
     return HttpError(500, "internal error", "server_error")
 
@@ -181,7 +181,7 @@ class _Listings:
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
 
     async def health(self, request: Request) -> Response:
-        """200 while requests are taken and some model is ready, or was and may soon be again; 503 says why not."""
+        """200 while requests are accepted and some model is ready, or may soon be again; else 503 with the reason."""
         catalog, reason = self.core.catalog, self.core.problem
         status = reason or ("ok" if catalog.ready else "waiting for models to come back")
         running = self.core.admission.running
@@ -190,12 +190,12 @@ class _Listings:
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:
-    """No such path, or not with that method."""
+    """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    """A fault of ours, wherever it is. Starlette raises it again, and the server logs it."""
+    """The answer to an internal error. Starlette raises the error again, and the server logs it."""
     return HttpError(500, "internal error", "server_error").response()

@@ -1,4 +1,4 @@
-"""Parts of answer bodies of the OpenAI-compatible endpoints: our numbers in their words."""
+"""Parts of the answer bodies of the OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def usage(counts: Usage) -> Json:
 
 
 def metrics(summary: Summary) -> Json:
-    """Field names as vLLM has them, so that tools which read those read ours."""
+    """Metrics under vLLM's field names, for tools that read those."""
     return {
         "time_to_first_token_ms": summary.time_to_first_token_ms,
         "generation_time_ms": summary.generation_time_ms,

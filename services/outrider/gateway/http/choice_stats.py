@@ -1,4 +1,4 @@
-"""What several answers to one request cost together."""
+"""Statistics over all answers to one request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.gateway.stats import Finish, Usage
 
 @dataclass(slots=True)
 class ChoiceStats:
-    """A prompt counts once, however many answers it has; an answer's tokens count also where it is not shown."""
+    """A prompt counts once for all its answers. Tokens of answers that are not shown count too."""
 
     choices: Choices
     _finishes: dict[int, Finish] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class ChoiceStats:
 
     @property
     def usage(self) -> Usage:
-        """To be asked for at the end."""
+        """To be read at the end."""
         firsts = [finish.usage for number, finish in self._finishes.items() if not number % self.choices.per_prompt]
         shown = [
             finish.usage.completion_tokens
@@ -42,7 +42,7 @@ class ChoiceStats:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Of the one answer, when it has ended. None for several, as in vLLM: their times overlap."""
+        """Metrics of a single answer that has ended. None for several, as in vLLM, because their times overlap."""
         if not self.choices.answers[0].options.include_metrics or not self._finishes:
             return {}
         if len(self.choices.answers) > 1:

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection with the bounds that uvicorn's lacks: on how long it may rest, and on how many there are.
+"""HTTP/1.1 connections with limits that uvicorn lacks: on the time without a request, and on their number.
 
-Knows no request's meaning. Bodies are bounded where they are read, in `app`.
+Does not interpret requests. `reading` limits the bodies.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from outrider.gateway.http.errors import HttpError
 
 @dataclass(slots=True)
 class Bounds:
-    """What all connections of one port share."""
+    """State shared by all connections of one port."""
 
     limits: Limits
     max_connections: int
     resting: dict[Connection, None] = field(default_factory=dict)
-    """Connections without a whole request under way, the one that has rested longest first."""
+    """Connections without a complete request, longest first."""
     left: bool = False
 
     def leave(self) -> None:
-        """Closes connections between two requests now, and others as soon as they have answered, also those whose
-        answer began before anybody knew: their clients connect again, elsewhere if there is somewhere else.
+        """Closes idle connections now, and others after their answer, even if that has begun already. Their clients
+        connect again, to another gateway if there is one.
         """
         self.left = True
         for connection in [one for one in self.resting if one.idle]:
@@ -44,7 +44,7 @@ class Bounds:
 
 
 def closing(app: ASGIApp, leaving: asyncio.Event) -> ASGIApp:
-    """`app`, whose answers close their connections once `leaving` is set."""
+    """Wraps `app` so that its answers close their connections once `leaving` is set."""
 
     async def closing_app(scope: Scope, receive: Receive, send: Send) -> None:
         async def closing_send(message: Message) -> None:
@@ -58,8 +58,8 @@ def closing(app: ASGIApp, leaving: asyncio.Event) -> ASGIApp:
 
 
 class Connection(H11Protocol):
-    """A client has `header_timeout_s` for the head of its first request, `idle_timeout_s` more for that of each further
-    one, and `send_timeout_s` to take what it is sent. Of too many, the one that has rested longest is closed.
+    """A client has `header_timeout_s` for the head of its first request, `idle_timeout_s` more for each further head,
+    and `send_timeout_s` to read what it is sent. Above the limit, the connection longest without a request is closed.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class Connection(H11Protocol):
                 self._bounds.resting.pop(self, None)
 
     def on_response_complete(self) -> None:
-        # Before the call: a pipelined request may begin in it. uvicorn closes at idle_timeout_s unless some byte comes;
-        # the timer set here runs on, so that bytes without end, of a head or of a body nobody wants, win nothing.
+        # Before the call, because a pipelined request may begin in it. uvicorn closes at idle_timeout_s unless a byte
+        # arrives. The timer set here continues, so that an endless head or unread body does not keep the connection.
         self._rest(self._limits.idle_timeout_s + self._limits.header_timeout_s)
         if self._bounds.left:
-            # After what is still to be sent. A further request would only be refused.
+            # Closes after the rest is sent. A further request would only be refused.
             self.transport.close()
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Bytes that are no HTTP, between requests or within one whose answer is being made: that one is given up."""
+        """Handles bytes that are no HTTP, between requests or during one, which is then given up."""
         begun = self._answering and self.cycle.response_started
         if self._answering:
             self.cycle.disconnected = True
@@ -128,7 +128,7 @@ class Connection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether it has answered, and no byte of a further request has come."""
+        """Whether the last answer is complete and no byte of a further request has arrived."""
         return self.cycle is not None and not self._answering and not self.conn.trailing_data[0]
 
     @property
@@ -149,18 +149,18 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _make_room(self) -> bool:
-        """Closes the connection that has rested longest. False when all are busy."""
+        """Closes the connection longest without a request. False when all have one."""
         longest = next(iter(self._bounds.resting), None)
         if longest is None:
             return False
-        # At once, not when the loop tells it: more may come before that.
+        # Removed at once and not in connection_lost, because more connections may arrive before that.
         del self._bounds.resting[longest]
         self.connections.discard(longest)
         longest.transport.abort()
         return True
 
     def _end(self, error: HttpError) -> None:
-        """An answer outside any request, and the end of the connection."""
+        """Sends an answer outside any request, and closes the connection."""
         body = json.dumps(error.body).encode()
         lines = {"connection": "close", "content-type": "application/json", "content-length": str(len(body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in {**lines, **error.headers}.items())

@@ -1,4 +1,4 @@
-"""What goes wrong, in the shape OpenAI's clients know: {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's form: {"error": {message, type, param, code}}."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderErr
 
 _MAX_PARAM_CHARS = 200
 
-# gRPC code → HTTP status, error type. The reason becomes the code, but where OpenAI has a name for it.
+# gRPC code → HTTP status, error type. The reason becomes the code unless OpenAI has a name for it.
 STATUSES = {
     Code.INVALID_ARGUMENT: (400, "invalid_request_error"),
     Code.OUT_OF_RANGE: (400, "invalid_request_error"),
@@ -35,7 +35,7 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class HttpError(Exception):
-    """An answer that is an error."""
+    """An error answer."""
 
     status: int
     message: str
@@ -47,7 +47,7 @@ class HttpError(Exception):
     @property
     def body(self) -> dict[str, object]:
         message = self.message[:MAX_MESSAGE_CHARS]
-        # A client may have made the name up, as long as its body was allowed to be.
+        # The client may have invented the name, as long as its body may be.
         param = self.param and self.param[:_MAX_PARAM_CHARS]
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
@@ -64,9 +64,9 @@ def from_outrider(error: OutriderError) -> HttpError:
     status, kind = STATUSES.get(error.code, (500, "server_error"))
     headers = {}
     if error.retry_after_s is not None:
-        # Whole seconds (RFC 9110, 10.2.3), and never 0, which would mean at once.
+        # Whole seconds (RFC 9110, 10.2.3). Never 0, which means at once.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-        # What openai's clients look at first.
+        # OpenAI's clients read this first.
         headers["Retry-After-Ms"] = str(max(1, math.ceil(1000 * error.retry_after_s)))
     message = str(error) if status != 500 else "internal error"
     return HttpError(status, message, kind, param=error.field or None, code=_code(error), headers=headers)

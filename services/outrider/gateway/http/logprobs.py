@@ -1,4 +1,4 @@
-"""Log probabilities as the two endpoints write them."""
+"""Log probabilities in the forms of the two endpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.options.logprobs import TokenLogprobs
 
 Json = dict[str, Any]
-# JSON has no infinity. OpenAI's number for what cannot come.
+# JSON has no infinity. This is OpenAI's number for an impossible token.
 _LOWEST = -9999.0
 
 
@@ -33,13 +33,13 @@ def chat(tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence
 def prompt(
     tokenizer: ModelTokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
 ) -> list[Json | None]:
-    """As vLLM has them: nothing of the first token, which follows nothing, and of each other by token ids."""
+    """The prompt's logprobs in vLLM's form: None for the first token, and for each other one a map by token id."""
 
     def entry(token_id: int, logprob: float, rank: int | None) -> Json:
         return {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": tokenizer.spell(token_id)}
 
     def position(token_id: int, each: TokenLogprobs) -> Json:
-        # How likely the token was among all is known where it is one of the likeliest.
+        # The token's rank is known only if it is one of the likeliest.
         ranks = {top: rank for rank, top in enumerate(each.top_token_ids, start=1)}
         own = {str(token_id): entry(token_id, each.logprob, ranks.get(token_id))}
         return own | {str(top): entry(top, value, ranks[top]) for top, value in _top(each, num_top)}
@@ -48,13 +48,13 @@ def prompt(
 
 
 def _top(each: TokenLogprobs, num_top: int) -> list[tuple[int, float]]:
-    """No more than were asked for here: the prompt's may be more, or fewer."""
+    """The likeliest, as many as requested here: the request may ask for another number for the prompt."""
     return list(zip(each.top_token_ids[:num_top], each.top_logprobs[:num_top], strict=True))
 
 
 @dataclass(slots=True)
 class CompletionLogprobs:
-    """Of one answer: it knows how much text has come."""
+    """Writes the logprobs of one answer, and tracks the offset in its text."""
 
     tokenizer: ModelTokenizer
     num_top: int
@@ -66,7 +66,7 @@ class CompletionLogprobs:
         return cls(tokenizer, num_top, Detokeniser(tokenizer.token_bytes))
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> Json:
-        """None: the first token of a text, which follows nothing."""
+        """A None in `logprobs` is for the first token of a text."""
         offsets = []
         for token_id in token_ids:
             offsets.append(self._offset)
@@ -80,6 +80,6 @@ class CompletionLogprobs:
         }
 
     def _likeliest(self, token_id: int, each: TokenLogprobs) -> Json:
-        """The token that came is always among them, as OpenAI documents it."""
+        """The likeliest tokens, always with the chosen one, as OpenAI documents it."""
         found = {self.tokenizer.spell(top): max(value, _LOWEST) for top, value in _top(each, self.num_top)}
         return found | {self.tokenizer.spell(token_id): max(each.logprob, _LOWEST)}

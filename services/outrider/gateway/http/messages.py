@@ -1,4 +1,4 @@
-"""A conversation as OpenAI's clients send it, in the form that chat templates take."""
+"""Converts conversations of OpenAI's clients into the form of chat templates."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from outrider.gateway.fields import check_names
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.tools import MAX_TOOLS
 
-# OpenAI's newer name for instructions that outrank the user's; templates know it by the older one.
+# OpenAI's newer name for instructions above the user's; templates have only the older one.
 _ROLES = {"developer": "system"}
 _FIELDS = {
     "system": ("name",),
     "user": ("name",),
-    # vLLM has called a thought both names.
+    # vLLM has used both names for reasoning.
     "assistant": ("name", "tool_calls", "reasoning_content", "reasoning"),
     "tool": ("name", "tool_call_id"),
 }
-# Each of them is enough of a message.
+# A message may consist of one of these alone.
 _WITHOUT_CONTENT = ("tool_calls", "reasoning_content", "reasoning")
-# What a client may repeat of an answer of ours, with the values that say nothing.
+# Fields of our answers that a client may send back, with their empty values.
 _EMPTY: dict[str, tuple[Any, ...]] = {"refusal": (), "audio": (), "annotations": ([],), "function_call": ()}
 
 
@@ -54,7 +54,7 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
     if given.get("content") is None and not read.keys().isdisjoint(_WITHOUT_CONTENT):
         return read | {"content": ""}
-    # A tool that has nothing to say.
+    # A tool without a result.
     if role == "tool" and given.get("content") == []:
         return read | {"content": ""}
     return read | {"content": _content(f"{where}.content", given.get("content"))}
@@ -111,7 +111,7 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any]:
-    """Clients send JSON in a string; templates write the object. Of arguments that were cut off, what there is."""
+    """The arguments as an object for the template; clients send JSON in a string. Handles truncated arguments."""
     if not isinstance(arguments, str):
         raise InvalidRequest(where, "has to be a string of JSON")
     try:

@@ -1,4 +1,4 @@
-"""A request's body, within the limits of size and time that the gateway sets."""
+"""Reads request bodies within the gateway's limits of size and time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
 
 _CLOSE = {"Connection": "close"}
-# A body too large is read on so far and thrown away: a client still sending would not see the answer before a reset.
+# A body above the limit is read up to this many times the limit and dropped: else a client that still sends gets a
+# connection reset instead of the answer.
 _READ_ON = 8
 
 

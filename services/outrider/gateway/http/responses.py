@@ -1,4 +1,4 @@
-"""`/v1/responses`: how an answer is written, whole and as events (OpenAI API reference, Responses)."""
+"""`/v1/responses`: writes answers whole and as events (OpenAI API reference, Responses)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class _Item:
-    """One of the output: reasoning, a message, or a call."""
+    """One output item: reasoning, a message, or a call."""
 
     kind: str
     id: str
@@ -46,13 +46,13 @@ class _Item:
 
     @property
     def event(self) -> str:
-        """What its deltas are called."""
+        """The event name of its deltas."""
         names = {"reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments"}
         return names[self.kind]
 
     @property
     def more(self) -> Json:
-        """What events of a message's text have besides."""
+        """Further fields in the events of a message's text."""
         return {"logprobs": []} if self.kind == "message" else {}
 
     @property
@@ -63,13 +63,13 @@ class _Item:
 
 @dataclass(slots=True)
 class _Output:
-    """The items as they come, one after the other; only the last one grows."""
+    """The output items, one after the other; only the last one grows."""
 
     id: str
     items: list[_Item] = field(default_factory=list)
 
     def add(self, delta: Delta, reader: MessageReader) -> Iterator[Json]:
-        """The events of it."""
+        """Adds a delta. Yields its events."""
         if delta.reasoning:
             yield from self._grow("reasoning", "rs", {"summary": []}, delta.reasoning)
         if delta.content:
@@ -80,7 +80,7 @@ class _Output:
             yield from self._grow("function_call", "fc", head or self.items[-1].head, each.arguments, new=bool(head))
 
     def close(self, status: str) -> Iterator[Json]:
-        """The last item is whole, or all there is of it."""
+        """Ends the last item, which may be incomplete. Yields its events."""
         if not self.items:
             return
         item = self.items[-1]
@@ -91,7 +91,7 @@ class _Output:
         yield {"type": "response.output_item.done", "output_index": item.index, "item": item.body(status)}
 
     def bodies(self, status: str) -> list[Json]:
-        """`status` is the last one's."""
+        """The bodies of all items; `status` is that of the last one."""
         return [item.body(status if item is self.items[-1] else "completed") for item in self.items]
 
     def _grow(self, kind: str, prefix: str, head: Json, text: str, *, new: bool = False) -> Iterator[Json]:
@@ -109,7 +109,7 @@ class _Output:
 
 
 class ResponsesWriter:
-    """Writes answers of this endpoint."""
+    """Writes the answers of this endpoint."""
 
     async def whole(self, choices: Choices, body: ResponsesRequest) -> Json:
         stats = ChoiceStats(choices)
@@ -148,7 +148,7 @@ class ResponsesWriter:
                 yield event({"type": f"response.{status}", "response": done | stats.metrics})
 
     def failed(self, error: HttpError, num_events: int) -> bytes:
-        """In mid-stream."""
+        """The last event of a stream that fails."""
         described = {"message": error.message, "code": error.code, "param": error.param}
         return _event({"type": "error", "sequence_number": num_events, **described})
 
@@ -169,7 +169,7 @@ def _response(
     last: Chunk | None,
     counts: Usage | None,
 ) -> Json:
-    """The whole object; `last` None while it is in progress."""
+    """The response object; `last` is None while it is in progress."""
     status = "in_progress" if last is None else _status(last)
     options = choices.answers[0].options
     return {

@@ -1,6 +1,6 @@
-"""`/v1/responses`: what a client asks, in the terms of a chat.
+"""`/v1/responses`: converts its requests into chats.
 
-Nothing is stored here, so what refers to something stored is refused.
+The gateway stores no responses, so a reference to a stored one is refused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ResponsesRequest(MessageBody):
 
     @property
     def format(self) -> dict[str, Any]:
-        """Of the text, as it was asked for."""
+        """The requested format of the text."""
         return (self.text or {}).get("format") or {"type": "text"}
 
     def to_prompts(self) -> list[Prompt]:
@@ -110,7 +110,7 @@ def _renamed(field: str | None) -> str:
 
 
 def _nested(where: str, tool: Any) -> Any:
-    """The function's fields, which are flat here, as they are in a chat."""
+    """The tool in the form of a chat; here the function's fields are flat."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
     if not isinstance(tool.get("name"), str):
@@ -127,7 +127,7 @@ def _messages(given: Any) -> Iterable[dict[str, Any]]:
     if len(given) > MAX_MESSAGES:
         raise InvalidRequest("input", f"{len(given)} items; at most {MAX_MESSAGES} are allowed")
     assistant: dict[str, Any] = {}
-    """Of one turn: its reasoning, text and calls are items of their own."""
+    """One turn of the assistant, whose reasoning, text and calls are separate items here."""
     for i, item in enumerate(given):
         where = f"input[{i}]"
         if not isinstance(item, dict):
@@ -148,12 +148,12 @@ def _messages(given: Any) -> Iterable[dict[str, Any]]:
 def _joined(turn: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
     calls = [*turn.get("tool_calls", ()), *added.get("tool_calls", ())]
     joined = turn | {name: value for name, value in added.items() if value} | ({"tool_calls": calls} if calls else {})
-    # A turn of reasoning alone, as one that was cut off, has no text.
+    # A turn with only reasoning, because it was cut off, has no text.
     return {"content": "" if "reasoning_content" in joined else None} | joined
 
 
 def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
-    """As a message of a chat, or a part of one."""
+    """The item as a message of a chat, or a part of one."""
     kind = item.get("type", "message")
     given = {name: value for name, value in item.items() if name not in ("type", "id", "status") and value is not None}
     match kind:
@@ -190,7 +190,7 @@ def _check(where: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _content(where: str, content: Any) -> Any:
-    """Parts as a chat has them."""
+    """The content in the form of a chat."""
     if not isinstance(content, list):
         return content
     parts = []

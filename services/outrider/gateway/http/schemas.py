@@ -1,8 +1,8 @@
-"""Request bodies of the OpenAI-compatible endpoints, and what they mean.
+"""Request bodies of the OpenAI-compatible endpoints, and their conversion.
 
-An option that would change the answer and is not served is refused by name; one that asks for what happens anyway
-(`n: 1`, `logprobs: false`) is fine; a field nobody knows is an error. Nothing is ignored silently except what OpenAI
-defines as having no effect on the answer.
+An option that is not served is refused by name, unless its value asks for what happens anyway (`n: 1`,
+`logprobs: false`). An unknown field is an error. Only options without effect on the answer, by OpenAI's definition,
+are ignored silently.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from outrider.gateway.tools import MAX_TOOLS, ToolUse
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 
-# Options of OpenAI's API and of vLLM's that are not served, with the values that ask for nothing beyond what is.
+# Options of OpenAI's API and of vLLM's that are not served, with the values that are accepted: they change nothing.
 UNSERVED_OF_VLLM: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
@@ -84,7 +84,7 @@ _UNSERVED_CHAT = _UNSERVED | {
     "verbosity": (),
     "web_search_options": (),
 }
-# Checked before anything is looked at one by one: a body has room for millions of faults, and to describe each of them
+# Checked before the entries are checked one by one: a body has room for millions of faults, and to describe them all
 # takes many seconds. `metadata` as OpenAI documents it.
 _MAX_ENTRIES = {
     "messages": MAX_MESSAGES,
@@ -99,7 +99,7 @@ _MAX_ENTRIES = {
     "tools": MAX_TOOLS,
 }
 
-# vLLM's other words for the defaults.
+# vLLM's other values for the defaults.
 _ALL = -1
 _ANY_SEED = -1
 
@@ -111,19 +111,19 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
     """Padding against traffic analysis, which only OpenAI's own servers add."""
     continuous_usage_stats: bool | None = None
-    """vLLM's: usage with every chunk."""
+    """An option of vLLM: usage with every chunk."""
 
 
 class Body(BaseModel):
-    """Of any endpoint."""
+    """A body of any endpoint."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = {}
-    """Options of the OpenAI API that are not served, with the values that ask for nothing beyond what is."""
+    """Options of the OpenAI API that are not served, with the values that are accepted: they change nothing."""
 
 
 class GenerationBody(Body):
-    """What the endpoints that generate share. None means the default."""
+    """Fields of all endpoints that generate. None means the default."""
 
     default_max_tokens: ClassVar[int | None]
 
@@ -156,7 +156,7 @@ class GenerationBody(Body):
     guided_grammar: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: int | None = None
-    # The names of vLLM for the two above.
+    # vLLM's names for the two above.
     num_speculative_tokens: int | None = None
     disable_spec_decode: bool | None = None
     include_metrics: bool | None = None
@@ -183,16 +183,16 @@ class GenerationBody(Body):
 
     @property
     def num_choices(self) -> int:
-        """Shown of each prompt."""
+        """Answers shown for each prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def num_answers(self) -> int:
-        """Made of each prompt."""
+        """Answers generated for each prompt."""
         return self.num_choices
 
     def generations(self) -> list[list[Generation]]:
-        """Of each prompt, one for each answer. Raises InvalidRequest or HttpError, naming the field."""
+        """By prompt, one for each answer. Raises InvalidRequest or HttpError, naming the field."""
         if self.stream_options is not None:
             self._check_stream_options(self.stream_options)
         if not 1 <= self.num_choices <= MAX_CHOICES:
@@ -226,7 +226,7 @@ class GenerationBody(Body):
         return self.num_speculative_tokens if self.max_draft_tokens is None else self.max_draft_tokens
 
     def _num_logprobs(self) -> int | None:
-        """Of each position; None where none are asked for."""
+        """Number of logprobs for each position; None if not requested."""
         return None
 
     def _options(self) -> Options:
@@ -266,7 +266,7 @@ class GenerationBody(Body):
         return self._asked_format()
 
     def _asked_format(self) -> Structured | None:
-        """The one that is asked for, of the fields that may."""
+        """The requested format, from one of the fields that may set it."""
         found = list(self._formats())
         if len(found) > 1:
             first, second = (each.field.partition(".")[0] for each in found[:2])
@@ -306,7 +306,7 @@ class CompletionRequest(GenerationBody):
         if not (self.echo and self.max_tokens == 0):
             hide = self.logprobs is None
             return replace(super()._options(), echo=bool(self.echo), hide_logprobs=hide)
-        # The prompt's logprobs come with the first token after it.
+        # The prompt's logprobs arrive with the first output token, so one has to be generated.
         asked = self.model_copy(update={"max_tokens": 1})
         return replace(super(CompletionRequest, asked)._options(), echo=True, prompt_only=True)
 
@@ -318,7 +318,7 @@ class CompletionRequest(GenerationBody):
             raise InvalidRequest("best_of", "is known at the end only, so it is not allowed with stream: true")
 
     def _num_logprobs(self) -> int | None:
-        # The best are known by them.
+        # The best answers are chosen by their logprobs.
         return 0 if self.logprobs is None and self.num_answers > self.num_choices else self.logprobs
 
     def to_prompts(self) -> list[Prompt]:
@@ -333,7 +333,7 @@ class CompletionRequest(GenerationBody):
 
 
 class MessageBody(GenerationBody):
-    """What the endpoints that answer with messages share."""
+    """Fields of the endpoints that answer with messages."""
 
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -386,7 +386,7 @@ class ChatRequest(MessageBody):
     def _template_variables(self) -> dict[str, Any]:
         if self.reasoning_effort not in (None, "none"):
             raise unsupported("reasoning_effort", "only none is supported")
-        # As templates of models that think call it.
+        # The name in the templates of reasoning models.
         effort = {} if self.reasoning_effort is None else {"enable_thinking": False}
         return effort | (self.chat_template_kwargs or {})
 
@@ -408,7 +408,7 @@ def parse(kind: type[Parsed], body: bytes) -> Parsed:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        # NaN passes here so that the field that holds it can be named. Depth is bounded by the parser.
+        # NaN is allowed here, so that the error can name its field. The parser bounds the depth.
         fields = from_json(body, allow_inf_nan=True)
     except ValueError as error:
         raise HttpError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
@@ -436,7 +436,7 @@ def _unknown(param: str) -> HttpError:
 
 
 def _same(value: Any, fine: Any) -> bool:
-    # True == 1 in Python, and not in JSON.
+    # True == 1 in Python, but not in JSON.
     return isinstance(value, bool) == isinstance(fine, bool) and bool(value == fine)
 
 

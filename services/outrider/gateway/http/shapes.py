@@ -1,4 +1,4 @@
-"""How the two endpoints write answers: whole, or piece by piece."""
+"""The answer forms of the two endpoints: whole, or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Of one choice: a piece of it, or all."""
+    """One choice, or a part of it, as written to the client."""
 
     index: int
     text: str
@@ -32,24 +32,24 @@ class Written:
 
     @property
     def adds(self) -> bool:
-        """Whether there is anything to be sent."""
+        """Whether there is anything to send."""
         return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.tool_calls)
 
 
 @dataclass(slots=True)
 class Choice(ABC):
-    """One answer on its way to the client."""
+    """Writes one answer."""
 
     index: int
     answer: Answer
 
     @abstractmethod
     def write(self, chunk: Chunk) -> Written:
-        """What this chunk adds, or all chunks joined to one."""
+        """Writes one chunk, or all chunks joined into one."""
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """So far."""
+        """Number of reasoning tokens so far."""
         return 0
 
     def _prompt_logprobs(self, chunk: Chunk) -> list[Json | None] | None:
@@ -61,13 +61,13 @@ class Choice(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Shape(ABC):
-    """How one endpoint writes answers."""
+    """The answer form of one endpoint."""
 
     id: str
     model: str
     created_s: int
     prefix: ClassVar[str]
-    """Of its ids."""
+    """Prefix of its ids."""
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
@@ -78,14 +78,14 @@ class Shape(ABC):
     def whole(self, choices: list[Written], counts: Usage) -> Json: ...
 
     def opening(self, index: int) -> list[Json]:
-        """What a choice begins with in a stream, before any text."""
+        """The first chunks of a choice in a stream, before any text."""
         return []
 
     @abstractmethod
     def piece(self, written: Written) -> Json: ...
 
     def closing(self, counts: Usage) -> Json:
-        """The usage chunk, which has no choice."""
+        """The usage chunk, which has no choices."""
         return self._head(self.chunk_kind) | {"choices": [], "usage": usage(counts)}
 
     def _head(self, kind: str) -> Json:
@@ -146,7 +146,7 @@ def _completion_choice(written: Written) -> Json:
 
 
 def _of_prompt(written: Written) -> Json:
-    """Of the prompt, where that was asked for."""
+    """Fields about the prompt, if requested."""
     return {} if written.prompt_logprobs is None else {"prompt_logprobs": written.prompt_logprobs}
 
 
@@ -190,7 +190,7 @@ class ChatShape(Shape):
             }
             for each in choices
         ]
-        # All choices have one prompt.
+        # All choices have the same prompt.
         return self._head(self.kind) | {"choices": written, "usage": usage(counts)} | _of_prompt(choices[0])
 
     def opening(self, index: int) -> list[Json]:

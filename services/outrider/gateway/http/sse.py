@@ -1,4 +1,4 @@
-"""Answers while the client listens: as server-sent events (WHATWG HTML, 9.2), or whole; abandoned when it leaves."""
+"""Sends answers as server-sent events (WHATWG HTML, 9.2) or whole, and cancels them when the client disconnects."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    # Proxies that buffer would turn a stream into one late answer.
+    # Keeps proxies from buffering the stream into one late answer.
     (b"x-accel-buffering", b"no"),
 ]
 
 
 class ClientLeft(Exception):
-    """The client closed the connection; nobody is there to be answered."""
+    """The client has closed the connection."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled the moment the client leaves. Raises ClientLeft then.
+    """The result of `work`. Cancels `work` and raises ClientLeft when the client disconnects.
 
-    To be called when the request's body has been read.
+    To be called after the request's body has been read.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnect(receive))
@@ -49,7 +49,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     finally:
         working.cancel()
         leaving.cancel()
-        # Awaited, so that nothing of the request is left running when the handler returns.
+        # Awaited, so that nothing of the request still runs when the handler returns.
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
@@ -63,7 +63,7 @@ def event(data: Json) -> bytes:
 
 
 async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
-    """The events of the answers, [DONE] excluded. Nothing is yielded before the first token or error."""
+    """The events of the answers, without [DONE]. Nothing is yielded before the first token or error."""
     writers: dict[int, Choice] = {}
     stats = ChoiceStats(choices)
     async for number, chunk in choices.chunks():
@@ -82,7 +82,7 @@ async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> Asyn
 
 @dataclass(frozen=True, slots=True)
 class ShapeWriter:
-    """Writes answers of an endpoint that has choices."""
+    """Writes the answers of an endpoint with choices."""
 
     shape: type[CompletionShape] | type[ChatShape]
 
@@ -121,9 +121,9 @@ async def close_stream(send: Send) -> None:
 
 
 async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
-    """The answers in one body: of each prompt the `num_choices` that the model found likeliest, by their mean logprob.
+    """The answers in one body: for each prompt the `num_choices` with the highest mean logprob.
 
-    Where there are no more of them, all, in their order.
+    If there are no more answers than that, all of them in their order.
     """
     chunks: list[list[Chunk]] = [[] for _ in choices.answers]
     stats = ChoiceStats(choices)
@@ -137,7 +137,7 @@ async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
 
 
 def _counted(stats: ChoiceStats, writers: Iterable[Choice]) -> Usage:
-    """To be asked for at the end."""
+    """To be called at the end."""
     return replace(stats.usage, reasoning_tokens=sum(writer.num_reasoning_tokens for writer in writers))
 
 

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/version`, in the shapes of vLLM."""
+"""`/tokenize`, `/detokenize` and `/version`, in vLLM's forms."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from outrider.protocol.validate import check_token_ids
 
 class _Body(Body):
     model: str | None = None
-    """May be left out where one model is served."""
+    """May be omitted if only one model is served."""
 
 
 class TokenizeRequest(_Body):
     prompt: str | None = None
     add_special_tokens: bool = True
-    """Around a prompt; a chat template writes its own."""
+    """Around a prompt; a chat template writes them itself."""
     messages: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     return_token_strs: bool = False

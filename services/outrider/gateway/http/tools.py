@@ -1,4 +1,4 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API, read and held to what is served."""
+"""Reads and checks `tools`, `tool_choice` and `parallel_tool_calls` of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.gateway.tools import ToolUse
 
 
 def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
-    """None where none is to be called. Raises InvalidRequest or HttpError, naming the field."""
+    """None if no tool may be called. Raises InvalidRequest or HttpError, naming the field."""
     definitions = tuple(_definition(f"tools[{i}]", tool) for i, tool in enumerate(tools or ()))
     named = _named(choice)
     if not definitions:
@@ -63,6 +63,6 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.function.parameters", "has to be an object")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidRequest(f"{where}.function.strict", "has to be true or false")
-    # `strict` is no part of what a model is told.
+    # `strict` is not shown to the model.
     told = {name: value for name, value in function.items() if name != "strict" and value is not None}
     return {"type": "function", "function": told}

@@ -1,1 +1,1 @@
-"""From an answer's text to a message: reasoning, content and tool calls, as the text comes. Pure."""
+"""Parses an answer's growing text into reasoning, content and tool calls. Pure."""

@@ -1,4 +1,4 @@
-"""A tool call written as a JSON object with name and arguments, read character by character as it is generated."""
+"""Parses a tool call, a JSON object with name and arguments, character by character as it is generated."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_NAME_CHARS = 256
 
 
 class NotACall(ValueError):
-    """The text is no call of a tool."""
+    """The text is not a tool call."""
 
 
 class JsonValue:
-    """Where one JSON value ends. What lies within is not looked at closer than that needs."""
+    """Finds the end of one JSON value, without checking more of its content than that needs."""
 
     def __init__(self) -> None:
         self.first = ""
@@ -35,7 +35,7 @@ class JsonValue:
         return len(self._chars)
 
     def push(self, char: str) -> bool:
-        """Whether `char` is a part of it. A number or a word ends before the character that is not."""
+        """Whether `char` is a part of the value. A number or a word ends before the first other character."""
         if not self.first and char not in '{["-0123456789tfn':
             raise NotACall(f"{char!r} begins no value")
         if self.first and self.first not in '{["' and char in _SPACE + ",}]":
@@ -65,7 +65,7 @@ class _Expects(Enum):
 
 
 class JsonCall:
-    """One call. `push` gives the text of its arguments, verbatim, once its name is known."""
+    """One call. Once its name is known, `push` returns the text of its arguments, verbatim."""
 
     def __init__(self) -> None:
         self._chars: list[str] = []
@@ -76,15 +76,15 @@ class JsonCall:
         self._value: JsonValue | None = None
         self._has_arguments = False
         self._unsent: list[str] = []
-        """Of the arguments."""
+        """Text of the arguments."""
 
     @property
     def text(self) -> str:
-        """All of it, as it came."""
+        """The whole text so far."""
         return "".join(self._chars)
 
     def push(self, char: str) -> str:
-        """Raises NotACall where it can be none."""
+        """Raises NotACall once the text cannot be a call."""
         self._chars.append(char)
         if self._value is not None:
             taken = self._value.push(char)
@@ -96,7 +96,7 @@ class JsonCall:
         return self._more()
 
     def _see(self, char: str) -> None:
-        """What the value under way says with this."""
+        """Handles one character of the current value."""
         value = self._value
         assert value is not None
         if self._expects is _Expects.VALUE and self._key in _ARGUMENTS and value.first != '"':
@@ -113,7 +113,7 @@ class JsonCall:
         if self._key == "name":
             self.name = _string(value.text)
         elif self._key in _ARGUMENTS and value.first == '"':
-            # Some models write the arguments as OpenAI's API has them: JSON within a string.
+            # Some models write the arguments as in OpenAI's API: JSON within a string.
             self._argue(_string(value.text))
 
     def _structure(self, char: str) -> None:

@@ -1,4 +1,4 @@
-"""An answer of a chat as a message: reasoning first, then content and tool calls."""
+"""Parses an answer in a chat into a message: reasoning first, then content and tool calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from outrider.gateway.parsers.tool_calls import Delta, ToolParser
 
 
 class MessageParser:
-    """Of one answer. `max_calls` None lets every call through."""
+    """Parses one answer. `max_calls`: further calls are dropped; None: no limit."""
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser, max_calls: int | None = None) -> None:
         self._reasoning = reasoning
@@ -16,7 +16,7 @@ class MessageParser:
 
     @property
     def num_calls(self) -> int:
-        """So far."""
+        """Number of calls so far."""
         return self._tools.num_calls
 
     def push(self, text: str, *, finished: bool) -> Delta:

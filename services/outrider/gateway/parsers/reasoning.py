@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, between <think> and </think>."""
+"""The reasoning before an answer, between <think> and </think>."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ _SPACE = " \t\r\n"
 
 
 class Thought(Enum):
-    """Whether an answer may begin with one."""
+    """Whether an answer may begin with reasoning."""
 
     NONE = auto()
     FREE = auto()
-    """The model opens it, or does not think."""
+    """The model may open it."""
     OPEN = auto()
     """The chat template has opened it."""
 
 
 class ReasoningParser:
-    """Of one answer. `inside`: the chat template has opened the reasoning already."""
+    """Parses one answer. `inside`: the chat template has already opened the reasoning."""
 
     def __init__(self, *, inside: bool) -> None:
         self.inside = inside
-        """What comes is a part of the reasoning."""
+        """The next text is part of the reasoning."""
         self._text = ""
-        """Not passed on yet."""
+        """Text held back."""
         self._after = False
-        """Whether the answer proper has begun."""
+        """Whether the content has begun."""
         self._blank = True
-        """Nothing but white space has come of the part under way."""
+        """The current part is only white space so far."""
 
     def push(self, text: str) -> tuple[str, str]:
-        """(reasoning, content) that is certain now."""
+        """Returns (reasoning, content) that is certain now."""
         self._text += text
         reasoning = ""
         if not self._after and not self.inside:
@@ -48,7 +48,7 @@ class ReasoningParser:
         return (rest, "") if self.inside else ("", rest)
 
     def _open(self) -> None:
-        """Reasoning stands at the beginning, or nowhere."""
+        """Reasoning is at the beginning of an answer or absent."""
         text = self._text.lstrip(_SPACE)
         if text.startswith(OPEN):
             self.inside, self._text = True, text[len(OPEN) :]
@@ -62,7 +62,7 @@ class ReasoningParser:
             thought, self._blank = self._stripped(found), True
             return thought.rstrip(_SPACE)
         kept = len(self._text) - held_back(self._text, (CLOSE,))
-        # The white space before the end is no part of it.
+        # White space before the end mark does not belong to the reasoning.
         certain = self._text[:kept].rstrip(_SPACE)
         self._text = self._text[len(certain) :]
         return self._stripped(certain)

@@ -1,7 +1,6 @@
-"""The formats in which models write tool calls, and what of a growing text is content and what is a call.
+"""Splits a growing text into content and tool calls, in the formats of the models' chat templates.
 
-What looks like a call and is none stays content. The formats are those of the models' chat templates; their names are
-vLLM's.
+Text that looks like a call but is none stays content. The names of the formats are vLLM's.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MAX_LEAD_CHARS = MAX_NAME_CHARS + len("[ARGS]")
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """What is new of one call."""
+    """New text of one call."""
 
     index: int
     name: str = ""
@@ -31,7 +30,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class Delta:
-    """What a piece of text adds to a message."""
+    """The parts of a message that a piece of text adds."""
 
     content: str = ""
     reasoning: str = ""
@@ -41,7 +40,7 @@ class Delta:
         self.calls.append(CallDelta(index, name, arguments))
 
     def merge(self) -> None:
-        """What follows of the same call becomes one delta."""
+        """Joins deltas of the same call."""
         of_calls = [list(deltas) for _, deltas in groupby(self.calls, key=lambda each: each.index)]
         self.calls = [CallDelta(each[0].index, each[0].name, "".join(d.arguments for d in each)) for each in of_calls]
 
@@ -56,22 +55,22 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 
 
 class ToolParser(ABC):
-    """Of one answer."""
+    """Parses one answer."""
 
     def __init__(self) -> None:
         self.num_calls = 0
 
     @abstractmethod
     def push(self, text: str) -> Delta:
-        """What is certain now."""
+        """Adds text. Returns what is certain now."""
 
     @abstractmethod
     def finish(self) -> Delta:
-        """No more text comes: what was held back."""
+        """Ends the answer. Returns what was held back."""
 
 
 class NoTools(ToolParser):
-    """All of it is content."""
+    """The whole answer is content."""
 
     def push(self, text: str) -> Delta:
         return Delta(text)
@@ -81,7 +80,7 @@ class NoTools(ToolParser):
 
 
 class NamedCall(ToolParser):
-    """The client has named the tool: all of it is arguments."""
+    """The client has named the tool, so the whole answer is its arguments."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class NamedCall(ToolParser):
 
 
 class JsonCalls(ToolParser):
-    """JSON objects, one or several, alone or in a list, after a marker; with an end marker content may follow.
+    """One or several JSON objects, alone or in a list, after a marker. Content may follow an end marker.
 
     `at_start`: an answer that begins with one of these characters is a call without a marker.
     """
@@ -110,16 +109,16 @@ class JsonCalls(ToolParser):
         self._at_start = at_start
         self._longest = max(map(len, begins), default=1)
         self._kept: list[str] = []
-        """Content not passed on yet: it may begin a marker, or be the white space before one."""
+        """Content held back: it may begin a marker, or be the white space before one."""
         self._recent = ""
-        """The end of it, as long as a marker."""
+        """Its last characters, as many as a marker has."""
         self._begun = False
-        """Whether content has come."""
+        """Whether any content has arrived."""
         self._in_calls = False
         self._call: JsonCall | None = None
         self._announced = False
         self._tail = ""
-        """In calls, of the end marker or of what is none."""
+        """Within calls: the beginning of an end marker, or other text."""
 
     def push(self, text: str) -> Delta:
         delta = Delta()
@@ -156,14 +155,14 @@ class JsonCalls(ToolParser):
             return
         for marker in self._begins:
             if self._recent.endswith(marker):
-                # Between text and calls templates put line ends.
+                # Templates put line ends between text and calls.
                 delta.content += self._taken()[: -len(marker)].rstrip()
                 self._in_calls = True
                 return
         self._begun |= char not in _SPACE
 
     def _release(self, delta: Delta) -> None:
-        """All but what may begin a marker, and the space before it."""
+        """Passes on all content except a possible beginning of a marker and the white space before it."""
         if self._in_calls:
             return
         content = self._taken()
@@ -210,14 +209,14 @@ class JsonCalls(ToolParser):
             delta.call(self.num_calls - 1, "", arguments)
 
     def _give_up(self, call: JsonCall, delta: Delta) -> None:
-        """It was none. Of one that was announced nothing can be taken back: the rest of it is left out."""
+        """The text was no call. If it was announced, which cannot be undone, its rest is dropped."""
         text = "" if self._announced else call.text
         self._call, self._announced, self._in_calls, self._begun = None, False, False, True
         self._keep(text)
 
 
 class MistralCalls(JsonCalls):
-    """A list of JSON objects after the marker; newer models write NAME[ARGS]{…} or NAME{…} in their place."""
+    """A list of JSON objects after the marker; newer models write NAME[ARGS]{…} or NAME{…} instead."""
 
     def __init__(self) -> None:
         super().__init__(("[TOOL_CALLS]",))
@@ -239,7 +238,7 @@ class MistralCalls(JsonCalls):
         elif self._call is None and (self._name or not (char in _SPACE or char in "[],;{")):
             self._name += char
             if self._name == "TOOL_CALLS]":
-                # The marker before each further call; its bracket was taken for that of a list.
+                # The marker before each further call; its bracket was mistaken for that of a list.
                 self._name = ""
             elif len(self._name) > _MAX_LEAD_CHARS:
                 self._keep(self._name)
@@ -260,7 +259,7 @@ class PythonicCalls(ToolParser):
         super().__init__()
         self._kept: list[str] = []
         self._first = ""
-        """The answer's first character that is no space."""
+        """The answer's first character that is not white space."""
 
     def push(self, text: str) -> Delta:
         self._first = self._first or text.lstrip()[:1]
@@ -287,7 +286,7 @@ def _python_calls(text: str) -> list[tuple[str, str]]:
         tree = ast.parse(text.strip(), mode="eval").body
         assert isinstance(tree, ast.List) and tree.elts
         return [_python_call(each) for each in tree.elts]
-    # Deep nesting and huge numbers fail in ways of their own.
+    # Deep nesting and huge numbers raise some of these.
     except (AssertionError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NotACall(str(error)) from error
 
@@ -309,11 +308,11 @@ FORMATS = {
     "pythonic": PythonicCalls,
 }
 MARKERS = (*HERMES_MARKS, "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
-"""Tokens that are part of the text here, even where a vocabulary counts them as special."""
+"""Tokens that are part of the text here, even if a vocabulary has them as special tokens."""
 
 
 def format_of(chat_template: str) -> str:
-    """In which a model writes calls, by its chat template. Hermes's where that does not say."""
+    """The model's format of calls, found from its chat template; Hermes's if the template does not show it."""
     if "<tool_call>" in chat_template:
         return "hermes"
     if "[TOOL_CALLS]" in chat_template:

@@ -1,1 +1,1 @@
-"""Between text and token ids: chat templates, incremental detokenising, stop strings."""
+"""Conversion between text and token ids: chat templates, incremental detokenising, stop strings."""

@@ -1,6 +1,6 @@
-"""How many bytes of a prompt one token can stand for: what tells, before tokenising, that a prompt is too long.
+"""The most bytes of a prompt that one token can stand for, to refuse long prompts before they are tokenised.
 
-Pure: reads the parts of a tokenizer.json. Where a tokenizer may drop or shorten text, there is no such number.
+Pure: reads the parts of a tokenizer.json. If a tokenizer may drop or shorten text, there is no such number.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-# By how much a text may shrink, in UTF-8. In normal forms: UAX 15, "Maximum Expansion Factors". SentencePiece writes a
-# space as U+2581, three bytes; that character itself, in a prompt, is taken for a space, one byte.
+# Factors by which a step may shrink a text in UTF-8. Normal forms: UAX 15, "Maximum Expansion Factors". SentencePiece
+# writes a space as U+2581, three bytes; a U+2581 in the prompt counts as a space, one byte.
 _SHRINKS = {"NFC": 3, "NFKC": 11, "Replace": 3, "Metaspace": 3}
 _KEEPS_TEXT = frozenset({"ByteLevel", "Digits", "Metaspace", "NFC", "NFKC", "Prepend", "Punctuation", "Split"})
 
 
 def max_bytes_per_token(spec: dict[str, Any], pieces: Collection[bytes]) -> int | None:
-    """The most UTF-8 bytes of a text that become one token, None where nothing bounds them.
+    """The most UTF-8 bytes of a text that become one token; None if unbounded.
 
     `spec` is tokenizer.json, `pieces` the text of every token in the vocabulary.
     """
@@ -31,7 +31,7 @@ def max_bytes_per_token(spec: dict[str, Any], pieces: Collection[bytes]) -> int 
 
 
 def _covers_every_byte(spec: dict[str, Any], pieces: Collection[bytes]) -> bool:
-    """Without it, unknown characters are dropped, or any number of them becomes one unknown token."""
+    """If not, unknown characters are dropped, or any number of them becomes one unknown token."""
     return spec["model"]["type"] == "BPE" and len({piece for piece in pieces if len(piece) == 1}) == 256
 
 

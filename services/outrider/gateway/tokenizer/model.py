@@ -1,4 +1,4 @@
-"""One model's tokenizer and chat template, as a target has sent them. Knows no request and no network."""
+"""One model's tokenizer and chat template, as received from a target. No requests, no network."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.rpc.v1 import tokenizer_pb2
 
-# A template opens the reasoning with its last tokens, and a line end.
+# A template opens the reasoning with its last tokens and a line end, so it is enough to check so many.
 _LAST_TOKENS = 16
 
 
 class TooManyTokens(ValueError):
-    """A text is certain to have more tokens than there is room for."""
+    """A text certainly has more tokens than allowed."""
 
     def __init__(self, at_least: int) -> None:
         super().__init__(f"at least {at_least} tokens")
@@ -32,12 +32,12 @@ class TooManyTokens(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Parsers:
-    """How answers of a model are read as messages, where its chat template does not say, or says it wrongly."""
+    """How to parse a model's answers into messages, if its chat template does not show it, or wrongly."""
 
     tool_call: str = ""
-    """Of `tool_calls.FORMATS`; empty: by the template."""
+    """One of `tool_calls.FORMATS`; empty: found from the template."""
     reasoning: bool | None = None
-    """None: by the template."""
+    """None: found from the template."""
 
 
 BY_TEMPLATE = Parsers()
@@ -52,17 +52,17 @@ class ModelTokenizer:
     tokenizer: Tokenizer
     template: ChatTemplate
     max_bytes_per_token: int | None = None
-    """The most bytes of a prompt that become one token; None where nothing bounds them."""
+    """The most bytes of a prompt that become one token; None if unbounded."""
     marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
-    """As `token_bytes`; special tokens that mark reasoning and tool calls have their names."""
+    """Like `token_bytes`, but special tokens that mark reasoning and tool calls have their names as text."""
     tool_format: str = "hermes"
-    """In which the model writes tool calls, of `tool_calls.FORMATS`."""
+    """The model's format of tool calls, one of `tool_calls.FORMATS`."""
     reasons: bool = False
-    """Whether what the model writes between <think> and </think> is apart from its answer."""
+    """Whether text between <think> and </think> is reasoning and not part of the answer."""
 
     @classmethod
     def parse(cls, data: bytes, parsers: Parsers = BY_TEMPLATE) -> ModelTokenizer:
-        """From a serialised Tokenizer. Blocks, for a second with a large vocabulary. Raises ValueError."""
+        """From a serialised Tokenizer. Blocks, for about a second with a large vocabulary. Raises ValueError."""
         try:
             sent = tokenizer_pb2.Tokenizer.FromString(data)
             tokenizer = Tokenizer.from_buffer(sent.json)
@@ -84,11 +84,11 @@ class ModelTokenizer:
         )
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens this model wants around it. Raises TooManyTokens."""
+        """Token ids of a plain prompt with the model's special tokens around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=True)
 
     def spell(self, token_id: int) -> str:
-        """One token as text: a special one by its name; bytes that are no text of their own, as OpenAI writes them."""
+        """One token as text: a special token by its name; bytes that are no whole character as OpenAI writes them."""
         data = self.token_bytes.of(token_id)
         if not data:
             return str(self.tokenizer.id_to_token(token_id) or "")
@@ -98,12 +98,12 @@ class ModelTokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def mark(self, name: str) -> str:
-        """As a grammar names it: an added token by its name, which is never text there, else a text."""
+        """The mark `name` in a grammar: an added token, which never matches text there, or else a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         return name if any(token.content == name for token in added) else f'"{name}"'
 
     def thought_after(self, prompt_token_ids: Sequence[int]) -> Thought:
-        """What the chat template left of it to the model."""
+        """Whether the answer may begin with reasoning, after this prompt."""
         if not self.reasons:
             return Thought.NONE
         last = "".join(map(self.spell, prompt_token_ids[-_LAST_TOKENS:])).rstrip()
@@ -112,17 +112,17 @@ class ModelTokenizer:
         return Thought.OPEN if last.endswith(OPEN) else Thought.FREE
 
     def special_id(self, name: str) -> int | None:
-        """Of a special token by the name that templates have for it, such as bos_token."""
+        """Id of a special token by its name in templates, such as bos_token."""
         token = self.template.variables.get(name)
         return self.tokenizer.token_to_id(token) if isinstance(token, str) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Their text, special ones by their names."""
+        """The tokens' text, with special tokens by their names."""
         pieces = (self.token_bytes.of(i) or str(self.tokenizer.id_to_token(i) or "").encode() for i in token_ids)
         return b"".join(pieces).decode(errors="replace")
 
     def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a piece of text, with nothing around it. Raises TooManyTokens."""
+        """Token ids of a text without special tokens around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=False)
 
     def encode_chat(
@@ -144,13 +144,13 @@ class ModelTokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """What `encode_chat` encodes. A template that knows no tools has them as text. Raises TemplateError."""
+        """The text that `encode_chat` encodes. For a template without tools, they become text. Raises TemplateError."""
         if "tools" not in self.template.text:
             messages, tools = tool_prompt.in_text(messages, tools), ()
         return self.template.render(messages, tools or None, variables)
 
     def check_len(self, text: str, max_tokens: int) -> None:
-        """Raises TooManyTokens where the length of `text` tells. Texts of a few tokens too many pass."""
+        """Raises TooManyTokens if the length of `text` proves it. A text with a few tokens too many passes."""
         if self.max_bytes_per_token is None:
             return
         at_least = -(-len(text.encode()) // self.max_bytes_per_token)
@@ -160,7 +160,7 @@ class ModelTokenizer:
     def _encode(self, text: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
         if max_tokens is not None:
             self.check_len(text, max_tokens)
-        # A batch of one: unlike `encode` it lets other threads run meanwhile.
+        # A batch of one, because unlike `encode` it releases the GIL.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 

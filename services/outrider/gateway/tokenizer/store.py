@@ -1,6 +1,6 @@
-"""Tokenizers as targets have sent them: on this machine by their hash, else from a router.
+"""Tokenizers of targets, from a cache on this machine or else from a router.
 
-What lies there under its hash is believed only if it has it, so it does not matter who wrote it.
+A cached file is used only if its SHA-256 matches its name, so any process may have written it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FETCH_TIMEOUT_S = 60.0
 
 
 class TokenizerStore:
-    """Where no cache can be written, each start of the gateway asks a router again."""
+    """If the cache cannot be written, the gateway asks a router at each start."""
 
     def __init__(self, routers: RouterPool) -> None:
         self._routers = routers

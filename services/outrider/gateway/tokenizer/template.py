@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers renders it, but without transformers.
 
-Templates find what `transformers.utils.chat_template_utils` gives them. They come from checkpoints, so they run in
-Jinja's sandbox.
+Templates have the same functions as in `transformers.utils.chat_template_utils`. They come from checkpoints, so they
+run in Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which a message's reasoning may come; templates read the first, some of them the second."""
+"""Names of a message's reasoning; templates read the first, some of them the second."""
 OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
-"""What no client may set."""
+"""Variables that no client may set."""
 
 
 class TemplateError(ValueError):
@@ -33,7 +33,7 @@ class ChatTemplate:
     """Safe to use from several threads at once."""
 
     def __init__(self, sources: Mapping[str, str], variables: Mapping[str, Any]) -> None:
-        """`sources`: in Jinja, by name; `variables`: what each may use, such as bos_token."""
+        """`sources`: Jinja texts by name; `variables`: available to each, such as bos_token."""
         self.sources = sources
         self.variables = variables
         self._environment = _environment()
@@ -41,7 +41,7 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """Of all of them."""
+        """The text of all templates."""
         return "\n".join(self.sources.values())
 
     def render(
@@ -52,7 +52,7 @@ class ChatTemplate:
     ) -> str:
         """The conversation, up to the opening of the assistant's turn. Raises TemplateError.
 
-        `messages`, `tools` and `more`, which goes before the model's own variables, are plain JSON.
+        `messages`, `tools` and `more` are plain JSON. `more` takes precedence over the model's own variables.
         """
         if not messages:
             raise TemplateError("a conversation needs at least one message")
@@ -63,7 +63,7 @@ class ChatTemplate:
             )
         except TemplateError:
             raise
-        # A variable of the client's may be of any type, or hide one of the environment's functions.
+        # A client's variable may be of any type, or hide one of the environment's functions.
         except (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise TemplateError(f"refused by the model's chat template: {error}") from error
 
@@ -77,7 +77,7 @@ class ChatTemplate:
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is None, which templates would write out; its reasoning under both names that templates know."""
+    """The message without None values, which templates would print, and with reasoning under both names they read."""
     given = {name: value for name, value in message.items() if value is not None}
     reasoning = next((given[name] for name in _REASONING if name in given), None)
     return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
@@ -98,7 +98,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Unlike Jinja's own, it leaves HTML's characters as they are."""
+    """Unlike Jinja's own filter, it does not escape HTML characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -107,7 +107,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """Marks what the assistant said, for training; nothing here asks for it."""
+    """The tag that marks the assistant's text for training; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  # As Jinja types it.
 
@@ -130,7 +130,7 @@ class _Namespace(Namespace):
     """A namespace without names that begin with an underscore."""
 
     def __init__(*arguments: Any, **more: Any) -> None:
-        # As Jinja has it, so that a template may name an attribute `self`.
+        # With Jinja's signature, so that a template may name an attribute `self`.
         self, given = arguments[0], dict(*arguments[1:], **more)
         for name in given:
             _check_attribute(name)

@@ -1,11 +1,11 @@
-"""From token ids to text, one token at a time: pure, and no text is ever decoded twice.
+"""From token ids to text, one token at a time. Pure; no text is decoded twice.
 
-A token is a run of bytes, not of characters. So tokens are looked up as bytes and one incremental UTF-8 decoder turns
-them into text: what it holds back is exactly an incomplete character. Stop strings are found by an Aho-Corasick
-automaton (Aho and Corasick 1975) over the characters, whose state says how much of the text could still begin one.
+A token is a run of bytes, not of characters. So tokens are looked up as bytes, and one incremental UTF-8 decoder turns
+them into text: it holds back exactly an incomplete character. An Aho-Corasick automaton (Aho and Corasick 1975) over
+the characters finds stop strings; its state gives the length of the text that could still begin one.
 
-What comes out after any number of tokens depends on those tokens alone, never on how they were grouped. That is what
-lets a broken-off answer go on elsewhere: the tokens already delivered are fed again and their text is thrown away.
+The text after any number of tokens depends only on those tokens, not on how they were grouped. So an interrupted answer
+can continue elsewhere: the tokens already delivered are fed again, and their text is dropped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _SENTENCEPIECE_STEPS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "M
 
 
 class UnsupportedDecoder(ValueError):
-    """The tokenizer turns tokens into text in a way that cannot be streamed here."""
+    """The tokenizer has a decoder that cannot be streamed here."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable characters by which byte-level vocabularies write bytes (Radford et al. 2019, GPT-2)."""
+    """The printable characters that stand for bytes in byte-level vocabularies (Radford et al. 2019, GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(0x100) if byte not in printable)
@@ -38,7 +38,7 @@ _BYTE_ALPHABET = _byte_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
-    """A piece with a character outside the alphabet is an added token, written as it reads."""
+    """The bytes of a piece. One with a character outside the alphabet is an added token, encoded as plain UTF-8."""
     if all(char in _BYTE_ALPHABET for char in piece):
         return bytes(_BYTE_ALPHABET[char] for char in piece)
     return piece.encode()
@@ -65,7 +65,7 @@ class TokenBytes:
     def build(cls, pieces: Sequence[str | None], decoder: dict[str, Any] | None, specials: Iterable[int]) -> TokenBytes:
         """From the vocabulary's pieces by id and the `decoder` section of tokenizer.json.
 
-        A `Strip` of the first space is left out: an answer continues a prompt, it does not begin a text.
+        A `Strip` of the first space is skipped, because an answer continues a prompt and does not begin a text.
         """
         steps = set(_steps(decoder or {}))
         if steps == {"ByteLevel"}:
@@ -78,7 +78,7 @@ class TokenBytes:
         return cls(tuple(b"" if i in silent or p is None else spell(p) for i, p in enumerate(pieces)))
 
     def with_names(self, names: Mapping[int | None, str]) -> TokenBytes:
-        """The same, with names for tokens that are no text. Ids of None are left out."""
+        """A copy with names as the text of these tokens. Ids of None are left out."""
         silent = {i: name.encode() for i, name in names.items() if i is not None and not self.of(i)}
         return TokenBytes(tuple(silent.get(i, piece) for i, piece in enumerate(self.table))) if silent else self
 
@@ -100,12 +100,12 @@ class Detokeniser:
         return self._decoder.decode(self._tokens.of(token_id))
 
     def flush(self) -> str:
-        """What an unfinished last character comes to."""
+        """The text for an unfinished last character."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopAutomaton:
-    """Which stop strings end, and which could have begun, at each character. Shared by nobody, built per request."""
+    """The stop strings that end, or could have begun, at each character. Built for each request, never shared."""
 
     __slots__ = ("_children", "_fail", "depth", "matched")
 
@@ -148,7 +148,7 @@ class StopAutomaton:
 
 
 class StopMatcher:
-    """Passes text on up to the first stop string to complete; among those that complete together, the longest."""
+    """Passes text on up to the first complete stop string; of those that complete together, the longest counts."""
 
     __slots__ = ("_automaton", "_held", "_state", "stop")
 
@@ -160,7 +160,7 @@ class StopMatcher:
         """The stop string that completed."""
 
     def push(self, text: str) -> str:
-        """The text that is now certain to come before any stop string."""
+        """The text that now certainly lies before any stop string."""
         if self._automaton is None:
             return text
         if self.stop:
@@ -176,7 +176,7 @@ class StopMatcher:
         return pending[:certain]
 
     def flush(self) -> str:
-        """No more text comes: what was held back did not become a stop string."""
+        """At the end of the text: what was held back did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -192,11 +192,11 @@ class TextStream:
 
     @property
     def stop(self) -> str:
-        """The stop string that is complete; the text has ended before it. Empty while none is."""
+        """The complete stop string, before which the text has ended. Empty while there is none."""
         return self._matcher.stop
 
     def push(self, token_id: int, *, stops: bool = True) -> str:
-        """Without `stops` no stop string ends in this token, nor begins."""
+        """Without `stops`, no stop string begins or ends in this token."""
         text = self._detokeniser.push(token_id)
         return self._matcher.push(text) if stops else text
 

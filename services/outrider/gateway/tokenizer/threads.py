@@ -1,6 +1,6 @@
-"""Where prompts are tokenised: threads of their own, so that neither the event loop nor loading a model waits.
+"""The threads that tokenise prompts, so that neither the event loop nor the loading of a model waits for it.
 
-Tokenising takes about a second for a megabyte. Long prompts have a thread to themselves and never hold up short ones.
+Tokenising takes about a second per megabyte. Long prompts have a separate thread and never delay short ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 SHORT_CHARS = 16_384
-"""Up to here a prompt counts as short: some 10 ms."""
+"""Longest short prompt: it takes some 10 ms."""
 
 Result = TypeVar("Result")
 
@@ -24,11 +24,11 @@ class TokenizerThreads:
         self._long = ThreadPoolExecutor(1, thread_name_prefix="tokenize long")
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:
-        """The result of `work` on a text of so many characters. Cancelled while it waits, it never runs."""
+        """The result of `work` on a text of `num_chars`. If cancelled while it waits, `work` never runs."""
         executor = self._short if num_chars <= SHORT_CHARS else self._long
         return await asyncio.get_running_loop().run_in_executor(executor, work)
 
     def close(self) -> None:
-        """Drops what waits. What runs ends by itself."""
+        """Drops waiting work. Running work ends by itself."""
         self._short.shutdown(wait=False, cancel_futures=True)
         self._long.shutdown(wait=False, cancel_futures=True)

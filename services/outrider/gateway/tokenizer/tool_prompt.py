@@ -1,4 +1,4 @@
-"""Tools in a conversation for a model whose chat template knows nothing of them, in the words of Hermes's models."""
+"""Writes tools into a conversation, in the words of Hermes's models, for a model whose chat template has no tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with nothing but roles and texts."""
+    """The conversation with only roles and texts."""
     plain = [_plain(message) for message in messages]
     if not tools:
         return plain

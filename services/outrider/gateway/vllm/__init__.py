@@ -1,1 +1,1 @@
-"""The gateway as an engine behind others: vLLM's gRPC engine service, for one of its models."""
+"""The gateway as an engine behind other gateways: vLLM's gRPC engine service, for one of its models."""

@@ -1,4 +1,4 @@
-"""What vLLM's engine service is asked, in the gateway's own words: served exactly, or refused by name. Pure."""
+"""Converts requests of vLLM's engine service. An option that is not served exactly is refused by name. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _REFUSED = {
     "media_refs": "only text is read",
 }
 _ANY_SEED = -1
-"""vLLM's other word for none."""
+"""vLLM's other value for no seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobsAsked:
-    """Likeliest tokens to tell at each position, beside the one that came; None tells nothing."""
+    """Likeliest tokens to return at each position, in addition to the chosen one; None: no log probabilities."""
 
     output: int | None
     prompt: int | None
@@ -40,7 +40,7 @@ class LogprobsAsked:
 
 
 def to_generations(request: vllm.GenerateRequest, model: str) -> list[Generation]:
-    """One for each answer. Raises InvalidRequest or NotSupported; see `field_paths`."""
+    """Returns one for each answer. Raises InvalidRequest or NotSupported; see `field_paths`."""
     for field, _ in request.ListFields():
         if field.name in _REFUSED:
             raise NotSupported(field.name, _REFUSED[field.name])
@@ -56,7 +56,7 @@ def to_generations(request: vllm.GenerateRequest, model: str) -> list[Generation
 
 @contextmanager
 def field_paths() -> Iterator[None]:
-    """Errors name fields by their paths in the message: what is asked of sampling is below `sampling_params`."""
+    """Turns the field names in errors into paths in the message: sampling options are below `sampling_params`."""
     try:
         yield
     except OutriderError as error:
@@ -66,7 +66,7 @@ def field_paths() -> Iterator[None]:
 
 
 def logprobs_asked(params: vllm.SamplingParams) -> LogprobsAsked:
-    """Raises InvalidRequest for all of the vocabulary's."""
+    """Raises InvalidRequest for a request for the whole vocabulary."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) < 0:
             raise InvalidRequest(name, f"{getattr(params, name)} is not allowed; it has to be at least 0")
@@ -94,7 +94,7 @@ def _prompt(request: vllm.GenerateRequest) -> Prompt:
 
 
 def _options(params: vllm.SamplingParams) -> Options:
-    """0 stands for the default where the value cannot be 0, as vLLM's own server takes it."""
+    """As in vLLM's own server, 0 means the default for options that cannot be 0."""
     if params.stop and not params.skip_special_tokens:
         raise InvalidRequest("skip_special_tokens", "has to be true with stop, which is looked for in text alone")
     asked = logprobs_asked(params)

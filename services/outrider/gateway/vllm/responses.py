@@ -1,4 +1,4 @@
-"""Answers as messages of vLLM's engine service. Pure."""
+"""Converts answers into messages of vLLM's engine service. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outrider.options.logprobs import TokenLogprobs
 class EngineAnswer:
     """One of a request's answers, from its first tokens to `complete`.
 
-    Streamed, tokens and their logprobs go out with the chunk they came with. `complete` has the tokens again, all of
-    them, and the logprobs where nothing was streamed.
+    In a stream, each chunk's message has its tokens and logprobs. `complete` has all tokens again, and the logprobs
+    unless they were streamed.
     """
 
     index: int
@@ -28,7 +28,7 @@ class EngineAnswer:
     _chunks: list[Chunk] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> Iterator[vllm.GenerateResponse]:
-        """What goes out with it."""
+        """Yields the messages for one chunk."""
         is_first = not self._chunks
         self._chunks.append(chunk)
         if self.stream and chunk.token_ids:
@@ -37,7 +37,7 @@ class EngineAnswer:
             yield self.complete(chunk.finish.reason)
 
     def complete(self, reason: str) -> vllm.GenerateResponse:
-        """The last message: of `stop`, `length` or `abort`."""
+        """The last message. `reason`: `stop`, `length` or `abort`."""
         self.ended = True
         finish = self._chunks[-1].finish if self._chunks else None
         token_ids = [token_id for chunk in self._chunks for token_id in chunk.token_ids]
@@ -69,7 +69,7 @@ class EngineAnswer:
         return message
 
     def _set_matched_stop(self, message: vllm.GenerateComplete, stop: int | str | None) -> None:
-        """As vLLM: not for the token at which the model was taught to end."""
+        """As in vLLM, not set for the model's end-of-sequence token."""
         if isinstance(stop, str):
             message.matched_stop_str = stop
         elif stop is not None and stop in self.answer.options.stop_token_ids:
@@ -87,7 +87,7 @@ class EngineAnswer:
         if self.asked.prompt is not None and with_prompt:
             of_prompt = message.input_logprobs
             of_prompt.token_ids.extend(self.answer.prompt_token_ids)
-            # Nothing comes before the first token, so nothing tells how likely it was.
+            # The first token of the prompt has no logprob.
             of_prompt.token_logprobs.add()
             for each in chunk.prompt_logprobs:
                 of_prompt.token_logprobs.add(value=each.logprob)

@@ -1,6 +1,6 @@
-"""vLLM's gRPC engine service: other gateways take this one for an engine of one model, and speculation is all its own.
+"""vLLM's gRPC engine service: for other gateways this one is an engine of one model. They do not see the speculation.
 
-The wire is that of the package `smg-grpc-proto`.
+The messages are those of the package `smg-grpc-proto`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ add_to_server = vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server
 
 @dataclass(slots=True)
 class _Running:
-    """Requests under way, for `Abort`: of each tenant by the names that it gave them."""
+    """Running requests, for `Abort`: by tenant and the tenant's own request id."""
 
     _scopes: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)
 
     @contextmanager
     def named(self, key: tuple[str, str], scope: asyncio.Timeout) -> Iterator[None]:
-        """Raises Conflict for a name that is in use. An empty one is no name."""
+        """Raises Conflict for an id that is in use. An empty id is not recorded."""
         if key in self._scopes:
             raise Conflict("a request of this id is under way", field="request_id", reason="REQUEST_ID_IN_USE")
         if key[1]:
@@ -59,7 +59,7 @@ class _Running:
             self._scopes.pop(key, None)
 
     def abort(self, key: tuple[str, str]) -> None:
-        """What is not under way any more is none of the caller's concern."""
+        """Ignores an id that is not running."""
         if (scope := self._scopes.pop(key, None)) is not None:
             scope.reschedule(asyncio.get_running_loop().time())
 
@@ -91,7 +91,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def _generate(
         self, request: vllm.GenerateRequest, tenant: tenants_pb2.Tenant, answers: list[EngineAnswer], context: Context
     ) -> None:
-        """`answers` is filled with what is under way."""
+        """Adds the running answers to `answers`."""
         asked = logprobs_asked(request.sampling_params)
         async with start_choices(
             self._core,
@@ -150,7 +150,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
 
     async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
-        """What this gateway knows: its own requests. Targets serve other gateways too."""
+        """The load from this gateway's own requests only; targets serve other gateways too."""
         admission = self._core.admission
         load = vllm.SchedulerLoad(
             num_running_reqs=admission.running,

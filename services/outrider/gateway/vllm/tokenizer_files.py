@@ -1,4 +1,4 @@
-"""A model's tokenizer as the files that others load it from, in a zip archive."""
+"""A zip archive of a model's tokenizer files, for other programs to load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 
 
 def zipped(tokenizer: ModelTokenizer) -> bytes:
-    """tokenizer.json, tokenizer_config.json with the chat templates, and generation_config.json with where it ends."""
+    """tokenizer.json, tokenizer_config.json with the chat templates, and generation_config.json with the EOS tokens."""
     templates = tokenizer.template.sources
     template = (
         templates.get("default")
@@ -28,6 +28,6 @@ def zipped(tokenizer: ModelTokenizer) -> bytes:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, text in files.items():
-            # A date of its own would make another hash of the same files.
+            # A fixed date, so that equal files have equal hashes.
             packed.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
     return archive.getvalue()
