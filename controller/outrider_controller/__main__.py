@@ -23,7 +23,7 @@ def main() -> int:
 
 
 def _run(config: ControllerConfig, stopping: threading.Event) -> int:
-    # Not before: ray reads the environment when it is imported.
+    # Not earlier: ray reads the environment when it is imported.
     from outrider_controller.actors import StartError, running_controller
     from outrider_controller.cluster import joined_controller, stop_actors
 
@@ -33,7 +33,7 @@ def _run(config: ControllerConfig, stopping: threading.Event) -> int:
             stop_actors(config)
             return 0
         with started(config) as controller:
-            # Again, because ray.init has put its own in the place of ours.
+            # Again, because ray.init has replaced our signal handlers.
             _stop_on_signals(stopping)
             controller.run(stopping)
     except StartError as error:

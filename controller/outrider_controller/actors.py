@@ -1,4 +1,4 @@
-"""Ray supervises routers and control plane: it starts them, and starts them again on the same port when they die.
+"""Routers and control plane as Ray actors: Ray starts them, and restarts them on the same port when they die.
 
 Only this file and `cluster` import ray. Each actor serves gRPC on a port of its own, so Ray is not on the path of a
 token.
@@ -46,26 +46,26 @@ class StartError(Exception):
     """The controller could not start; the message says why."""
 
 
-# Without the first an actor is not started again, without the second Ray ends itself after a minute.
+# Without raylet no actor is restarted; without gcs_server Ray ends itself after a minute.
 _SERVERS = ("raylet", "gcs_server")
 _WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
 _STOP_MARGIN_S = 5.0
-# As log lines call them.
+# Names in log lines.
 _NAMES = {Role.ROUTER: "router", Role.CONTROL: "control plane"}
 
 
 class Actor:
-    """A router or a control plane, for as long as the actor lives. All starts at birth: a restarted actor gets no other
-    call."""
+    """A router or a control plane, for as long as the actor lives. The constructor starts everything, because Ray makes
+    no other call to a restarted actor."""
 
     serve: Callable[[Any], AbstractAsyncContextManager[RunningRouter | RunningControl]]
 
     async def __init__(  # type: ignore[misc]
         self, config: RouterConfig | ControlConfig, log_path: str = "", at_node: bool = False
     ) -> None:
-        """`at_node`: it listens at the address of the node that Ray gives it. Others find it by its lease, wherever it
-        comes back."""
+        """`at_node`: listens at the address of the node on which Ray starts it. Others find it by its lease, also after
+        a restart on another node."""
         _configure_logging(config.role.value, config.log_format, log_path)
         self._stack = AsyncExitStack()
         self._watch = asyncio.create_task(_end_with_ray())
@@ -77,7 +77,7 @@ class Actor:
         return self._running.address
 
     async def num_routers(self) -> int:
-        """Of a control plane: as many as the load needs; 0 where that is not known here."""
+        """Of a control plane: routers that the load needs; 0 if not known here."""
         return self._running.demand.num_routers if isinstance(self._running, RunningControl) else 0
 
     async def stop(self) -> None:
@@ -85,7 +85,7 @@ class Actor:
         await self._stack.aclose()
 
 
-# Ray names their processes by these classes.
+# Ray names the processes after these classes.
 class Router(Actor):
     serve = staticmethod(router_process)
 
@@ -95,8 +95,8 @@ class ControlPlane(Actor):
 
 
 def _stderr_path() -> str:
-    """Under which an actor can open this process's stderr; empty where it cannot. What actors write to their own
-    stderr comes here too, but Ray puts the actor's name before each line, and then it is no JSON."""
+    """The path by which an actor can open this process's stderr; empty where it cannot. Ray also forwards the actors'
+    own stderr, but prefixes each line with the actor's name, so that it is not JSON any more."""
     if not sys.platform.startswith("linux"):
         return ""
     mode = os.fstat(2).st_mode
@@ -106,16 +106,16 @@ def _stderr_path() -> str:
 
 
 def _configure_logging(component: str, log_format: str, path: str) -> None:
-    """Of an actor. Its lines go to `path`, if that can be opened."""
+    """Called in an actor. Its log lines go to `path`, if that can be opened."""
     stream = None
     with suppress(OSError):
-        # For as long as the process lives.
+        # Stays open for the life of the process.
         stream = open(path, "a", buffering=1) if path else None  # noqa: SIM115
     configure_logging(component, log_format, stream=stream)
 
 
 async def _end_with_ray() -> None:
-    """Of an actor: without a raylet nobody would start it again, and its port is needed by the one that comes next."""
+    """Ends an actor whose raylet has died: nothing would restart it, and the next actor needs its port."""
     raylet = os.getppid()
     while True:
         await asyncio.sleep(_PARENT_POLL_S)
@@ -124,9 +124,9 @@ async def _end_with_ray() -> None:
 
 
 def _tell_if_restarted(name: str) -> None:
-    """Called in an actor."""
+    """Called in an actor: logs whether this is a restart."""
     with warnings.catch_warnings():
-        # Ray uses within what it wants others to use no more.
+        # Ray itself uses what it warns others not to use.
         warnings.simplefilter("ignore")
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
     if restarted:
@@ -135,7 +135,7 @@ def _tell_if_restarted(name: str) -> None:
 
 @contextmanager
 def _ending_with_ray(directory: Path) -> Iterator[None]:
-    """Ends this process when a server of Ray's dies in the block, where Ray itself waits for a minute or for ever."""
+    """Ends this process when one of Ray's servers dies in the block; Ray itself would wait for a minute or forever."""
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(over, directory), name="ray-watch", daemon=True)
     watch.start()
@@ -160,7 +160,7 @@ def _watch(over: threading.Event, directory: Path) -> None:
 
 
 def _abandon(directory: Path) -> None:
-    """Ends what is left of Ray without asking it, and removes its files."""
+    """Kills what is left of Ray and removes its files."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             child.kill()
@@ -182,7 +182,7 @@ class Controller:
     actors: tuple[Any, ...]
 
     def run(self, stopping: threading.Event) -> None:
-        """Until `stopping`. Ray starts again what dies meanwhile."""
+        """Runs until `stopping`. Meanwhile Ray restarts actors that die."""
         for address in self.control_addresses:
             log.info("control plane at %s", address)
         for address in self.router_addresses:
@@ -191,7 +191,7 @@ class Controller:
         log.info("draining")
 
     def stop(self, drain_timeout_s: float) -> None:
-        """Drains all at once. Blocks."""
+        """Drains all actors at the same time. Blocks."""
         try:
             ray.get([actor.stop.remote() for actor in self.actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -204,7 +204,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     routers, controls, log_path = config.routers(), config.controls(), _stderr_path()
     with _local_ray(config.ray, len(routers) + len(controls)):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        # Routers first: when all have died, requests wait for them and not for a plan.
+        # Routers first: when all have died, requests wait for the routers but need no plan.
         actors = [supervised(Router).remote(_definite(one), log_path) for one in routers]
         actors += [supervised(ControlPlane).remote(_definite(one), log_path) for one in controls]
         addresses = addresses_of(actors, config.ray.start_timeout_s)
@@ -216,7 +216,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
 
 
 def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:
-    """Where each actor serves, once all do. Raises StartError."""
+    """Waits until all actors serve and returns their addresses. Raises StartError."""
     try:
         addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=timeout_s)
     except ray.exceptions.GetTimeoutError:
@@ -229,25 +229,25 @@ def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:
 
 @contextmanager
 def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
-    """A Ray of our own on the loopback interface, without dashboard; gone with the block. Raises StartError."""
+    """A private Ray on the loopback interface, without dashboard, for the block. Raises StartError."""
     with ExitStack() as stack:
         try:
             private = stack.enter_context(scratch_directory(Path(config.temp_dir or f"/tmp/outrider-{os.geteuid()}")))
         except OSError as error:
             raise StartError(f"ray_temp_dir: {error}") from None
-        # Ray writes an essay on stdout when an actor dies; nothing of ours goes there.
+        # Ray writes a long text to stdout when an actor dies; we write nothing there.
         stack.enter_context(redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         stack.callback(ray.shutdown)
         stack.enter_context(_ending_with_ray(private))
         ray.init(
             address="local",
-            # As many processes start at once: of several that died none waits for another.
+            # The number of processes that may start at once, so that restarts do not wait for one another.
             num_cpus=num_actors,
             num_gpus=0,
             object_store_memory=config.object_store_bytes,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
-            # Ray lets everybody write into this one: so it lies in one that others cannot enter.
+            # Ray makes this directory writable for everyone, so it is inside a private one.
             _temp_dir=str(private / "r"),
             configure_logging=False,
             log_to_driver=True,
@@ -257,7 +257,7 @@ def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
 
 
 def _definite(config: C) -> C:
-    """Ports of 0 replaced by free ones: a restarted actor has to come back where others know it."""
+    """Replaces port 0 by a free port: a restarted actor must keep its address."""
     return replace(config, listen=_free(config.listen), ops_listen=_free(config.ops_listen))
 
 

@@ -1,6 +1,6 @@
-"""A certificate authority in a directory, for one cluster: who needs none of a company's own makes certificates here.
+"""A certificate authority in a directory, for a cluster without a company's own authority.
 
-Leaf certificates serve as both ends of a connection, and carry the names given, such as `target.outrider`.
+Leaf certificates serve for both ends of a connection, and contain the given names, such as `target.outrider`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from outrider_controller.private import write_whole
 
 _AUTHORITY_LIFE = timedelta(days=3650)
-# Clocks of two machines differ.
+# Clocks of different machines may differ by this much.
 _SKEW = timedelta(minutes=5)
 
 
@@ -31,7 +31,7 @@ class Issued:
     key: bytes
 
     def write(self, directory: Path, authority: bytes) -> None:
-        """As `tls.crt`, `tls.key` and `ca.crt`, each replaced in one step; the key for this user alone."""
+        """Writes `tls.crt`, `tls.key` and `ca.crt`, each in one atomic step; only this user may read the key."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(directory / "ca.crt", authority, 0o644)
         write_whole(directory / "tls.key", self.key, 0o600)
@@ -39,7 +39,7 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates. Its key is what the cluster's trust rests on."""
+    """Signs certificates. Its key is the cluster's root of trust."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._key = key
@@ -67,7 +67,7 @@ class Authority:
 
     @classmethod
     def open(cls, directory: Path) -> Authority:
-        """The one that `write` left there; a new one, written, where there is none. Raises OSError, ValueError."""
+        """The authority in `directory`; makes and writes a new one if there is none. Raises OSError, ValueError."""
         certificate, key = directory / "ca.crt", directory / "ca.key"
         if not key.exists():
             authority = cls.new()
@@ -85,12 +85,12 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate: what others have to know of it."""
+        """Its certificate, which others trust."""
         pem: bytes = self._certificate.public_bytes(serialization.Encoding.PEM)
         return pem
 
     def issue(self, names: Sequence[str], life: timedelta, now: datetime | None = None) -> Issued:
-        """For these DNS names and IP addresses, from now on for that long."""
+        """A certificate for these DNS names and IP addresses, valid from now on for `life`."""
         now = now or datetime.now(UTC)
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value

@@ -1,8 +1,8 @@
-"""Routers and control plane on a Ray cluster that others run: spread over its nodes, and alive without this process.
+"""Routers and control plane on an existing Ray cluster: spread over its nodes, and independent of this process.
 
-The actors are detached and have names, so a controller that starts again finds them. A name has a hash of what its
-actor was given: another configuration, or another version, gets actors of its own, and then the old ones are drained.
-Imports ray, as `actors` does.
+The actors are detached and named, so a restarted controller finds them. A name contains a hash of version and
+configuration: another configuration or version gets actors of its own, and then the old ones are drained. Imports ray,
+as `actors` does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
 _STOP_MARGIN_S = 5.0
-# By what an actor needs Ray decides where it goes: without any of it, all might go to one node.
+# Ray places actors by the resources they need: with none, all might go to one node.
 _CPUS = 0.01
 _RESIZE_S = 2.0
 _ASK_S = 5.0
@@ -34,7 +34,7 @@ _MAX_ROUTERS = 64
 
 
 class ClusterController:
-    """The actors of this configuration, and how many routers there are of them."""
+    """The actors of this configuration, and their number of routers."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._drain_timeout_s = config.router.drain_timeout_s
@@ -46,19 +46,19 @@ class ClusterController:
         self._num_routers = 0
 
     def start(self) -> None:
-        """Finds or starts them; then those of another configuration end. Blocks. Raises StartError."""
+        """Finds or starts the actors, then stops those of other configurations. Blocks. Raises StartError."""
         for address in addresses_of(self._control_planes(), self._start_timeout_s):
             log.info("control plane at %s", address)
         self.resize(self._min_routers)
         stop([name for name in ray.util.list_named_actors() if self._digest not in name], self._drain_timeout_s)
 
     def run(self, stopping: threading.Event) -> None:
-        """Until `stopping`. Ray starts again what dies meanwhile."""
+        """Runs until `stopping`. Meanwhile Ray restarts actors that die."""
         follow(self, self._min_routers, stopping)
         log.info("routers and control planes go on")
 
     def resize(self, num_routers: int) -> None:
-        """Starts routers, or drains those that are too many. Blocks. Raises StartError."""
+        """Starts routers, or drains surplus ones. Blocks. Raises StartError."""
         names = [self._name(f"router-{number}") for number in range(num_routers)]
         actors = [self._actor(Router, self._router, f"router-{number}") for number in range(num_routers)]
         for address in addresses_of(actors, self._start_timeout_s)[self._num_routers :]:
@@ -68,7 +68,7 @@ class ClusterController:
         stop([name for name in ours if name.startswith("router-") and name not in names], self._drain_timeout_s)
 
     def num_wanted(self) -> int:
-        """Routers that the load needs, as the control plane that leads says; 0 where none does. Blocks."""
+        """Routers that the load needs, from the leading control plane; 0 if none leads. Blocks."""
         try:
             asked = [one.num_routers.remote() for one in self._control_planes()]
             answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ASK_S)
@@ -110,7 +110,7 @@ def stop(names: Sequence[str], drain_timeout_s: float) -> None:
 
 @contextmanager
 def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
-    """The actors run from here on, and after the block too: the next controller finds them. Raises StartError."""
+    """Starts the actors, which keep running after the block: the next controller finds them. Raises StartError."""
     with _joined(config):
         controller = ClusterController(config)
         controller.start()
@@ -118,7 +118,7 @@ def joined_controller(config: ControllerConfig) -> Iterator[ClusterController]:
 
 
 def stop_actors(config: ControllerConfig) -> None:
-    """Ends all routers and control planes on the cluster, whoever started them. Blocks. Raises StartError."""
+    """Ends all routers and control planes on the cluster, of all controllers. Blocks. Raises StartError."""
     with _joined(config):
         stop(ray.util.list_named_actors(), config.router.drain_timeout_s)
 
@@ -136,7 +136,7 @@ def _joined(config: ControllerConfig) -> Iterator[None]:
 
 
 class Resizable(Protocol):
-    """What `follow` needs of a controller."""
+    """The part of a controller that `follow` needs."""
 
     def resize(self, num_routers: int) -> None: ...
 
@@ -144,9 +144,9 @@ class Resizable(Protocol):
 
 
 def follow(controller: Resizable, num_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S) -> None:
-    """Keeps as many routers as the load needs, and at least `num_routers`, which run, until `stopping`.
+    """Keeps as many routers as the load needs until `stopping`, and at least `num_routers`, which run already.
 
-    While nobody says what it needs, there stay as many as there are. A cluster that does not answer is asked again.
+    While the need is not known the number stays. A cluster that does not answer is asked again.
     """
     running = num_routers
     while not stopping.wait(every_s):

@@ -17,7 +17,7 @@ from outrider_controller.router.config import RouterConfig
 
 
 def on_node(config: RouterConfig | ControlConfig, host: str) -> RouterConfig | ControlConfig:
-    """Of an actor on a Ray cluster: with the address of its node in the place of the host that was named."""
+    """The configuration of an actor on a Ray cluster: the host is replaced by the address of its node."""
     return replace(config, listen=f"{host}:{config.listen.rpartition(':')[2]}")
 
 
@@ -37,7 +37,7 @@ class RayConfig:
     """Start nothing: drain and end the routers and control planes that run on the Ray cluster, and end."""
 
     def __post_init__(self) -> None:
-        # Ray's sockets lie about 75 characters below it, and a socket's path has at most 107.
+        # The paths of Ray's sockets are about 75 characters longer, and a socket's path has at most 107.
         if len(self.temp_dir) > 30:
             raise ValueError("ray_temp_dir: at most 30 characters")
         if not self.start_timeout_s > 0:
@@ -102,7 +102,7 @@ class ControllerConfig:
         return self.router.log_format
 
     def routers(self) -> tuple[RouterConfig, ...]:
-        """What each router is given. On one machine, where no salt key is given, all get one that is drawn now."""
+        """Each router's configuration. On one machine without a given salt key, all get the same random one."""
         listens = self.router_listen or ("127.0.0.1:0",) * (self.num_routers or 1)
         if self.num_routers not in (None, len(listens)):
             raise ValueError(f"routers: {self.num_routers} asked for, but {len(listens)} addresses in router_listen")
@@ -117,7 +117,7 @@ class ControllerConfig:
         )
 
     def controls(self) -> tuple[ControlConfig, ...]:
-        """What each control plane is given."""
+        """Each control plane's configuration."""
         first, count = self._first_control(), self.num_control_planes or (2 if self.ray.address else 1)
         return (first, *(_further(first) for _ in range(count - 1)))
 
@@ -142,7 +142,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> ControllerConfig:
 
 
 def _further(control: ControlConfig) -> ControlConfig:
-    """Another one beside it."""
+    """The configuration of a further control plane."""
     return replace(
         control,
         listen=f"{control.listen.rpartition(':')[0]}:0",

@@ -1,4 +1,4 @@
-"""Decisions and evidence as messages and back, for routers, the control plane and the metadata store."""
+"""Conversion of decisions and evidence to messages and back, for routers, control plane and metadata store."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SETTINGS = {
 _SETTING_OF = {value: setting for setting, value in SETTINGS.items()}
 _REASONS = frozenset(Reason)
 _MAX_SUM = 1e12
-# A tenant's part of a full fleet may be many times another's; what its saved tokens are worth stays within the classes.
+# Tenants' weights may differ by far more; the value of a saved token stays between those of batch and latency.
 _BATCH, _LATENCY = 0.5, 2.0
 _MAX_NAME = 512
 
 
 def draft_version(info: worker.WorkerInfo) -> str:
-    """Under which evidence of a draft is kept: not the worker's id, for workers come and go."""
+    """The name under which a draft's evidence is kept. Not the worker's id, because workers change."""
     return f"{info.model}@{info.model_revision}/{info.draft_kind}"
 
 
@@ -42,7 +42,7 @@ def evidence_to_proto(pairing: Pairing, evidence: Evidence) -> policy.PairingEvi
 
 
 def evidence_from_proto(message: policy.PairingEvidence) -> tuple[Pairing, Evidence] | None:
-    """None for what cannot be: a peer's numbers are weighed, so none may be wild."""
+    """None for impossible numbers: the plan uses a peer's numbers, so they are checked."""
     sums = [float(getattr(message, name)) for name in _SUMS]
     names = message.tenant, message.target, message.draft
     if not all(math.isfinite(one) and abs(one) <= _MAX_SUM for one in sums) or max(map(len, names)) > _MAX_NAME:
@@ -59,9 +59,9 @@ def belief_to_proto(belief: Belief) -> policy.PairingEvidence:
 
 
 def beliefs_from_proto(message: policy.TenantDecision) -> Iterator[Belief]:
-    """All that come with a decision."""
+    """All beliefs in a decision's message."""
     for one in (message.belief, *message.other_beliefs):
-        # Who has only resumed a decision may not know which draft it is about.
+        # A resumed decision may not name its draft.
         if one.draft:
             yield Pairing(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
 
@@ -77,7 +77,7 @@ def reported_state(message: policy.TargetReport) -> TargetState:
 
 
 def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:
-    """None: as everybody. A saved token is worth as much as the tenant's weight, where nothing else is set."""
+    """None: the default policy. Without a weight for speculation, a saved token's value is the tenant's weight."""
     if not tenant.weight and not tenant.HasField("speculation"):
         return None
     policy_set = tenants.SpeculationPolicy()
@@ -89,7 +89,7 @@ def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:
 def tenant_policy(
     record: tenants.SpeculationPolicy | None, override: tenants.SpeculationOverride | None, *, clock_s: float = 0.0
 ) -> TenantPolicy:
-    """What a tenant's record and an operator's word come to. `clock_s`: the reader's clock at Unix second 0."""
+    """The policy from a tenant's record and an operator's override. `clock_s`: the reader's clock at Unix second 0."""
     record = record or tenants.SpeculationPolicy()
     override = override or tenants.SpeculationOverride()
     return TenantPolicy(
@@ -105,7 +105,7 @@ def tenant_policy(
 
 
 def decision_to_proto(cell: Cell, decision: Decision, beliefs: Iterable[Belief]) -> policy.TenantDecision:
-    """`beliefs`: of every draft of that tenant and target that is known."""
+    """`beliefs`: those about every known draft for the cell."""
     evidence = {one.draft: one for one in map(belief_to_proto, beliefs)}
     best = evidence.pop(decision.draft, None)
     return policy.TenantDecision(

@@ -1,4 +1,4 @@
-"""Directories and files of this user alone. Others of the machine can neither read them, nor put a link there."""
+"""Directories and files of this user alone: other users can neither read them nor place a link there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPTS = 20
 
 
 def make_private(directory: Path) -> Path:
-    """The directory, with mode 0700 if it has to be made. Raises PermissionError when others may write into it."""
+    """Makes the directory with mode 0700 if needed. Raises PermissionError when others may write into it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -25,8 +25,8 @@ def make_private(directory: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> None:
-    """Replaces the file in one step: whoever reads it meanwhile gets the old content or the new, and no other user ever
-    reads what only this one may."""
+    """Replaces the file in one atomic step: a reader gets the old content or the new. The new file has `mode` from its
+    creation, so no other user can read it early."""
     written = path.with_name(f"{path.name}.{os.getpid()}")
     written.unlink(missing_ok=True)
     with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
@@ -36,9 +36,9 @@ def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> None:
 
 @contextmanager
 def scratch_directory(root: Path) -> Iterator[Path]:
-    """A new directory in `root` for the block. Those that killed processes left there are removed.
+    """A new directory in `root` for the block. Removes directories that killed processes left there.
 
-    Raises OSError, as when others may write into `root`.
+    Raises OSError, for example when others may write into `root`.
     """
     directory, lock = _claim(root)
     try:
@@ -52,7 +52,7 @@ def scratch_directory(root: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """The directory, for the block, among processes that ask for this."""
+    """Locks the directory for the block, against other callers of this function."""
     lock = _lock(directory, os.O_RDONLY | os.O_DIRECTORY, fcntl.LOCK_EX)
     try:
         yield
@@ -61,9 +61,9 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _claim(root: Path) -> tuple[Path, int]:
-    """A new directory, and the descriptor that says that it is in use until this process ends, however it does."""
+    """A new directory, and the descriptor that locks it until this process ends in any way."""
     for _ in range(_ATTEMPTS):
-        # The last one to leave removes the root, perhaps just before we enter it.
+        # Another process may remove the root just before we enter it.
         with suppress(FileNotFoundError), locked(make_private(root)):
             _sweep(root)
             directory = Path(tempfile.mkdtemp(dir=root, prefix=""))
@@ -72,7 +72,7 @@ def _claim(root: Path) -> tuple[Path, int]:
 
 
 def _sweep(root: Path) -> None:
-    """Removes what was made here by processes that no longer live; nothing else, for `root` may hold other things."""
+    """Removes directories of processes that have ended, and nothing else that may be in `root`."""
     for directory in root.iterdir():
         with suppress(OSError):
             lock = _lock(directory / _LOCK_NAME, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,7 +81,7 @@ def _sweep(root: Path) -> None:
 
 
 def _lock(path: Path, flags: int, how: int) -> int:
-    """A descriptor that holds the lock until it is closed. Raises BlockingIOError when asked not to wait."""
+    """A descriptor that holds the lock until it is closed. With LOCK_NB, raises BlockingIOError if it is taken."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, how)

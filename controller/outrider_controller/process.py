@@ -1,6 +1,6 @@
-"""How a router or a control plane runs, in a process of its own or in an actor: bound, and stopped by signals.
+"""Runs a router or a control plane, in a process of its own or in an actor: binds ports and handles signals.
 
-Knows neither of them.
+Independent of both.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _BIND_TIMEOUT_S = 5.0
 
 
 class Serving(Protocol):
-    """What runs, as its process sees it."""
+    """What the process needs of the running server."""
 
     @property
     def draining(self) -> asyncio.Event: ...
 
 
 def run(name: str, log_format: str, serve: Callable[[Sequence[Signals]], AbstractAsyncContextManager[Serving]]) -> int:
-    """Serves until SIGTERM or SIGINT, which start the drain; a second one ends the process at once. Its exit code."""
+    """Serves until SIGTERM or SIGINT starts the drain; a second one ends the process at once. Returns the exit code."""
     configure_logging(name, log_format)
     try:
         asyncio.run(_until_stopped(serve(STOP_SIGNALS)))
@@ -49,7 +49,7 @@ async def _until_stopped(serving: AbstractAsyncContextManager[Serving]) -> None:
 
 @asynccontextmanager
 async def bound(make: Callable[[], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
-    """Enters what binds a port, and tries again for a while: the process before us may still hold it."""
+    """Enters a context that binds a port, and retries for a while: the previous process may still hold the port."""
     async with AsyncExitStack() as stack:
         yield await _entered(stack, make)
 
