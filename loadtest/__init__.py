@@ -1,1 +1,1 @@
-"""Load on a running stack, with Locust: users of several tenants, shapes of load, faults, goodput. Not in the wheel."""
+"""Load tests of a running stack with Locust: users of several tenants, shapes, faults, goodput. Not in the wheel."""

@@ -1,4 +1,4 @@
-"""python -m loadtest: one profile against the stack that runs here, or against one that it starts for the time."""
+"""python -m loadtest: runs one profile against the stack on this machine, or against one started for the test."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _found(context: str) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _stack() -> Iterator[Mapping[str, str]]:
-    """Raises CommandError when it does not come up; its reason stands on stderr."""
+    """Starts a stack for the block. Raises CommandError when it does not start; the reason is on stderr."""
     free = [word for port in ("http", "grpc", "control") for word in (f"--{port}-port", "0")]
     name = f"loadtest-{os.getpid()}"
     command = [sys.executable, "-m", "outrider_controller.cli", "up", "-o", "json", "--context", name, *free]
@@ -86,7 +86,7 @@ def _stack() -> Iterator[Mapping[str, str]]:
 
 
 def _endpoints(process: subprocess.Popen[str]) -> Mapping[str, str]:
-    """From the one object that `outrider up` prints once everything is ready."""
+    """Reads the object that `outrider up` prints when everything is ready."""
     assert process.stdout is not None
     text = ""
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""One streamed answer over HTTP, public gRPC or vLLM's engine protocol, timed. For Locust's greenlets."""
+"""Times one streamed answer over HTTP, public gRPC or vLLM's engine protocol. For Locust's greenlets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One delivery; the last one carries the counts."""
+    """One message of a stream; the last one has the token counts."""
 
     has_tokens: bool
     counts: dict[str, int] | None = None
@@ -34,17 +34,17 @@ class Piece:
 
 class Client(Protocol):
     def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
-        """An answer as it comes. Raises OSError, grpc.RpcError or RequestFailed."""
+        """The pieces of an answer as they arrive. Raises OSError, grpc.RpcError or RequestFailed."""
 
     def close(self) -> None: ...
 
 
 class RequestFailed(Exception):
-    """The server refused, or broke off; the message has its reason and no text of a prompt."""
+    """The server refused the request or broke off. The message has the reason, and no text of a prompt."""
 
 
 def ask(client: Client, tenant: Tenant, prompt: str) -> Outcome:
-    """One request, timed; what goes wrong stands in the outcome."""
+    """Sends one request and times it; an error is recorded in the outcome."""
     taken = _Taken(tenant.name)
     try:
         for piece in client.pieces(tenant, prompt):
@@ -60,7 +60,7 @@ def ask(client: Client, tenant: Tenant, prompt: str) -> Outcome:
 
 @dataclass(slots=True)
 class _Taken:
-    """What has come so far, and when."""
+    """The pieces received so far, with their times."""
 
     tenant: str
     sent_s: float = field(default_factory=time.time)
@@ -80,7 +80,7 @@ class _Taken:
             sent_s=self.sent_s,
             error=error,
             ttft_ms=since_ms[0] if since_ms else 0.0,
-            # To the last token, like the definitions of TPOT; usage and metrics may come a moment later.
+            # Until the last token, as in the definition of TPOT; usage and metrics may arrive slightly later.
             e2e_ms=since_ms[-1] if since_ms else (time.perf_counter() - self.started_s) * 1e3,
             itl_ms=tuple(after - before for before, after in pairwise(since_ms)),
             **(self.counts or {}),
@@ -88,7 +88,7 @@ class _Taken:
 
 
 class GrpcClient:
-    """One connection, as one user has. Needs `grpc.experimental.gevent`."""
+    """One user's own connection. Needs `grpc.experimental.gevent`."""
 
     def __init__(self, address: str, model: str, api_key: str = "") -> None:
         self._model = model
@@ -119,7 +119,7 @@ class GrpcClient:
 
 
 def _channel(address: str) -> grpc.Channel:
-    # Without it, channels to one address share a connection, and all users the calls that one may have at once.
+    # Without this option channels to one address share a connection, and so its limit on concurrent calls.
     return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
@@ -139,7 +139,7 @@ def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]
 
 
 class EngineClient:
-    """As other gateways ask an engine of vLLM's: one model, no chat template. Needs the extra `vllm-grpc`."""
+    """Calls the gateway like a vLLM engine behind another gateway: one model, no chat template. Needs `vllm-grpc`."""
 
     def __init__(self, address: str, model: str, api_key: str = "") -> None:
         from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
@@ -156,7 +156,7 @@ class EngineClient:
         request = self._messages.GenerateRequest(text=prompt, sampling_params=params, stream=True)
         for answer in self._stub.Generate(request, timeout=_TIMEOUT_S, metadata=self._metadata):
             if answer.HasField("complete"):
-                # All tokens once more.
+                # The last message repeats all tokens.
                 yield Piece(False, _engine_counts(answer.complete))
             else:
                 yield Piece(bool(answer.chunk.token_ids))
@@ -176,7 +176,7 @@ def _engine_counts(complete: Any) -> dict[str, int]:
 
 
 class HttpClient:
-    """One keep-alive connection, as one user has."""
+    """One user's own keep-alive connection."""
 
     def __init__(self, address: str, model: str, api_key: str = "") -> None:
         host, _, port = address.rpartition(":")
@@ -206,7 +206,7 @@ class HttpClient:
 
 
 def _asked(tenant: Tenant, prompt: str) -> dict[str, Any]:
-    """What each endpoint has a name of its own for."""
+    """The request fields whose names differ by endpoint."""
     limit, usage = {"max_tokens": tenant.max_tokens}, {"stream_options": {"include_usage": True}}
     match tenant.endpoint:
         case "responses":
@@ -218,7 +218,7 @@ def _asked(tenant: Tenant, prompt: str) -> dict[str, Any]:
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:
-    """Server-sent events up to the last. Raises RequestFailed for one that tells of an error."""
+    """Server-sent events up to the last. Raises RequestFailed for an error event."""
     while line := response.readline(sep=b"\n"):
         if not line.startswith(b"data: "):
             continue
@@ -238,7 +238,7 @@ def _http_piece(event: dict[str, Any]) -> Piece:
         return _responses_piece(event)
     choice = event["choices"][0] if event["choices"] else {}
     delta = choice.get("delta", choice)
-    # What opens a stream has a role and no text: it is no token.
+    # The first event of a stream has a role but no text, so it is no token.
     has_tokens = any(delta.get(name) for name in ("content", "text", "reasoning_content", "tool_calls"))
     usage = event.get("usage")
     if not usage:
@@ -248,7 +248,7 @@ def _http_piece(event: dict[str, Any]) -> Piece:
 
 
 def _responses_piece(event: dict[str, Any]) -> Piece:
-    """Of an event of /v1/responses."""
+    """The piece in an event of /v1/responses."""
     if event["type"] not in ("response.completed", "response.incomplete"):
         return Piece(event["type"].endswith(".delta"))
     usage = event["response"]["usage"]
@@ -268,4 +268,4 @@ def _counts(answer: dict[str, Any], prompt: int, details: dict[str, int], comple
 
 
 CLIENTS: dict[str, Callable[[str, str, str], Client]] = {"http": HttpClient, "grpc": GrpcClient, "vllm": EngineClient}
-"""By the protocol: of an address, a model and an API key."""
+"""By protocol: makes a client from an address, a model and an API key."""

@@ -1,4 +1,4 @@
-"""Kills workers of a stack on this machine while it serves. Their supervisor starts them again."""
+"""Kills workers of a stack on this machine while it serves. Their supervisor restarts them."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ ListWorkers = Callable[[worker_pb2.WorkerRole.ValueType], Sequence[control_pb2.W
 
 
 class Killer:
-    """Ends one worker a call, of each role in turn, as a crash would."""
+    """Kills one worker per call, of each role in turn, like a crash."""
 
     def __init__(self, faults: Faults, workers: ListWorkers, kill: Callable[[int, int], None] = os.kill) -> None:
         self._roles = itertools.cycle(faults.roles)
         self._workers = workers
         self._kill = kill
         self.killed: list[str] = []
-        """Role and id of each."""
+        """Role and id of each killed worker."""
 
     def strike(self) -> None:
         role = next(self._roles)
-        # A lease of another machine tells a pid of another machine.
+        # The pid in a lease of another machine belongs to that machine.
         here = [
             one for one in self._workers(_ROLES[role]) if one.pid and one.address.startswith(("127.", "localhost:"))
         ]
@@ -55,7 +55,7 @@ class Killer:
 
 
 def workers_of(control: str) -> ListWorkers:
-    """Asks the control plane; nobody where it does not answer."""
+    """Lists workers from the control plane; none if it does not answer."""
     stub = control_pb2_grpc.ControlServiceStub(grpc.insecure_channel(control))
 
     def ask(role: worker_pb2.WorkerRole.ValueType) -> Sequence[control_pb2.WorkerStatus]:

@@ -1,4 +1,4 @@
-"""What Locust loads: the users, the shape and the faults of one profile, and a report at the end.
+"""The file that Locust loads: the users, the shape and the faults of one profile, and a report at the end.
 
     LOADTEST_PROFILE=steady LOADTEST_HTTP=127.0.0.1:8000 LOADTEST_GRPC=127.0.0.1:8001 LOADTEST_MODEL=NAME \
         python -m locust -f loadtest/locustfile.py
@@ -28,7 +28,7 @@ from loadtest.settings import read_profile
 from loadtest.table import table, write_report
 from loadtest.users import Endpoints, user_classes
 
-# Before any channel: without it a call blocks all greenlets.
+# Must run before any channel is made: otherwise a call blocks all greenlets.
 grpc_gevent.init_gevent()
 
 _HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ globals().update(user_classes(profile, prompts, endpoints, run.record))
 
 
 class ProfileShape(LoadTestShape):
-    """The profile's shape, as Locust asks for it."""
+    """The profile's shape in Locust's interface."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What became of each request, and the figures of many. Pure.
+"""The outcome of each request, and figures over many. Pure.
 
-TTFT: sent to first token. ITL: between two deliveries, of which one may carry several tokens. TPOT: first token to
-last, over the tokens after the first. Goodput: requests that meet the SLO.
+TTFT: from sending to the first token. ITL: between two messages, each with one or more tokens. TPOT: from first to
+last token, divided by the tokens after the first. Goodput: requests that meet the SLO.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Outcome:
     sent_s: float
     """Unix time."""
     error: str = ""
-    """Empty for one that was answered to the end."""
+    """Empty for a complete answer."""
     ttft_ms: float = 0.0
     e2e_ms: float = 0.0
     itl_ms: tuple[float, ...] = ()
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request has to keep, all of it, to be worth something."""
+    """Bounds that a request must all meet to count as goodput."""
 
     ttft_ms: float = math.inf
     tpot_ms: float = math.inf
@@ -63,13 +63,13 @@ class Slo:
 
 
 def goodput(outcomes: Sequence[Outcome], slo: Slo) -> float:
-    """Part of the requests that met the SLO, 0 to 1; 1 without requests. A failed request meets none."""
+    """Share of the requests that met the SLO, 0 to 1; 1 without requests. A failed request never meets it."""
     return sum(map(slo.met, outcomes)) / len(outcomes) if outcomes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The figures of a test: one row a tenant, and one of all."""
+    """The figures of a test: one row per tenant, and one for all."""
 
     slo: Slo
     seconds: float

@@ -1,4 +1,4 @@
-"""What one load test does: a YAML file of `profiles/`, read into frozen dataclasses. Knows no Locust and no network."""
+"""The profile of a load test: a YAML file of `profiles/` as frozen dataclasses. Uses no Locust and no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadtest.shapes import SHAPES, Shape
 
 PROFILES = Path(__file__).parent / "profiles"
 PROTOCOLS = ("http", "grpc", "vllm")
-"""The last is that of vLLM's engines, on the gRPC port of a gateway with `--vllm-engine-model`."""
+"""`vllm` is the protocol of vLLM's engines, on the gRPC port of a gateway with `--vllm-engine-model`."""
 ENDPOINTS = ("chat/completions", "completions", "responses")
 SPECULATION = ("auto", "on", "off")
 ROLES = ("target", "draft", "router")
@@ -25,25 +25,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One group of users who ask alike."""
+    """A group of users with the same kind of requests."""
 
     name: str
     protocol: str = "http"
     endpoint: str = "chat/completions"
-    """Of the HTTP API, below /v1."""
+    """Path in the HTTP API, below /v1."""
     body: Mapping[str, Any] = field(default_factory=dict)
-    """More fields of its HTTP requests, such as tools, response_format and logprobs."""
+    """Further fields of its HTTP requests, such as tools, response_format and logprobs."""
     weight: int = 1
-    """Of its users among all."""
+    """Weight of its users among all users."""
     categories: tuple[str, ...] = ()
-    """Of the prompt file. Where it has none of them, tenants get its prompts in turn."""
+    """Categories of the prompt file that it uses. If the file has none of them, tenants get its prompts in turn."""
     api_key_env: str = ""
-    """Variable of the environment that holds its API key; empty sends none."""
+    """Environment variable with its API key; empty: no key is sent."""
     max_tokens: int = 64
     temperature: float = 0.0
     speculation: str = "auto"
     wait_s: tuple[float, float] = (0.0, 0.0)
-    """A user pauses so long between requests, drawn evenly."""
+    """Pause of a user between requests, in seconds: uniform between these."""
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -66,7 +66,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Workers that are killed during the test."""
+    """Workers to kill during the test."""
 
     every_s: float
     roles: tuple[str, ...] = ("draft", "target")
@@ -88,12 +88,12 @@ class Profile:
     tenants: tuple[Tenant, ...]
     slo: Slo = field(default_factory=Slo)
     warm_up_s: float = 0.0
-    """Requests sent before are in no figure."""
+    """Requests sent earlier are not counted."""
     min_goodput: float = 0.0
-    """Part of the requests, 0 to 1, that has to meet the SLO for the test to pass."""
+    """Share of the requests, 0 to 1, that must meet the SLO for the test to pass."""
     faults: Faults | None = None
     prompts: str = "prompts.jsonl"
-    """JSON lines with `id`, `turns` or `prompt`, and perhaps `category`; from this folder unless absolute."""
+    """JSON lines with `id`, `turns` or `prompt`, and optionally `category`; relative to this folder unless absolute."""
 
     def __post_init__(self) -> None:
         if not self.tenants:
@@ -105,7 +105,7 @@ class Profile:
 
 
 def read_profile(name: str) -> Profile:
-    """A profile by its name, or from a file. Raises ValueError that names the field, OSError without such a file."""
+    """A profile by its name or its file. Raises ValueError that names the field, OSError without such a file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else PROFILES / f"{name}.yaml"
     given = yaml.safe_load(path.read_text())
     if not isinstance(given, dict):
@@ -133,7 +133,7 @@ def _shape(given: Any) -> Shape:
 
 
 def _read(kind: type[T], where: str, given: Mapping[str, Any]) -> T:
-    """An object from what YAML gave; lists become tuples. Raises ValueError that names the field."""
+    """An object of `kind` from YAML; lists become tuples. Raises ValueError that names the field."""
     known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
     if not isinstance(given, Mapping):
         raise ValueError(f"{where}: has to be a mapping")

@@ -1,4 +1,4 @@
-"""How many users there are at each moment. Pure: the clock and what was seen of late are arguments."""
+"""The number of users over time. Pure: the clock and recent outcomes are arguments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from loadtest.outcomes import Outcome, Slo, goodput
 
 class Shape(Protocol):
     def users(self, elapsed_s: float, recent: Sequence[Outcome], slo: Slo) -> int | None:
-        """Wanted now; None ends the test. `recent`: what ended since the number last changed."""
+        """Users wanted now; None ends the test. `recent`: outcomes since the number last changed."""
 
 
 @dataclass(slots=True)
 class Steady:
-    """So many for so long."""
+    """A constant number for a fixed time."""
 
     num_users: int
     seconds: float
@@ -30,7 +30,7 @@ class Steady:
 
 @dataclass(slots=True)
 class Ramp:
-    """From few to many at an even pace."""
+    """A linear rise from few to many."""
 
     from_users: int
     to_users: int
@@ -47,7 +47,7 @@ class Ramp:
 
 @dataclass(slots=True)
 class Burst:
-    """A few, and again and again many."""
+    """Few users, with periodic bursts of many."""
 
     num_users: int
     burst_users: int
@@ -63,13 +63,13 @@ class Burst:
     def users(self, elapsed_s: float, recent: Sequence[Outcome], slo: Slo) -> int | None:
         if elapsed_s >= self.seconds:
             return None
-        # A burst ends each period, so that the test begins quietly.
+        # The burst is at the end of each period, so that the test begins with few users.
         return self.burst_users if elapsed_s % self.every_s >= self.every_s - self.burst_s else self.num_users
 
 
 @dataclass(slots=True)
 class Threshold:
-    """More and more, until too few requests meet the SLO: `held` is the most that it bore."""
+    """A stepwise rise until too few requests meet the SLO. `held`: the largest number that met it."""
 
     from_users: int
     step_users: int
@@ -91,7 +91,7 @@ class Threshold:
         self._level = self._level or self.from_users
         if elapsed_s - self._since_s < self.step_s:
             return self._level
-        # Nothing that ended in a whole step is no sign of health.
+        # A step in which no request ended counts as failed.
         if not recent or goodput(recent, slo) < self.min_goodput:
             return None
         self.held, self._since_s = self._level, elapsed_s

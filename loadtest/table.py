@@ -1,4 +1,4 @@
-"""The report at the end of a test, for people and as JSON."""
+"""The report at the end of a test, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
 
 
 def table(report: Report, profile: Profile, killed: Sequence[str], client_cpu: float) -> str:
-    """One line a tenant, and what has to be known to read them."""
+    """One line per tenant, with notes on how to read them."""
     times = [name.removesuffix("_ms").upper() for name in _TIMES]
     header = ["TENANT", "REQ", "FAILED", "REQ/S", "TOK/S", *(f"{name} P50 / P99 MS" for name in times)]
     rows = [_cells(row) for row in report.rows]

@@ -1,4 +1,4 @@
-"""Locust's users: one class for each tenant of a profile. Each user has a connection of its own."""
+"""Locust's users: one class per tenant of a profile. Each user has its own connection."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from loadtest.settings import Profile, Tenant
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the stack is."""
+    """The addresses of the stack."""
 
     http: str
     grpc: str
     model: str
     control: str = ""
-    """Empty: nothing can be killed."""
+    """Empty: no workers can be killed."""
 
 
 class TenantUser(User):
-    """Asks, waits, asks again. A subclass sets the tenant."""
+    """Repeats request and pause. A subclass sets the tenant."""
 
     abstract = True
     tenant: Tenant
@@ -62,7 +62,7 @@ class TenantUser(User):
                 self._series(": inter-token", gap_ms)
 
     def _series(self, what: str, milliseconds: float, length: int = 0, exception: Exception | None = None) -> None:
-        """A line of Locust's own statistics and charts. Its length is in tokens."""
+        """Adds a sample to Locust's own statistics and charts. `length` is in tokens."""
         self.environment.events.request.fire(
             request_type=self.tenant.protocol,
             name=f"{self.tenant.name}{what}",
@@ -80,7 +80,7 @@ def user_classes(
     classes: dict[str, type[TenantUser]] = {}
     for number, tenant in enumerate(profile.tenants):
         own = [prompt for prompt in prompts if prompt.category in tenant.categories]
-        # A file without these categories is dealt out, so that tenants differ in their text still.
+        # Prompts of a file without these categories are dealt out, so that tenants still differ in their text.
         own = own or list(prompts[number :: len(profile.tenants)] or prompts)
         if tenant.api_key_env and not os.environ.get(tenant.api_key_env):
             raise ValueError(f"tenants: {tenant.name} takes its API key from {tenant.api_key_env}, which is not set")
