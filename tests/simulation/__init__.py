@@ -1,6 +1,6 @@
-"""The protocol in virtual time: the shipped gateway, router, target and draft, between simulated clocks and links.
+"""The protocol in virtual time: the shipped gateway, router, target and draft on simulated clocks and links.
 
-A schedule is drawn from a seed: requests, workers, and what befalls them. It is run, and what came of it is judged.
+A seed gives a schedule of requests, workers and faults. The schedule is run, and its outcome is checked.
 """
 
 from tests.simulation.run import Outcome, run_schedule

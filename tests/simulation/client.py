@@ -1,4 +1,4 @@
-"""Clients, through the shipped gateway's one path of a request."""
+"""Clients, which use the shipped gateway's request path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BYTES = TokenBytes(tuple(bytes([64 + token % 64]) for token in range(VOCAB_SIZE
 
 @dataclass(slots=True)
 class Answer:
-    """What one client got."""
+    """What one client received."""
 
     plan: RequestPlan
     started_s: float = 0.0
@@ -41,14 +41,14 @@ class Answer:
 
     @property
     def end(self) -> str:
-        """How it ended, in a word or two."""
+        """The end of the answer, in a word or two."""
         if self.error is not None:
             return self.error.reason or self.error.code.name
         return "cancelled" if self.cancelled else self.finish or "nothing"
 
 
 class _OneModel:
-    """The gateway's catalog, once it has seen the model."""
+    """The gateway's catalog after it has found the model."""
 
     def __init__(self, max_context_len: int) -> None:
         tokenizer = ModelTokenizer.__new__(ModelTokenizer)
@@ -78,7 +78,7 @@ class Clients:
         )
 
     async def ask(self, plan: RequestPlan) -> Answer:
-        """One request, from its start to its end, whichever."""
+        """Runs one request to its end, of any kind."""
         await asyncio.sleep(plan.at_s)
         answer = Answer(plan, started_s=self._world.now_s)
         self._world.log(f"client {plan.number} asks: {plan}")

@@ -82,7 +82,7 @@ def _traced(seed: int) -> Outcome:
 
 
 def run_all(first: int, count: int) -> list[Outcome]:
-    """On all cores. Outcomes are in the order of seeds."""
+    """Runs on all cores. Outcomes are in the order of seeds."""
     chunks = [range(start, min(start + _CHUNK, first + count)) for start in range(first, first + count, _CHUNK)]
     if len(chunks) == 1:
         return run_seeds(chunks[0])
@@ -101,13 +101,13 @@ def run_all(first: int, count: int) -> list[Outcome]:
 
 
 def run_seeds(seeds: range) -> list[Outcome]:
-    """In this process, one after the other."""
+    """Runs the seeds in this process, one after the other."""
     import torch
 
     from tests.simulation import draw, run_schedule
 
     torch.set_num_threads(1)
-    # What is imported outlives all schedules: the collector need not go through it in each.
+    # Imported objects outlive all schedules, so the collector need not scan them in each.
     gc.freeze()
     return [run_schedule(draw(seed)) for seed in seeds]
 

@@ -1,5 +1,5 @@
-"""A model whose next token is a hash of all before it, on the real engine: the KV cache holds tokens, and what a block
-table leads to is what the model sees. A block that is shared, rewound or freed wrongly therefore shows in the text.
+"""A model whose next token is a hash of all earlier ones, on the real engine. The KV cache holds tokens, which the
+model reads through the block table: a block that is shared, rewound or freed wrongly changes the text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 VOCAB_SIZE = 64
 _PERIOD = 5
 _GENERATOR = torch.Generator().manual_seed(1)
-# One token stands out in each row, so the greedy choice is known; the others leave sampling something to choose from.
+# In each row one token is far likelier, so the greedy choice is known; sampling still has others to choose from.
 _DOUBT = 5.0
 LOGITS = 6.5 * torch.eye(VOCAB_SIZE) + torch.rand(VOCAB_SIZE, VOCAB_SIZE, generator=_GENERATOR)
 
 
 def favourite(tokens: Sequence[int]) -> int:
-    """The token the model likes best after `tokens`. Never 0. Mostly repeats itself, so that n-grams find matches."""
+    """The model's likeliest token after `tokens`, never 0. Repeats often, so that n-grams find matches."""
     digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).digest()
     if len(tokens) > _PERIOD and digest[0] < 160:
         return max(1, tokens[-_PERIOD] % VOCAB_SIZE)
@@ -33,7 +33,7 @@ def favourite(tokens: Sequence[int]) -> int:
 
 
 def guess(tokens: Sequence[int], accuracy: float) -> int:
-    """As a draft that is right with this probability; always the same for the same tokens."""
+    """The proposal of a draft that is right with probability `accuracy`; the same for the same tokens."""
     right = favourite(tokens)
     digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=2, salt=b"draft").digest()
     wrong = int.from_bytes(digest, "little") >= accuracy * 65536
@@ -41,7 +41,7 @@ def guess(tokens: Sequence[int], accuracy: float) -> int:
 
 
 def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: VerificationMode) -> list[int]:
-    """What the model says after `prompt`, by plain decoding and without an engine: what every answer has to be."""
+    """The model's text after `prompt`, by plain decoding without an engine. Every answer must equal it."""
     tokens = list(prompt)
     for _ in range(count):
         best = favourite(tokens)
@@ -54,7 +54,7 @@ def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: Verifi
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows' layout and the cache they lie in. Nothing attends by it: the decoder reads the cache itself."""
+    """The layout of the rows and their cache. Has no attention: the decoder reads the cache itself."""
 
     spans: list[RowSpan]
     slots: list[int]
@@ -70,13 +70,13 @@ class _Attention:
 
 @dataclass(slots=True)
 class HashDecoder:
-    """Says what `choose` says of the tokens found in the cache, each at its own position."""
+    """Gives the token that `choose` picks for the tokens in the cache, each at its own position."""
 
     choose: Callable[[Sequence[int]], int] = favourite
     before: Callable[[int], None] = lambda num_tokens: None
     """Called before each forward: takes time, or fails."""
     doubt: Callable[[Sequence[int]], int] | None = None
-    """What it likes second best, and well enough to prepare for."""
+    """The second likeliest token, which is likely enough for a sibling."""
     execution: str = "hash"
     _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ class HashDecoder:
         seen: list[int] = []
         for block in span.blocks[: -(-length // size)]:
             seen += cells[block * size : (block + 1) * size]
-        # A cell of another position stays out of range, and spoils the hash.
+        # A cell of a wrong position is out of range and changes the hash.
         key = tuple([cell - at * VOCAB_SIZE for at, cell in enumerate(seen[:length])])
         found = self._known.get(key)
         if found is None:
@@ -127,13 +127,13 @@ class HashEngine(Engine):
 
     def __init__(self, decoder: HashDecoder, *, num_blocks: int, block_size: int, max_context_len: int) -> None:
         info = ModelInfo(VOCAB_SIZE, max_context_len, block_size, num_blocks, "none", "cpu", "hash", ())
-        # -1 is no token at any position: what was never written must not be seen.
+        # -1 is no token at any position, so reading an unwritten cell changes the text.
         cache = cast(KVCache, _Cells([-1] * (num_blocks * block_size)))
         super().__init__(decoder, cache, info, EngineConfig(dtype="float32", block_size=block_size))
         self._attention = _Attention()
 
     def leaks(self) -> str:
-        """What the pool lacks although nothing is open; empty when all is there."""
+        """The blocks that the pool lacks although no sequence is open; empty if none."""
         held = [block for block, count in enumerate(self._pool._references) if count]
         if held or self._pool.num_free != self._pool.num_blocks:
             return f"{self._pool.num_blocks - self._pool.num_free} of {self._pool.num_blocks} blocks, held: {held[:8]}"

@@ -1,6 +1,6 @@
-"""What hostile peers do to messages about drafts: lose, repeat, hold back, make up.
+"""Hostile peers: messages about drafts are lost, repeated, delayed or forged.
 
-A draft is only ever a latency matter, so nothing done here may change a text, end a request or leave anything behind.
+A draft may only affect latency, so nothing here may change a text, end a request or leak a resource.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TARGET_PATH = "/outrider.rpc.v1.TargetService/Verify"
 
 
 class Hostility:
-    """The network's `tamper` hook. `share_of(stream)` says how much of what a draft worker says and hears suffers."""
+    """The network's `tamper` hook. `share_of(stream)`: share of a draft's messages to tamper with, both ways."""
 
     def __init__(self, rng: random.Random, share_of: Callable[[Stream], float]) -> None:
         self.num_tampered = 0
@@ -28,7 +28,7 @@ class Hostility:
 
     def __call__(self, stream: Stream, to_server: bool, message: Any) -> list[Any]:
         if stream.path == DRAFT_PATH and (share := self._share_of(stream)):
-            # What opens and closes a sequence is left alone: gRPC does not lose it.
+            # Messages that open or close a sequence are not changed: gRPC does not lose them.
             field = "commits" if to_server else "drafts"
             return [self._tampered(stream, message, field, share)]
         return [message]

@@ -1,4 +1,4 @@
-"""A worker's step loop as a task in virtual time: the shipped turns, between pauses as long as they would take."""
+"""A worker's step loop as a task in virtual time: the shipped turns, with pauses for the time they would take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MIN_WAIT_S = 1e-6
 
 
 class _Loop(Protocol):
-    """StepLoop of a target or a draft, its thread never started."""
+    """StepLoop of a target or a draft, whose thread is never started."""
 
     load: Any
     busy_since_s: float | None
@@ -20,11 +20,11 @@ class _Loop(Protocol):
 
 
 class StepFailed(RuntimeError):
-    """A fault that was planted in a step."""
+    """A planted fault of a step."""
 
 
 class Machine:
-    """The processor of one worker. What it computes takes time on its own clock, which runs ahead within a turn."""
+    """The processor of one worker. Its computing takes time on its own clock, which runs ahead within a turn."""
 
     def __init__(self, step_s: float, token_s: float) -> None:
         self.stalled_until_s = 0.0
@@ -38,14 +38,14 @@ class Machine:
         return self._loop.time() + self._spent_s
 
     def compute(self, num_tokens: int) -> None:
-        """One forward. Raises StepFailed when one was due."""
+        """One forward. Raises StepFailed when a failure is due."""
         self._spent_s += self._step_s + self._token_s * num_tokens
         if self.failures_due:
             self.failures_due -= 1
             raise StepFailed("planted")
 
     async def finish(self) -> None:
-        """Lets the world catch up with what was computed."""
+        """Sleeps until the loop's time has caught up with this clock."""
         spent_s, self._spent_s = self._spent_s, 0.0
         rest_s = max(spent_s, self.stalled_until_s - self._loop.time())
         if rest_s > 0:
@@ -53,7 +53,7 @@ class Machine:
 
 
 class VirtualSteps:
-    """The `Steps` of a service: what StepLoop's thread does, done by a task."""
+    """The `Steps` of a service: a task in place of StepLoop's thread."""
 
     def __init__(
         self, loop: Callable[[Callable[[Any], None]], _Loop], deliver: Callable[[Any], None], machine: Machine
@@ -103,7 +103,7 @@ class VirtualSteps:
         if timeout_s is not None:
             if timeout_s <= 0:
                 return
-            # Less than the clock can tell would be no time at all, and be waited for again for ever.
+            # A shorter wait would not move the clock, and the loop would never end.
             timeout_s = max(timeout_s, _MIN_WAIT_S)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._filled.wait(), timeout_s)

@@ -1,8 +1,8 @@
-"""A network in virtual time at gRPC's own interfaces: generated stubs and servicers work on it as they are.
+"""A network in virtual time with gRPC's interfaces: generated stubs and servicers work on it unchanged.
 
-Streams behave as gRPC's: ordered, reliable, until they break; then what was under way is lost, and each end learns of
-it in its own time. Delays, stalls, refused connections and dead peers are the network's doing; what a hostile peer
-says is the `tamper` hook's.
+Streams behave like gRPC's: ordered and reliable until they break. Then messages on their way are lost, and each end
+notices after its own delay. The network makes delays, stalls, refused connections and dead peers; the `tamper` hook
+makes the messages of hostile peers.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import grpc
 _CONNECT_TIMEOUT_S = 20.0
 
 Tamper = Callable[["Stream", bool, Any], list[Any]]
-"""(stream, whether client to server, message) → the messages that go on their way instead, in order."""
+"""(stream, whether client to server, message) → the messages to send instead, in order."""
 Observe = Callable[["Stream", bool, Any], None]
 
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """One process: what it serves, and how it fares."""
+    """One process: its servers and its state."""
 
     name: str
     alive: bool = True
     silent_until_s: float = 0.0
-    """Stopped or cut off: until then nothing reaches it and nothing leaves it. It loses nothing."""
+    """Stopped or cut off until then: its messages, both ways, are delayed but not lost."""
     streams: list[Stream] = field(default_factory=list)
-    """Open ones, of which it is either end."""
+    """Open streams of which it is one end."""
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Handlers that run in it."""
+    """Its running handlers."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
@@ -45,7 +45,7 @@ class Host:
 
 @dataclass(slots=True)
 class _Server:
-    """Takes what the generated add_*Servicer_to_server functions give."""
+    """Receives the handlers of the generated add_*Servicer_to_server functions."""
 
     host: Host
     methods: dict[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Server:
 
 
 class Network:
-    """Who listens where, and how long things take."""
+    """The listening servers by address, and the delays."""
 
     def __init__(self, rng: random.Random, delay_s: tuple[float, float]) -> None:
         self.tamper: Tamper = lambda stream, to_server, message: [message]
@@ -74,7 +74,7 @@ class Network:
         return server
 
     def server_at(self, address: str) -> _Server | None:
-        """None where nobody listens: connections are refused."""
+        """None where no process listens: connections are refused."""
         server = self._servers.get(address)
         return server if server is not None and server.host.alive else None
 
@@ -83,11 +83,11 @@ class Network:
 
     def delay_s(self) -> float:
         low, high = self._delay_s
-        # Mostly near the low end, with a long tail: as networks are.
+        # Mostly near the low end with a long tail, like real networks.
         return low + (high - low) * self._rng.random() ** 3
 
     def kill(self, host: Host) -> None:
-        """The process is gone at once: it does nothing more, and its peers' streams break."""
+        """Ends the process at once: its tasks stop, and its peers' streams break."""
         host.alive = False
         for stream in list(host.streams):
             stream.break_off("the peer is gone")
@@ -96,7 +96,7 @@ class Network:
 
 
 class Channel:
-    """grpc.aio.Channel as stubs use it."""
+    """The part of grpc.aio.Channel that stubs use."""
 
     def __init__(self, network: Network, client: Host, address: str) -> None:
         self.network = network
@@ -117,7 +117,7 @@ class Channel:
                 if ended:
                     await asyncio.wait(ended, timeout=grace)
             finally:
-                # Also when the close itself is cancelled: nobody would hold them any more.
+                # Also when the close itself is cancelled, because no other reference to them remains.
                 for waiting in ended:
                     waiting.cancel()
         for stream in self._streams:
@@ -163,7 +163,7 @@ class Channel:
         return server
 
     async def _travel(self, other: Host | None) -> None:
-        """From one end to the other, or until connecting is given up."""
+        """Waits for the delay to the other end, or until connecting is given up."""
         now_s = asyncio.get_running_loop().time()
         arrives_s = arrival_s(now_s + self.network.delay_s(), self.client, other)
         await asyncio.sleep(min(arrives_s - now_s, _CONNECT_TIMEOUT_S))
@@ -184,7 +184,7 @@ class _Pipe:
         self._filled.set()
 
     async def get(self) -> Any:
-        """Raises what was put as an error, and again when asked again."""
+        """The next message. Raises an error that was put, and again on each later call."""
         while not self._arrived:
             self._filled.clear()
             await self._filled.wait()
@@ -196,7 +196,7 @@ class _Pipe:
         return item
 
     def fail(self, error: Exception) -> None:
-        """Nothing that has not been read will be."""
+        """Unread messages are lost."""
         self._arrived.clear()
         self.put(error)
 
@@ -211,7 +211,7 @@ class Stream:
         self.broken = False
         self.ended = asyncio.Event()
         self.facts: dict[str, Any] = {}
-        """For whoever observes or tampers."""
+        """State of the `observe` and `tamper` hooks."""
         self._network = channel.network
         self._loop = asyncio.get_running_loop()
         self._to_server, self._to_client = _Pipe(), _Pipe()
@@ -219,7 +219,7 @@ class Stream:
         self._handler: asyncio.Task[Any] | None = None
         self.client.streams.append(self)
         self._early: deque[Any] = deque()
-        """Written before the connection stood."""
+        """Messages written before the connection was open."""
         self._opening = self.client.spawn(self._open(channel))
 
     # -- the client's end
@@ -233,7 +233,7 @@ class Stream:
         self._send(True, message)
 
     def cancel(self) -> bool:
-        """The client hangs up."""
+        """The client cancels the call."""
         if self.ended.is_set():
             return False
         self._to_client.fail(_error(grpc.StatusCode.CANCELLED, "hung up"))
@@ -242,7 +242,7 @@ class Stream:
         return True
 
     def inject(self, message: Any) -> None:
-        """To the client, as if the server had said it now."""
+        """Sends a message to the client as if it came from the server."""
         if not self.broken and not self.ended.is_set():
             self._forward(False, message)
 
@@ -281,7 +281,7 @@ class Stream:
             self._arrive(False, grpc.aio.EOF if error is None else error, closes=True)
 
     def break_off(self, why: str) -> None:
-        """The connection is gone; each end learns of it in its own time. Nothing under way arrives."""
+        """Breaks the connection: messages on their way are lost, and each end notices after its own delay."""
         if self.broken or self.ended.is_set():
             return
         self.broken = True
@@ -315,7 +315,7 @@ class Stream:
             self._early.append(message)
             return
         self._network.observe(self, to_server, message)
-        # Through bytes, as on a wire: neither end may keep a hand on what the other reads.
+        # Through bytes, as on a wire: the ends must not share a message object.
         self._arrive(to_server, message.SerializeToString())
 
     def _arrive(self, to_server: bool, item: Any, *, closes: bool = False) -> None:
@@ -335,14 +335,14 @@ class Stream:
         self._at(self._to_server if to_server else self._to_client, action)
 
     def _at(self, pipe: _Pipe, action: Callable[[], None]) -> None:
-        """After a delay, and never before what was sent before it."""
+        """Runs `action` after a delay, and after all earlier ones."""
         wanted_s = max(pipe.last_s, self._loop.time() + self._network.delay_s())
         pipe.last_s = arrival_s(wanted_s, self.client, self.server) + 1e-9
         self._loop.call_at(pipe.last_s, action)
 
 
 class ServerEnd:
-    """grpc.aio.ServicerContext as our servicers use it."""
+    """The part of grpc.aio.ServicerContext that our servicers use."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -358,12 +358,12 @@ class ServerEnd:
 
 
 def arrival_s(at_s: float, *ends: Host | None) -> float:
-    """When something due at `at_s` gets through between two hosts, one of which may be silent."""
+    """When a message due at `at_s` arrives between hosts that may be silent."""
     return max([at_s, *(end.silent_until_s + 1e-6 for end in ends if end is not None and end.silent_until_s > at_s)])
 
 
 class _Requests:
-    """Not a generator: one that is left behind ends when the collector finds it, and no run could be repeated."""
+    """Not a generator: an abandoned one ends when the collector finds it, so runs would not be repeatable."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe

@@ -1,7 +1,7 @@
-"""Faults planted in the shipped code, each of which a simulation has to find: else finding nothing would mean nothing.
+"""Faults planted in the shipped code, each of which the simulation must find; otherwise its passing has no meaning.
 
-What only costs time is not among them: a draft that is misplaced, stale or invented changes no text, whoever lets it
-through, because the target judges it. That is the design, and `hostility` shows it.
+Faults that only cost time are not among them: a misplaced, stale or invented draft changes no text, because the target
+verifies it. `hostility` shows this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Planted(Enum):
 
 @contextmanager
 def planted(fault: Planted) -> Iterator[None]:
-    """The shipped code has this fault within the block."""
+    """Plants the fault in the shipped code for the block."""
     owner, name, make = _FAULTS[fault]
     shipped = owner.__dict__[name]
     setattr(owner, name, make(shipped))

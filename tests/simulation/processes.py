@@ -39,7 +39,7 @@ _SALT_KEY = b"simulation"
 
 
 class Process(ABC):
-    """One incarnation of one place in the fleet."""
+    """One process at one place of the fleet; a restart is a new Process."""
 
     def __init__(self, name: str, address: str, network: Network) -> None:
         self.host = Host(name)
@@ -47,22 +47,22 @@ class Process(ABC):
         self.network = network
         self.draining = False
         self.troubled_until_s = asyncio.get_running_loop().time()
-        """Until then something was done to it that a request may have suffered from."""
+        """End of the last fault that may have affected its requests."""
 
     def trouble(self, until_s: float) -> None:
         self.troubled_until_s = max(self.troubled_until_s, until_s)
 
     def well_for_s(self, now_s: float) -> float:
-        """How long it has been as it should be; 0 when it is not."""
+        """Seconds since its last fault ended; 0 while it is not well."""
         return now_s - self.troubled_until_s if self.host.alive and not self.draining else 0.0
 
     async def kill(self) -> None:
-        """At once, as kill -9 does."""
+        """Ends it at once, like kill -9."""
         self.network.kill(self.host)
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """What it still holds although no request is under way."""
+        """Resources that it still holds although no request runs."""
 
 
 class Worker(Process):
@@ -75,7 +75,7 @@ class Worker(Process):
         self._steps: VirtualSteps
 
     def stall(self, until_s: float) -> None:
-        """The engine stands still; the process answers."""
+        """Stops the engine; the process still answers."""
         self.machine.stalled_until_s = until_s
 
     @abstractmethod
@@ -162,7 +162,7 @@ class DraftProcess(Worker):
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
     ) -> None:
         super().__init__(name, address, network, plan)
-        # Where it errs, the truth comes second: that is what siblings are for.
+        # Where the draft is wrong, its second choice is right, so that siblings matter.
         self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
         self.drafter = self._drafter(plan)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
@@ -213,7 +213,7 @@ class DraftProcess(Worker):
 
 
 class _Timed(NgramDrafter):
-    """Prompt lookup that takes time, as everything does: without an engine nothing else would say how much."""
+    """Prompt lookup with a duration, which otherwise only an engine would have."""
 
     def __init__(self, shipped: NgramDrafter, machine: Machine) -> None:
         super().__init__(shipped.info.vocab_size, shipped.info.max_context_len, shipped._config)

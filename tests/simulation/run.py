@@ -1,4 +1,4 @@
-"""One schedule, run from its first request until all is still, and judged."""
+"""Runs one schedule from its first request until nothing happens any more, and checks the outcome."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tests.simulation.world import World
 
 Print = Callable[[str], None]
 
-# No request may take longer: deadlines are 60 s.
+# Longest duration of a request: deadlines are 60 s.
 _PATIENCE_S = 120.0
-# After the last request: the way of a close, one step, and a link that comes back.
+# After the last request: time for a close to arrive, one step, and a reconnection.
 _SETTLE_S = 1.2
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one schedule."""
+    """The outcome of one schedule."""
 
     seed: int
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    """What the run went through, by name."""
+    """Number of events in the run, by name."""
     virtual_s: float = 0.0
 
 
 def run_schedule(schedule: Schedule, trace: Print | None = None) -> Outcome:
-    """Runs it in virtual time. `trace` takes the log of all that happens, one line each."""
+    """Runs it in virtual time. `trace` receives a log line for each event."""
     outcome = Outcome(schedule.seed)
     loop = VirtualLoop()
     started_s = loop.time()
@@ -75,7 +75,7 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
         await asyncio.sleep(_SETTLE_S)
         outcome.violations += leftovers(world)
         if not outcome.violations:
-            # A router that has lost the metadata store may believe what it read there last until then.
+            # A router that has lost the metadata store may use its last reports for this long.
             await asyncio.sleep(BELIEVED_S)
             answers.append(await _last(world, clients))
             await asyncio.sleep(_SETTLE_S / 2)
@@ -89,7 +89,7 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
 
 
 async def _last(world: World, clients: Clients) -> Answer:
-    """When all is well again, a request has to be answered: whatever happened, nothing is worn out."""
+    """Sends one more request after all faults are over, which must be answered."""
     plan = RequestPlan(
         number=len(world.schedule.requests),
         at_s=0.0,
@@ -127,8 +127,8 @@ def _count(outcome: Outcome, world: World, answers: list[Answer]) -> None:
 
 @contextmanager
 def _repeatable(seed: int) -> Iterator[None]:
-    """What production draws from the common generator (jitter, ties between workers) is drawn from the seed, and so are
-    the requests' ids, by which a tenant's requests are divided between drafts."""
+    """Seeds the common random generator, which production uses for jitter and ties between workers, and the request
+    ids, which divide a tenant's requests between drafts."""
     state, ids = random.getstate(), random.Random(f"ids {seed}")
     random.seed(f"production {seed}")
     try:
@@ -144,7 +144,7 @@ class _Errors(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Planted faults are logged too, as they should be.
+        # Planted faults are expected in the log.
         planted = "StepFailed" in (text := self.format(record))
         if not planted:
             self.lines.append(text)
@@ -152,7 +152,7 @@ class _Errors(logging.Handler):
 
 @contextmanager
 def _errors_logged() -> Iterator[list[str]]:
-    """Collects what is logged as an error: a fault that some handler took, and that nobody meant to happen."""
+    """Collects logged errors: unexpected faults that a handler caught."""
     handler = _Errors()
     loggers = [logging.getLogger(name) for name in ("outrider", "outrider_controller")]
     before = [(logger.level, logger.propagate) for logger in loggers]

@@ -1,4 +1,4 @@
-"""What happens in one run, drawn from a seed. Pure: equal seeds give equal schedules."""
+"""The schedule of one run, drawn from a seed. Pure: equal seeds give equal schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.hash_model import VOCAB_SIZE
 
 
 class Kind(Enum):
-    """What befalls a process, or the way to it."""
+    """The kind of a fault of a process or its network."""
 
     KILL = "dies, and comes back as a new one"
     BREAK = "loses its streams"
@@ -58,7 +58,7 @@ class RequestPlan:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """One place in the fleet; whoever fills it after a death is like it."""
+    """One place in the fleet; a process that replaces a dead one has the same plan."""
 
     step_s: float
     token_s: float
@@ -69,7 +69,7 @@ class WorkerPlan:
     accuracy: float = 1.0
     drafter: str = ""
     hostile: float = 0.0
-    """Share of its messages that are lost, repeated, held back or made up."""
+    """Share of its messages that are lost, repeated, delayed or forged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def _request(rng: random.Random, number: int, shared: tuple[int, ...]) -> Reques
     prompt = _tokens(rng, rng.randint(1, 12))
     if rng.random() < 0.5:
         prompt = (*shared, *prompt)
-    # Coupled where there is a seed. Without one the mode is the router's to choose, and one token alone is likely
-    # enough to be drawn: then every mode has one right answer.
+    # Coupled with a seed. Without one the router chooses the mode, and only one token can be drawn ("top"), so that all
+    # modes have the same right answer.
     style = rng.choice(("greedy", "greedy", "top", "coupled"))
     cancelled = rng.random()
     return RequestPlan(
@@ -131,7 +131,7 @@ def _request(rng: random.Random, number: int, shared: tuple[int, ...]) -> Reques
         at_s=rng.choice((0.0, 0.0, rng.uniform(0, 0.5))),
         prompt=prompt,
         max_tokens=rng.choice((1, 2, 8, 16, 28, 28, 28)),
-        # Exact in 32 bits, as it travels.
+        # Exact in 32 bits, as in the message.
         temperature=0.0 if style == "greedy" else 1.5,
         top_k=1 if style == "top" else 0,
         seed=rng.getrandbits(32) if style == "coupled" else None,
@@ -148,7 +148,7 @@ def _target(rng: random.Random) -> WorkerPlan:
     return WorkerPlan(
         step_s=rng.choice((0.01, 0.02, 0.05)),
         token_s=0.0001,
-        # The longest request needs 14 blocks. With few more, sequences lose their places to others.
+        # The longest request needs 14 blocks. With few more, sequences are preempted.
         num_blocks=rng.choice((14, 14, 20, 60)),
         max_sequences=rng.choice((2, 16, 16)),
         max_batch_tokens=rng.choice((16, 64)),

@@ -1,4 +1,4 @@
-"""The metadata store as routers see it: leases that expire, a prefix index, and outages."""
+"""A simulated metadata store: leases that expire, a prefix index, and outages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Lease:
 
 
 class SimulatedStore:
-    """Implements what the router's pools and notices ask of the metadata store."""
+    """Implements the parts of the metadata store that routers and workers use."""
 
     def __init__(self) -> None:
         self.away_until_s = 0.0
@@ -67,7 +67,7 @@ class SimulatedStore:
         return {worker_id: count for worker_id, count in found.items() if count}
 
     async def emit(self, kind: str, fields: Mapping[str, str | int | float | bool]) -> None:
-        """Events are for people."""
+        """Events are dropped: only people read them."""
 
     def _expire(self) -> None:
         now_s = self._loop.time()

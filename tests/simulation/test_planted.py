@@ -1,4 +1,4 @@
-"""Finding nothing means something only if faults are found: each of these, planted in the shipped code, has to be."""
+"""The simulation must find each fault that is planted in the shipped code."""
 
 from __future__ import annotations
 

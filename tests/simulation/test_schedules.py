@@ -1,8 +1,8 @@
 """Random schedules of the whole protocol in virtual time.
 
-A failure names the seed: `python -m tests.simulation --seed S --schedules 1 --trace` shows all that happened in it. The
-seeds are the same every day, so that what fails fails for everybody, with the change that broke it. Others are for
-`python -m tests.simulation --seed N`.
+A failure names the seed: `python -m tests.simulation --seed S --schedules 1 --trace` shows its events. The seeds are
+always the same, so that a failure appears for everyone, with the change that caused it. `python -m tests.simulation
+--seed N` runs others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
     outcomes = run_seeds(seeds)
     assert {outcome.seed: outcome.violations for outcome in outcomes if outcome.violations} == {}
     assert [outcome.seed for outcome in outcomes] == list(seeds)
-    # Schedules in which nothing happens would break nothing either.
+    # Schedules without faults would pass without testing anything.
     counts = sum((outcome.counts for outcome in outcomes), Counter())
     assert counts["accepted"] and counts["end: length"] and counts["openings with committed tokens"]
 

@@ -1,4 +1,4 @@
-"""What must hold of every run, whatever befell it. Returns what does not, in words."""
+"""The conditions that every run must meet, with any faults. Returns the violations as text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from tests.simulation.schedule import Kind, Role
 from tests.simulation.witness import key_of
 from tests.simulation.world import WAIT_FOR_TARGET_S, World
 
-# Longest until a worker that is well again has its link and its lease back.
+# Longest time until a recovered worker has its link and its lease again.
 _RETURN_S = 3.0
 _FOR_EVER_S = 30.0
 _BREAKS = (Kind.KILL, Kind.BREAK, Kind.CUT_OFF, Kind.STALL, Kind.DRAIN, Kind.REPLAY)
-# Connections that one request may lose by what befalls one process. Where a router's own network fails, it may go from
-# one target to the next before it sees that both are gone.
+# Connections that one request may lose through one fault. When a router's own network fails, a request may move from
+# one target to the next before the router notices that both are unreachable.
 _LOST = {Role.TARGET: 1, Role.ROUTER: 2, Role.DRAFT: 0}
 
 
 def answer_problems(world: World, answer: Answer) -> list[str]:
-    """What is wrong with what one client got."""
+    """The violations in one client's answer."""
     plan = answer.plan
     whole, finish = _right_answer(world, answer)
     problems = []
@@ -49,12 +49,12 @@ def _right_answer(world: World, answer: Answer) -> tuple[list[int], str]:
 
 
 def _excused(world: World, answer: Answer) -> bool:
-    """Whether what befell the workers, or what was asked for, explains this error."""
+    """Whether the faults, or the request itself, explain this error."""
     error, plan = answer.error, answer.plan
     assert error is not None
     match error.reason:
         case "DEADLINE_EXCEEDED":
-            # Nothing that befalls anyone here lasts half a minute: who waits so long, waits for ever.
+            # No fault lasts half a minute: a request that waits so long would wait forever.
             return answer.ended_s - answer.started_s >= plan.timeout_s - 0.01 and plan.timeout_s < _FOR_EVER_S
         case "OVERLOADED" | "QUEUE_TIMEOUT":
             return not answer.token_ids and _may_be_full(world)
@@ -72,14 +72,14 @@ def _may_be_full(world: World) -> bool:
     schedule = world.schedule
     places = min(plan.max_sequences for plan in schedule.targets)
     tokens = min(plan.num_blocks for plan in schedule.targets) * schedule.block_size
-    # The last request, which is asked when all is well again, is alone.
+    # Without the last request, which is sent alone after all faults.
     needed = sum(len(plan.prompt) + plan.max_tokens for plan in schedule.requests)
     return len(schedule.requests) > places or needed > tokens
 
 
 def _well(world: World, role: Role, answer: Answer, for_s: float) -> bool:
-    """Whether some process of this kind was as it should be for so long before the request ended."""
-    # Between two lives of one place nobody is there; whoever is there now has been well since it started.
+    """Whether some process of this role was well for `for_s` before the request ended."""
+    # A place is empty between two processes; the present one has been well since it started.
     return any(_well_at(process, answer.ended_s) >= for_s for process in world.processes(role))
 
 
@@ -88,7 +88,7 @@ def _well_at(process: Process, at_s: float) -> float:
 
 
 def _too_much(world: World, answer: Answer) -> bool:
-    """Whether so much befell its targets that the request may be taken for the cause."""
+    """Whether so many faults hit its targets that the router may take the request for the cause."""
     felt = [
         fault for at_s, fault in world.befell if answer.started_s - fault.for_s - _RETURN_S <= at_s <= answer.ended_s
     ]
@@ -99,7 +99,7 @@ def _too_much(world: World, answer: Answer) -> bool:
 
 
 def leftovers(world: World) -> list[str]:
-    """What anyone still holds although no request is under way."""
+    """Resources that any process still holds although no request runs."""
     return [
         f"{process.host.name}: {leftover}"
         for process in world.places.values()

@@ -1,6 +1,6 @@
-"""An event loop whose clock jumps to the next timer: hours pass in milliseconds, and a run can be repeated exactly.
+"""An event loop whose clock jumps to the next timer: hours take milliseconds, and a run can be repeated exactly.
 
-Nothing may wait for the outside: no sockets, no threads, no subprocesses.
+Nothing may wait for external events: no sockets, no threads, no subprocesses.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _MAX_TURNS_AT_ONE_TIME = 50_000
 
 
 class Deadlock(RuntimeError):
-    """Everybody waits, and nothing will ever happen."""
+    """All tasks wait, and no timer is set."""
 
 
 class Livelock(RuntimeError):
-    """Somebody is always busy, and time stands still."""
+    """Tasks run without end while time stands still."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Sleeping costs nothing. Collects what asyncio would only log: exceptions that nobody took."""
+    """Sleeping takes no real time. Collects unhandled exceptions, which asyncio would only log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def select(self, timeout: float | None) -> list[Any]:
-        """The selector's part: instead of waiting for sockets, moves the clock."""
+        """Moves the clock where a selector would wait for sockets."""
         if timeout is None:
             raise Deadlock("nothing is left that could happen")
         if timeout > 0:

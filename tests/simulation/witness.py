@@ -1,5 +1,5 @@
-"""Watches every message: is what is committed the target's text, does every position come once, does anyone go on after
-the end? Also keeps the past, so that it can be heard again.
+"""Checks every message: commits are the target's text, each position comes once, and nothing follows the end. Also
+keeps past messages, so that they can be sent again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.simulation.schedule import RequestPlan
 ROUTE_PATH = "/outrider.rpc.v1.RouterService/RouteMany"
 _DRAWN = re.compile(r'(request_id:) "[0-9a-f]{32}"|(?<= )(seed:) \d{12,}')
 Key = tuple[tuple[int, ...], float, int, int]
-"""Prompt, temperature, top_k, seed: what the text depends on."""
+"""Prompt, temperature, top_k, seed: these determine the text."""
 
 
 class Texts:
-    """What the model says to each request, as far as anyone has asked."""
+    """The model's text for each request, computed as far as it was needed."""
 
     def __init__(self, requests: Sequence[RequestPlan]) -> None:
         self._texts: dict[Key, list[int]] = {key_of(request): [] for request in requests}
@@ -34,14 +34,14 @@ class Texts:
         self._texts[key_of(request)] = []
 
     def text(self, key: Key, count: int) -> list[int] | None:
-        """Its first `count` tokens; None for what nobody asked."""
+        """Its first `count` tokens; None for an unknown request."""
         known = self._texts.get(key)
         if known is None:
             return None
         if len(known) < count:
             prompt, temperature, top_k, seed = key
             params = SamplingParams(temperature=temperature, top_k=top_k, seed=seed)
-            # Where one token alone may be drawn, all modes choose as greedy does.
+            # With top_k 1 all modes choose the greedy token.
             mode = VerificationMode.COUPLED if temperature and top_k != 1 else VerificationMode.GREEDY
             known += hash_model.text((*prompt, *known), count - len(known), params, mode)
         return known[:count]
@@ -60,8 +60,8 @@ class Witness:
     """The network's `observe` hook."""
 
     def __init__(self, texts: Texts, note: Callable[[str], None] | None, close_within_s: float | None) -> None:
-        """`close_within_s`: a target says nothing of a request so long after its router heard that the client is gone.
-        None where something may hold that up."""
+        """`close_within_s`: longest time after a client left for which its target may still send commits. None where a
+        fault may delay the close."""
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self._texts = texts
@@ -85,7 +85,7 @@ class Witness:
             past.append((stream, message.SerializeToString(), type(message)))
 
     def past(self, place: str, path: str, now: Stream) -> list[Any]:
-        """What was said from that place on earlier streams."""
+        """Messages from `place` on earlier streams."""
         said = self._past.get((place, path), ())
         return [kind.FromString(data) for stream, data, kind in said if stream.broken and stream is not now]
 
@@ -176,7 +176,7 @@ class Witness:
 
 
 def _finish(token_ids: Sequence[int], num_output: int, stopping: sequence.Stopping) -> int:
-    """The reason that a commit of these tokens has to give, which make the output `num_output` long."""
+    """The finish reason of a commit of these tokens, after which the output has `num_output` tokens."""
     stops = set(stopping.stop_token_ids)
     if stops.intersection(token_ids):
         return sequence.FINISH_REASON_STOP if not stops.intersection(token_ids[:-1]) else -1
@@ -186,6 +186,6 @@ def _finish(token_ids: Sequence[int], num_output: int, stopping: sequence.Stoppi
 def _line(stream: Stream, to_server: bool, message: Any) -> str:
     server = stream.server.name if stream.server else "?"
     ends = (stream.client.name, server) if to_server else (server, stream.client.name)
-    # Labels and seeds that are drawn anew in every run decide nothing here, and would make no two logs equal.
+    # Random labels and seeds have no effect here, and would make every log different.
     body = _DRAWN.sub("(drawn)", " ".join(str(message).split()))
     return f"{ends[0]} → {ends[1]}: {body}"

@@ -1,4 +1,4 @@
-"""One run's world: hosts, network, store, processes, and what befalls them."""
+"""One run's world: hosts, network, store, processes and faults."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Note = Callable[[str], None]
 WAIT_FOR_TARGET_S = 4.0
 WAIT_FOR_RESTART_S = 8.0
 _DRAIN_FLUSH_S = 0.2
-# Steps of a worker that one fault may have fail.
+# Most steps of a worker that one fault makes fail.
 _MAX_FAILURES = 4
 
 
 class World:
-    """`async with` it: all that was started ends with the block."""
+    """Use with `async with`: everything that was started ends with the block."""
 
     def __init__(self, schedule: Schedule, note: Note | None) -> None:
         self.schedule = schedule
@@ -81,14 +81,14 @@ class World:
             self._note(line)
 
     async def addresses(self) -> list[str]:
-        """Of routers with a lease: the gateway's RouterSource."""
+        """Addresses of the routers with a lease: the gateway's RouterSource."""
         known = [p for p in (*self.gone, *self.places.values()) if isinstance(p, RouterProcess) and not p.draining]
         return [p.address for p in known if p.host.alive or self.now_s - p.troubled_until_s < LEASE_TTL_S]
 
     async def faults_over(self) -> None:
-        """Returns once all that was to befall has, it is over, and every place is filled again."""
+        """Returns when all faults have happened and ended, and every place is filled again."""
         await asyncio.gather(*self._troubles)
-        # Who died while it was cut off is not known to be dead before that ends.
+        # The death of a process that was cut off is noticed only after the cut.
         troubled = (*self.gone, *self.places.values())
         await asyncio.sleep(max(0.0, *(process.troubled_until_s - self.now_s for process in troubled)))
         for process in self.places.values():
@@ -126,7 +126,7 @@ class World:
         await asyncio.sleep(after_s)
         await self._start(role, index)
 
-    # -- what befalls them
+    # -- faults
 
     async def _befall(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at_s)
@@ -183,7 +183,7 @@ class World:
                 self.witness.replaying = False
 
     def _hostile_share(self, stream: Stream) -> float:
-        # Named, not asked: a stream may be used before its server is found.
+        # By address, not from the server: a stream may be used before its server is found.
         for (role, _), process in self.places.items():
             if role is Role.DRAFT and isinstance(process, Worker) and process.host is stream.server:
                 return process.plan.hostile
@@ -191,11 +191,11 @@ class World:
 
 
 def _close_within_s(schedule: Schedule) -> float | None:
-    """From the gateway's word to the target's silence: two ways there, one back, and the steps under way."""
+    """Time from the gateway's cancel to the target's last commit: two delays there, one back, and the running steps."""
     if any(fault.kind in (Kind.CUT_OFF, Kind.STALL) for fault in schedule.faults):
         return None
     longest_step_s = max(plan.step_s + plan.token_s * plan.max_batch_tokens for plan in schedule.targets)
-    # What fails is run again in two halves.
+    # A failed step is run again in two halves.
     failures = sum(_MAX_FAILURES for f in schedule.faults if f.kind is Kind.FAIL and f.role is Role.TARGET)
     longest_step_s *= 1 + 2 * failures
     return 3 * schedule.delay_s[1] + 3 * longest_step_s
