@@ -1,6 +1,6 @@
 """The engine that target and draft share: paged KV cache, ragged batches, rewind.
 
-Knows one model and its sequences; not the network, not verification, not what a token is for.
+Knows one model and its sequences; not the network, not verification, not whether tokens are drafted or committed.
 """
 
 import outrider.engine._quiet  # noqa: F401

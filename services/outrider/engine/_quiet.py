@@ -1,4 +1,4 @@
-"""Imported before transformers, which imports torchao where it is installed, which tells at length what it lacks."""
+"""Imported before transformers, which imports torchao if it is installed, which logs at length what it lacks."""
 
 import logging
 

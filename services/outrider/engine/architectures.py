@@ -1,6 +1,6 @@
-"""What the engine can serve, and why not: decoders that generate from keys and values alone, with all of their weights.
+"""Checks whether the engine can serve a model: decoders whose only state is keys and values, with all weights present.
 
-Looks at transformers' configs, classes and reports; reads no files.
+Inspects transformers' configs, classes and reports; reads no files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MAX_NAMED = 5
 
 
 def architecture_problem(config: Any) -> str | None:
-    """Why no engine runs a model of this config, told before any weight is read; None when there is no reason."""
+    """Why no engine runs a model of this config, before any weight is read; None when there is no reason."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if config.is_encoder_decoder:
@@ -42,7 +42,7 @@ def model_problem(model: nn.Module) -> str | None:
 
 
 def tensors_problem(report: Mapping[str, Any]) -> str | None:
-    """What transformers' loading report says of tensors that are not the architecture's; None when all fit."""
+    """The problem that transformers' loading report shows with missing or foreign tensors; None when all fit."""
     misshapen = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
     found = (
         _named("missing", report["missing_keys"]),

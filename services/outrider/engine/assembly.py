@@ -1,4 +1,4 @@
-"""From a loaded model to an Engine: the decoder's execution, attention, the KV cache, graphs. Reads no files."""
+"""Makes an Engine from a loaded model: the decoder's execution, attention, the KV cache, graphs. Reads no files."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def assemble(
     token_map: Tensor | None = None,
     group: Group | None = None,
 ) -> Engine:
-    """An engine around a model that lies on config.device already; takes its weights over.
+    """An engine around a model that is on config.device already; takes over its weights.
 
-    With a group, around one rank's share of a model; returns on rank 0 when all have theirs.
+    With a group, around one rank's share of a model; on rank 0 it returns when all ranks have theirs.
 
-    Raises CheckpointError when the attention or the execution that is asked for cannot run here.
+    Raises CheckpointError when the configured attention or execution cannot run here.
     """
     model.eval().requires_grad_(False)
     quantize(model, config.quantization)
@@ -65,7 +65,7 @@ def assemble(
 
 
 def kv_shape(settings: Any, shards: int = 1) -> tuple[int, int]:
-    """Key heads of one of `shards` ranks, and their width."""
+    """Number of key heads of one of `shards` ranks, and their width."""
     heads = settings.num_attention_heads
     kv_heads = getattr(settings, "num_key_value_heads", None) or heads
     return kv_heads // shards, getattr(settings, "head_dim", None) or settings.hidden_size // heads
@@ -81,7 +81,7 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
 
 
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
-    """The first that can run the model, or the one that is asked for."""
+    """The first execution that can run the model, or the configured one."""
     wanted = config.execution
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
         kernels = cpu.load_kernels(config.native_variant)
@@ -102,7 +102,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shard
 def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int, shards: int) -> KVCache:
     kv_heads, head_dim = kv_shape(settings, shards)
     device = torch.device(config.device)
-    # One block more on a GPU: padding tokens of recorded steps are written to it, and nobody reads it.
+    # One block more on a GPU: padding tokens of recorded steps are written to it, and nothing reads it.
     blocks = num_blocks + 1 if device.type == "cuda" else num_blocks
     return KVCache.allocate(
         layers=settings.num_hidden_layers,
@@ -131,7 +131,7 @@ def _graphs(
         try:
             graphs.capture_all()
         except RuntimeError as error:
-            # Code that looks at a number on its way, as rotary tables that grow with the context do, waits for it.
+            # Code that reads a value on the host synchronises, for example rotary tables that grow with the context.
             message = f"this model's steps cannot be recorded, turn it off: {error}"
             raise CheckpointError("cuda_graphs", message) from error
     return graphs

@@ -1,6 +1,6 @@
 """The pool of KV blocks: reference counts, sharing by hash, least-recently-used eviction.
 
-Knows block ids and hashes; not what lies in a block.
+Knows block ids and hashes; not the contents of blocks.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from outrider.engine.sequence import OutOfBlocks
 
 
 class PrefixChanges(NamedTuple):
-    """Hashes that became findable, or ceased to be, since the last look."""
+    """Hashes that became findable, and those that ceased to be, since the last call."""
 
     added: list[bytes]
     removed: list[bytes]
 
 
 class BlockPool:
-    """Hands out blocks. One is free, held by one or more sequences, or cached: held by nobody, findable by hash."""
+    """Allocates blocks. A block is free, held by one or more sequences, or cached: not held, but findable by hash."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
-        """Cached blocks whose contents were given up for new ones, since the start."""
+        """Cached blocks evicted for new contents, since the start."""
         self._references = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        # A set ordered by insertion: ids leave in the order they were freed, so runs stay together.
+        # An ordered set: ids are reused in the order in which they were freed, so consecutive runs stay together.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._changes = PrefixChanges([], [])
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out, those of evictable prefixes included."""
+        """Blocks that can be allocated, including those of evictable prefixes."""
         return len(self._free) + len(self._cached)
 
     def allocate(self, count: int, *, after: int | None = None) -> list[int]:
-        """Hands out `count` blocks, each with one reference, or raises OutOfBlocks and hands out none.
+        """Allocates `count` blocks, each with one reference, or raises OutOfBlocks and allocates none.
 
         Prefers the ids that follow `after`: a sequence in consecutive blocks is read without a gather.
         """
@@ -98,7 +98,7 @@ class BlockPool:
                     self._free[block] = None
 
     def forget(self, blocks: list[int]) -> list[int]:
-        """Of these held blocks, those that one sequence alone holds; nobody finds them from now on."""
+        """Unpublishes those of these held blocks that only one sequence holds, and returns them."""
         alone = [block for block in blocks if self._references[block] == 1]
         for block in alone:
             if block in self._hash_of:
@@ -106,7 +106,7 @@ class BlockPool:
         return alone
 
     def is_shared(self, block: int) -> bool:
-        """Whether writing to the block would be seen by others, now or later."""
+        """Whether a write to the block could reach other sequences, now or later."""
         return self._references[block] > 1 or block in self._hash_of
 
     def take_changes(self) -> PrefixChanges:

@@ -1,4 +1,4 @@
-"""The shapes of a step that graphs are made for. Pure."""
+"""The step shapes for which graphs are captured. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 DRAFT_TIERS = (0, 1, 2, 3, 5, 7)
-"""Drafted tokens a row: what policy chooses among. Other counts run in the next larger bucket."""
+"""Drafted tokens per row that the policy chooses from. Other counts run in the next larger bucket."""
 
 MIN_TOKENS = 16
-"""Buckets are multiples of this many tokens. It is the tensor cores' smallest tile, so one token costs what sixteen
-do; and as products of one shape sum in one order, one sequence's tokens get the same bits verified or decoded."""
+"""Buckets are multiples of this many tokens, the smallest tile of tensor cores: one token costs as much as sixteen. And
+as products of one shape sum in one order, a token's logits get the same bits whether verified or decoded."""
 
 
 class Bucket(NamedTuple):
@@ -22,7 +22,7 @@ class Bucket(NamedTuple):
 
 
 def make_buckets(max_rows: int, max_tokens: int, min_tokens: int = MIN_TOKENS) -> tuple[Bucket, ...]:
-    """Of every tier and every power of two of rows up to max_rows, as far as they fit max_tokens; ascending."""
+    """One bucket for every tier and every power of two of rows up to max_rows that fits max_tokens; ascending."""
     if max_rows < 1 or min_tokens < 1:
         raise ValueError("max_rows and min_tokens: must be at least 1")
     found = set()

@@ -1,7 +1,7 @@
-"""Reads what a checkpoint says of itself, and refuses what is not plain weights.
+"""Reads the metadata of checkpoints, and refuses all but plain weights.
 
-A checkpoint is a directory with config.json, tokenizer.json and *.safetensors. Pickled weights run code when they are
-read, so they are refused wherever they lie.
+A checkpoint is a directory with config.json, tokenizer.json and *.safetensors. Pickled weights can execute code when
+they are read, so they are always refused.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def tokenizer_fingerprint(path: Path) -> str:
 
 
 def weights_revision(path: Path, quantization: str = "none") -> str:
-    """A hash of config and weights, with the quantization if there is one: it makes another model of them."""
+    """A hash of config and weights, and of the quantization if there is one, as that makes another model."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         digest.update(file_digest(file))
@@ -79,7 +79,7 @@ def weights_revision(path: Path, quantization: str = "none") -> str:
 
 
 def eos_token_ids(path: Path) -> tuple[int, ...]:
-    """Tokens at which the model was taught to end, from generation_config.json, else config.json."""
+    """The model's end tokens, from generation_config.json, else config.json."""
     for name in ("generation_config.json", "config.json"):
         file = path / name
         if file.is_file():

@@ -1,4 +1,4 @@
-"""What an engine is told at start."""
+"""The options of an engine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Runs any transformers decoder over the paged cache, through transformers' own attention interface.
 
-The model's code stays transformers'; only its attention is ours, so every decoder that uses the interface works.
+Only the attention is replaced; all other code of the model is transformers'. So every decoder that uses the interface
+works.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ ATTENTION_NAME = "outrider"
 
 
 class Decoder(Protocol):
-    """A model as the engine runs it."""
+    """A model in the form that the engine runs."""
 
     execution: str
-    """What computes it. Two decoders of one model, dtype and execution give the same bits."""
+    """Name of the implementation. Two decoders of one model, dtype and execution give the same bits."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """token_ids, positions [tokens] and the rows that are wanted.
+        """token_ids, positions [tokens]; rows: indices of the tokens whose logits are wanted.
 
-        Returns float32 logits [len(rows), vocab] and what the head saw, [len(rows), width] in the model's dtype.
+        Returns float32 logits [len(rows), vocab] and the head's inputs, [len(rows), width] in the model's dtype.
         """
         ...
 
 
-# What the attention of every layer needs to know of the running step.
+# The current step, for the attention of every layer.
 _batch: ContextVar[Batch] = ContextVar("outrider_batch")
 
 
@@ -56,7 +57,7 @@ def _attend(
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
-# No mask function goes with the name, so transformers builds no mask: the paged cache knows what each row may see, and
+# No mask function is registered under the name, so transformers builds no mask. The paged cache has its own, and
 # building one would wait for the device in every step.
 AttentionInterface.register(ATTENTION_NAME, _attend)
 
@@ -69,7 +70,7 @@ class TransformersDecoder:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._head_input = torch.empty(0)
-        # The head's input is seen on its way in: asking for all hidden states would keep every layer's alive.
+        # A hook keeps the head's input: requesting all hidden states would keep those of every layer alive.
         model.get_output_embeddings().register_forward_pre_hook(self._see_head_input)  # type: ignore[operator]
 
     def _see_head_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,7 @@
-"""What a file holds, as a hash that is reckoned once: reading the weights of a large model twice would cost minutes.
+"""Hashes of file contents, each computed once: reading the weights of a large model twice would cost minutes.
 
-A file counts as the same while its path, size, time of change and inode are. The hashes lie in the user's cache, where
-nobody else may write: who could would decide which weights pass for which.
+A file counts as unchanged while its path, size, modification time and inode are equal. The hashes are kept in the
+user's cache, where no other user may write: a forged hash would pass one set of weights off as another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.user_cache import cache_directory, private_directory
 log = logging.getLogger(__name__)
 
 _SMALL = 1 << 20
-"""Bytes: smaller files are read as quickly as their hash is found."""
+"""In bytes. Hashing a smaller file is as fast as looking up its hash."""
 
 
 def file_digest(file: Path) -> bytes:

@@ -1,8 +1,8 @@
-"""The form in which we ship a draft: what differs from its target, in eight bits.
+"""The checkpoint format of a distilled draft: only what differs from its target, in 8 bits.
 
-A draft shares its target's embedding, so its file holds only its own layers (int8, one scale per output row), its
-norms, and the list of tokens its head covers; embedding and head rows are read from the target's checkpoint.
-config.json is a Llama's, with `outrider_draft` naming the target it belongs to.
+A draft shares its target's embedding. Its file holds its own layers (int8, one scale per output row), its norms, and
+the list of tokens that its head covers; embedding and head rows are read from the target's checkpoint. config.json is a
+Llama's, and its `outrider_draft` names the target.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def save_draft_model(
 
 
 def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -> tuple[LlamaForCausalLM, Tensor]:
-    """The model with its reduced head, and token_map [head rows]: the full id of each.
+    """The model with its reduced head, and token_map [head rows]: the token id of each row.
 
-    in_int8: leaves the layers as they are stored, and quantizes the head, for kernels that take such weights.
+    in_int8: keeps the layers in int8 and quantizes the head, for kernels that take such weights.
     """
     settings = checkpoints.read_config(path)
     about = settings.pop("outrider_draft")
@@ -107,7 +107,7 @@ def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:
 
 
 def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:
-    """A Llama on the target's embedding [vocab, width], its head the rows of it that `token_map` names."""
+    """A Llama on the target's embedding [vocab, width]. Its head consists of the rows that `token_map` names."""
     from outrider.engine.decoder import ATTENTION_NAME
 
     config.tie_word_embeddings = False

@@ -1,7 +1,7 @@
 """The engine: sequences in, logits out. Owned by one thread.
 
-It keeps keys and values for the tokens it is given and nothing else: which of them are true, and what comes next,
-is the caller's to say. Rewinding is lowering a length.
+It keeps keys and values for the tokens it is given, and nothing else: the caller decides which tokens are committed and
+which come next. A rewind only lowers a length.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a caller may need to know of the loaded model."""
+    """Properties of the loaded model."""
 
     vocab_size: int
     """Token ids are below this. Logits may cover fewer tokens: see Engine.token_map."""
@@ -41,7 +41,7 @@ class ModelInfo:
     dtype: str
     device: str
     execution: str
-    """What computes a step, as in Decoder: another one rounds otherwise, and may continue a text otherwise."""
+    """Implementation of a step, as in Decoder. Another one rounds differently, and may continue a text differently."""
     eos_token_ids: tuple[int, ...]
 
 
@@ -51,11 +51,11 @@ class Row:
 
     sequence: EngineSequence
     token_ids: Sequence[int]
-    """Run at the positions from sequence.cached_len on. At least one."""
+    """Tokens to run, at the positions from sequence.cached_len on. At least one."""
     num_logits: int
-    """Logits are returned for the last this many of them; 0 in the middle of a prefill."""
+    """Logits are returned for this many of the last tokens; 0 in the middle of a prefill."""
     siblings: Sequence[Sibling] = ()
-    """Run beside the tokens; logits for each follow those of the row."""
+    """Alternatives to tokens of the row; their logits follow those of the row."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_logits <= len(self.token_ids) or not self.token_ids:
@@ -81,7 +81,7 @@ class Engine:
     ) -> None:
         self.info = info
         self.token_map = token_map
-        """[rows of logits] int64: full token id of each logit, or None when logits cover the vocabulary."""
+        """[logits width] int64: the token id of each logit, or None when logits cover the vocabulary."""
         self._decoder = decoder
         self._cache = cache
         self._config = config
@@ -91,20 +91,21 @@ class Engine:
         self._group = group
         self._pool = BlockPool(info.num_blocks)
         self._unclean: list[int] = []
-        """Blocks to be wiped before the next step. A group's followers wipe theirs with it."""
+        """Blocks to be zeroed before the next step. A group's followers zero theirs in the same step."""
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that could be handed out now, evictable prefixes included."""
+        """Blocks that could be allocated now, including those of evictable prefixes."""
         return self._pool.num_free
 
     @property
     def runs_siblings(self) -> bool:
-        """Whether siblings are worth running. A CUDA graph has no copies in it, and a step without one costs more."""
+        """Whether siblings are worth running. They need copies, which CUDA graphs lack, and a step without a graph
+        costs more."""
         return self._graphs is None
 
     def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
-        """Tokens that a recorded step of so many sequences and tokens runs beside them in the same time."""
+        """How many more tokens a recorded step of this many sequences and tokens would run in the same time."""
         if self._graphs is None:
             return 0
         bucket = choose(self._graphs.buckets, num_rows, num_tokens)
@@ -112,17 +113,17 @@ class Engine:
 
     @property
     def num_evicted_blocks(self) -> int:
-        """Blocks of cached prefixes that had to make room, since the start."""
+        """Blocks of cached prefixes that were evicted, since the start."""
         return self._pool.num_evicted
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the model as it is run, its tables included."""
+        """Memory of the model as it is run, including its tables."""
         return held_bytes(self._decoder)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of one position, over all layers."""
+        """Bytes of the keys and values of one position, over all layers."""
         cache = self._cache
         return sum(int(t.shape[0] * t.shape[2]) * t.element_size() for t in [*cache.keys, *cache.values])
 
@@ -132,7 +133,7 @@ class Engine:
         return max(0, total - len(sequence.blocks))
 
     def open(self, prompt: Sequence[int], salt: bytes = b"") -> EngineSequence:
-        """A sequence that starts with what the prefix cache has of `prompt`, at most all but its last token."""
+        """A sequence that starts with the cached prefix of `prompt`, at most all but its last token."""
         sequence = EngineSequence(salt=salt)
         if self._config.prefix_cache:
             size = self.info.block_size
@@ -157,14 +158,15 @@ class Engine:
         return logits
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """As forward; also what the head saw, [logits wanted, width]: distillation learns from it."""
+        """As forward, also with the head's inputs, [logits wanted, width], from which distillation learns."""
         step = self._lay_out(rows)
         out = self.run(step)
         self._advance(rows)
         return out
 
     def run(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Runs a step that is laid out already → logits, and what the head saw. Followers are given theirs."""
+        """Runs a step that is laid out already → logits and the head's inputs. Followers call it with rank 0's
+        steps."""
         with self._on_device():
             self._cache.wipe(step.wiped, self.info.block_size)
             return self._run(step)
@@ -196,7 +198,7 @@ class Engine:
             return self._decoder.forward(ids, at, wanted, batch)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Kernels are launched on the thread's current device, which is the first GPU unless told otherwise."""
+        """Makes our GPU the thread's current device, on which kernels are launched; the default is the first GPU."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     @staticmethod
@@ -205,7 +207,7 @@ class Engine:
             row.sequence.tokens.extend(row.token_ids)
 
     def accept_branch(self, sequence: EngineSequence, number: int) -> None:
-        """Goes on with the sibling of that number of the last forward: it takes the place of what it ran beside."""
+        """Continues with sibling `number` of the last forward: it replaces the row's tokens from its position on."""
         sibling = sequence.siblings.pop(number)
         at = sibling.position // self.info.block_size
         del sequence.tokens[sibling.position :]
@@ -214,7 +216,7 @@ class Engine:
         sequence.blocks[at:] = [sibling.block]
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
-        """Forgets what is cached from position `length` on, and what ran beside it.
+        """Drops the cached tokens from position `length` on, and all siblings.
 
         A published block is never written again, so a rewind into one drops all of it:
         cached_len may end lower.
@@ -234,14 +236,14 @@ class Engine:
         del sequence.blocks[keep:]
 
     def retract(self, sequence: EngineSequence, length: int) -> None:
-        """As rewind, after a failed step: what it wrote may be NaN and is wiped before anyone writes there."""
+        """As rewind, after a failed step. Released blocks may hold NaN, and are zeroed before the next step."""
         held = [*sequence.blocks, *(sibling.block for sibling in sequence.siblings)]
         own = {block for block in held if not self._pool.is_shared(block)}
         self.rewind(sequence, length)
         self._unclean.extend(own.difference(sequence.blocks))
 
     def discard(self, sequence: EngineSequence) -> None:
-        """As close, for a sequence that failed: what it alone holds is found by nobody, and is wiped."""
+        """As close, for a sequence that failed: blocks that only it holds are unpublished and zeroed."""
         self._unclean.extend(self._pool.forget(sequence.blocks))
         self._unclean.extend(sibling.block for sibling in sequence.siblings)
         self.close(sequence)
@@ -260,7 +262,7 @@ class Engine:
         sequence.hashes.extend(fresh)
 
     def close(self, sequence: EngineSequence) -> None:
-        """Gives back the sequence's blocks; published ones stay findable until they are needed."""
+        """Releases the sequence's blocks; published ones stay findable until they are evicted."""
         self._drop_siblings(sequence)
         self._pool.release(sequence.blocks)
         sequence.blocks = []

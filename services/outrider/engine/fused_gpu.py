@@ -1,7 +1,7 @@
-"""Llama-shaped decoders on a GPU: fused projections, and one kernel for all that lies between two of them.
+"""Llama-shaped decoders on a GPU: fused projections, and one kernel for all operations between two of them.
 
-A layer is four matrix products and six small kernels. Models that do not have this shape run through transformers' own
-code (`decoder.py`), recorded in graphs all the same.
+A layer is four matrix products and six small kernels. Models of other shapes run through transformers' own code
+(`decoder.py`), which is also recorded in graphs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class GpuLlama:
             _join(mlp.gate_proj, mlp.up_proj),
             mlp.down_proj.weight.detach(),
         )
-        # The joined ones are copies: of a model that fills half the memory, the originals must go as we go.
+        # Joined weights are copies, so originals are freed layer by layer: the model may fill more than half the
+        # memory.
         for owner, names in ((attention, ("q_proj", "k_proj", "v_proj")), (mlp, ("gate_proj", "up_proj"))):
             for name in names:
                 delattr(owner, name)
@@ -76,7 +77,7 @@ class GpuLlama:
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """See Decoder. The batch must be Triton's: its layout says where keys go."""
+        """See Decoder. The batch must be Triton's, whose layout has the slots of the keys."""
         if not isinstance(batch, TritonBatch):
             raise TypeError(f"batch: {type(batch).__name__} has no layout on the device")
         residual = F.embedding(token_ids, self._embedding)
@@ -108,7 +109,7 @@ class GpuLlama:
         return out
 
     def _rotate_store(self, qkv: Tensor, positions: Tensor, batch: TritonBatch, layer: int) -> Tensor:
-        """Keys and values go to the cache; returns the queries, [tokens, heads, head_dim]."""
+        """Writes keys and values to the cache; returns the queries, [tokens, heads, head_dim]."""
         tokens, half = qkv.shape[0], self._head_dim // 2
         query = qkv.new_empty(tokens, self._heads, self._head_dim)
         keys, values = batch.cached(layer)
@@ -147,7 +148,7 @@ def _positions(length: int, device: torch.device) -> Tensor:
 
 
 def _load_kernels() -> ModuleType:
-    # Only here: an engine on a CPU needs no Triton.
+    # Imported here: an engine on a CPU needs no Triton.
     from outrider.engine import llama_kernels
 
     return llama_kernels

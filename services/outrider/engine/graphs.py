@@ -1,8 +1,8 @@
 """CUDA graphs: a decoding or verifying step as one launch.
 
-A step of an 8B model is some three hundred kernels, each a few microseconds of Python and driver; replayed as a graph
-they cost the device's time alone. Every bucket of `buckets.py` has its graph, over the same inputs and the same
-workspace; what fits none (a prefill chunk, mostly) runs eagerly, its kernels long enough to hide their launches.
+A step of an 8B model is some three hundred kernels, each with a few microseconds of Python and driver time; replayed as
+a graph they cost only device time. Every bucket of `buckets.py` has its graph, and all share inputs and workspace. A
+step that fits none, mostly a prefill chunk, runs eagerly, and its kernels are long enough to hide their launches.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _WARM_UP_RUNS = 2
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """What graphs are made for."""
+    """Sizes that all graphs share."""
 
     buckets: tuple[Bucket, ...]
     logits_width: int
     max_blocks: int
     """KV blocks of the longest context."""
     scratch_slot: int
-    """Where padding tokens are written: nobody's."""
+    """The slot that padding tokens are written to. No sequence uses it."""
 
 
 class GraphRunner:
@@ -54,7 +54,7 @@ class GraphRunner:
         self._workspace = attention.workspace(most, cache)
         self._logits = torch.zeros(most, shape.logits_width, dtype=torch.float32, device=device)
         self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
-        # Graphs never run at the same time, so what is between their inputs and outputs may share its memory.
+        # Graphs never run at the same time, so their intermediate tensors may share memory.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     @property
@@ -80,7 +80,7 @@ class GraphRunner:
         return self._logits[: len(step.wanted)]
 
     def capture_all(self) -> None:
-        """The largest first: the smaller ones then find their memory in the pool."""
+        """Captures the largest first: the smaller ones then reuse its memory from the pool."""
         started_s = time.monotonic()
         for bucket in reversed(self._buckets):
             if bucket not in self._graphs:
@@ -110,7 +110,7 @@ class GraphRunner:
         return self._attention.batch(views, self._cache, (tiles,), workspace=self._workspace)
 
     def decode(self, bucket: Bucket, batch: TritonBatch) -> None:
-        """What the bucket's graph is a recording of."""
+        """The computation that the bucket's graph records."""
         views = batch.views
         logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch)
         self._logits[: bucket.tokens].copy_(logits)

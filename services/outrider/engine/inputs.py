@@ -15,8 +15,8 @@ STEP_FIELDS = ("token_ids", "positions", "wanted")
 class StepInputs:
     """Fixed addresses on the device, for steps up to the largest bucket.
 
-    Padding tokens are token 0 at position 0, written to the scratch slot and looking at nothing; logits that nobody
-    wants are the first row's.
+    Padding tokens are token 0 at position 0, are written to the scratch slot and attend to nothing. Unused rows of
+    logits repeat the first row.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class StepInputs:
         self.clear()
 
     def tiles(self, bucket: Bucket) -> int:
-        """Most query tiles of a step that the bucket holds: a row wastes less than one."""
+        """Most query tiles of a step in the bucket: a row wastes less than one tile."""
         return bucket.tokens // self._tile_queries + bucket.rows
 
     def views(self, bucket: Bucket) -> dict[str, Tensor]:
-        """What the bucket's graph reads."""
+        """The parts of the buffer that the bucket's graph reads."""
         found = {}
         for name, at in self._slices.items():
             lengths = {"blocks": at.stop - at.start} | dict.fromkeys(TILE_FIELDS, self.tiles(bucket))
@@ -58,7 +58,7 @@ class StepInputs:
     def send(self, step: Step) -> None:
         """Starts the copy; what is launched after it on the same stream sees the step."""
         if self._sent is not None:
-            # The last copy may still wait behind its step's predecessors.
+            # The previous copy may still be queued behind earlier steps.
             self._sent.synchronize()
         for name in STEP_FIELDS:
             values = getattr(step, name)

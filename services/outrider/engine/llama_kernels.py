@@ -1,7 +1,7 @@
 """Triton kernels between the matrix products of a Llama's layer. Imported only where Triton is; see `fused_gpu.py`.
 
-Rounding is transformers': what it keeps in the model's dtype is rounded to it here, at the same places, but for the
-rotation, which is rounded once. Activations are contiguous.
+Values are rounded to the model's dtype at the same places as in transformers, except that the rotation is rounded only
+once. Activations are contiguous.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def norm_kernel(residual, delta, weight, out, eps, WIDTH: tl.constexpr, PADDED: 
     tl.store(out + at, normed.to(x.dtype), mask=inside)
 
 
-# The step's layout begins anywhere in one buffer: a kernel for each alignment would be compiled in mid-service.
+# The step's layout starts anywhere in one buffer. Without this, kernels for further alignments would be compiled while
+# serving.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_store_kernel(
     qkv,

@@ -1,4 +1,5 @@
-"""From a checkpoint directory to an Engine: read the weights, size the KV cache; `assembly.py` does the rest."""
+"""Makes an Engine from a checkpoint directory: reads the weights and sizes the KV cache; `assembly.py` does the
+rest."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def load_engine(path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
-    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError naming what is at fault."""
+    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError that names the fault."""
     path, config = Path(path), config or EngineConfig()
     checkpoints.check(path)
     _check_device(config.device)
@@ -65,7 +66,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
         token_map=token_map,
         group=group,
     )
-    # All that grows with use is taken by now: beside these a step needs room for its own tokens only.
+    # All memory that grows with use is allocated by now: a step only needs room for its own tokens.
     kv_bytes = engine.kv_bytes_per_token * config.block_size * num_blocks
     log.info(
         "weights of %.0f MB, KV cache of %d blocks, %.0f MB", engine.weight_bytes / 1e6, num_blocks, kv_bytes / 1e6
@@ -84,7 +85,7 @@ def _check_device(name: str) -> None:
         raise CheckpointError("device", f"{name}: models run on cpu and cuda")
     if torch.version.cuda is None:
         raise CheckpointError("device", f"{name}: the installed torch {torch.__version__} is built without CUDA")
-    # Counting them starts no CUDA context, which a process that forks ranks must not have.
+    # Counting GPUs creates no CUDA context, which a process that forks ranks must not have.
     if (device.index or 0) >= torch.cuda.device_count():
         raise CheckpointError("device", f"{name}: {torch.cuda.device_count()} GPUs are visible here")
 
@@ -102,9 +103,10 @@ def _settings(path: Path) -> Any:
 
 
 def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> EngineConfig:
-    """bfloat16 on a CPU is for our kernels, or for instructions that multiply it: emulated, float32 is quicker.
+    """On a CPU, bfloat16 is kept only for our kernels or a CPU that multiplies it natively; otherwise float32 is
+    faster.
 
-    Raises CheckpointError when our kernels, or a variant of them, are asked for and cannot be had.
+    Raises CheckpointError when our kernels, or a variant of them, are required and not available.
     """
     as_asked = config.execution not in ("auto", "native") or config.quantization not in ("none", "int8")
     if (config.device, config.dtype) != ("cpu", "bfloat16") or as_asked:
@@ -136,7 +138,7 @@ def _in_float32(config: EngineConfig, reason: str) -> EngineConfig:
 def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
-        # The kernels take such weights as they are stored: half the memory to read.
+        # The kernels take the weights in int8, as they are stored: half the bytes to read.
         draft, token_map = load_draft_model(path, dtype, in_int8=cpu.runs_natively(config))
         return draft.to(config.device), token_map.to(config.device)
     from transformers import AutoModelForCausalLM
@@ -164,7 +166,7 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
 
 
 def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
-    """Positions we serve: the model's, the configured cap, and a sliding window if there is one, whichever is least."""
+    """Positions we serve: the least of the model's, the configured cap, and the sliding window if there is one."""
     kinds = set(getattr(settings, "layer_types", None) or ["full_attention"])
     if kinds - _ATTENTION_LAYERS:
         unknown = ", ".join(sorted(kinds - _ATTENTION_LAYERS))

@@ -1,4 +1,4 @@
-"""Whether a model and its KV cache fit, told before anything is loaded, with the arithmetic.
+"""Checks whether a model and its KV cache fit before anything is loaded, and shows the arithmetic.
 
 A refusal at start costs seconds; running out of memory in the middle of a request costs the request.
 """
@@ -19,22 +19,22 @@ from torch import Tensor
 from outrider.engine.checkpoints import CheckpointError
 
 _DEFAULT_CONTEXTS = 8
-# Of what the weights leave free: on a CPU the memory is other people's too, on a GPU it is there to be used.
+# Share of the memory that the weights leave free: other processes need a CPU's memory too, a GPU's is ours.
 _KV_SHARE = {"cpu": 0.5, "cuda": 0.9}
 _DEFAULT_CPU_BYTES = 1 << 30
-# What activations and the allocator need beside weights and KV.
+# Share kept for activations and the allocator.
 _RESERVE_SHARE = 0.05
 
 
 class DoesNotFit(CheckpointError):
-    """The model, or its smallest useful KV cache, is larger than the memory there is."""
+    """The model with its smallest useful KV cache does not fit into memory."""
 
 
 class LinearWeights(NamedTuple):
-    """Weights of a checkpoint's linear layers."""
+    """Numbers of weights in a checkpoint's linear layers."""
 
     used: int
-    """A head that shares the embedding's weights counted as if it had its own."""
+    """With a head that shares the embedding's weights counted as if it had its own."""
     stored: int
 
 
@@ -49,14 +49,14 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one model asks for, of one rank of those it is divided among."""
+    """The memory that one model needs on one rank."""
 
     model: str
     parameters: int
     bytes_per_parameter: int
     dtype: str
     block_bytes: int
-    """Of one KV block, over all layers; of this rank's heads."""
+    """Bytes of one KV block, over all layers and this rank's heads."""
     context_blocks: int
     """KV blocks of one full context."""
     shards: int = 1
@@ -65,8 +65,8 @@ class Need:
 
     @property
     def loaded_bytes(self) -> int:
-        """Of the weights while they are read: only then are they quantized."""
-        # Rounded up; norms, which every rank holds whole, are some millionths.
+        """Bytes of the weights while they are read: they are quantized afterwards."""
+        # Rounded up. Norms, which every rank holds whole, are negligible.
         return -(-self.parameters * self.bytes_per_parameter // self.shards)
 
     @property
@@ -78,7 +78,7 @@ class Need:
 
 
 def count_parameters(path: Path) -> int:
-    """Elements of all tensors of a checkpoint directory, from the headers alone. GGUF and the like: 0, unknown."""
+    """Elements of all tensors of a checkpoint directory, from the headers alone. 0, unknown, for GGUF and the like."""
     return sum(math.prod(shape) for _, shape in _shapes(path))
 
 
@@ -99,7 +99,7 @@ def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def available_bytes(device: str) -> int:
-    """Free memory of a torch device."""
+    """Free memory of a torch device, in bytes."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     import psutil
@@ -108,7 +108,7 @@ def available_bytes(device: str) -> int:
 
 
 def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | None, kv_bytes: int | None) -> int:
-    """KV blocks to allocate: those asked for, or as many as are useful and fit. Raises DoesNotFit."""
+    """KV blocks to allocate: as configured, or as many as are useful and fit. Raises DoesNotFit."""
     usable = int(available * (1 - _RESERVE_SHARE))
     if need.loaded_bytes > usable:
         raise DoesNotFit(need.model, _arithmetic(need, 0, available))
@@ -123,7 +123,7 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
         return blocks
     budget = int(max(left, 0) * _KV_SHARE.get(device_type, _KV_SHARE["cuda"]))
     if device_type == "cpu":
-        # All ranks share a CPU's memory; and what is allocated is zeroed, which a group that starts again waits for.
+        # All ranks share a CPU's memory. And zeroing what is allocated delays the restart of a group.
         modest = _DEFAULT_CPU_BYTES // need.shards
         budget = min(budget, modest, _DEFAULT_CONTEXTS * need.context_blocks * need.block_bytes)
     found = budget // need.block_bytes
@@ -153,7 +153,7 @@ def _count(parameters: int) -> str:
 
 
 def held_bytes(holder: object) -> int:
-    """Of all tensors that an object holds, itself or through what it consists of; each storage counted once."""
+    """Bytes of all tensors that an object holds, directly or in its parts. Each storage counts once."""
     found = {_identity(tensor): tensor for tensor in _tensors(holder, set())}
     return sum(tensor.numel() * tensor.element_size() for tensor in found.values())
 
@@ -174,16 +174,16 @@ def _tensors(holder: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that a quantized or divided one consists of; itself if it is neither."""
+    """The tensors that a quantized or sharded one consists of; itself if it is neither."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor.detach()
         return
     names, _ = tensor.__tensor_flatten__()
-    # A divided tensor names its mesh among them.
+    # A sharded tensor's names include its mesh, which is no tensor.
     parts = (getattr(tensor, name) for name in names)
     yield from (plain for part in parts if isinstance(part, Tensor) for plain in _plain(part))
 
 
 def _identity(tensor: Tensor) -> int:
-    # What is packed for oneDNN has no storage that one could point to.
+    # A tensor packed for oneDNN has no data pointer.
     return id(tensor) if tensor.layout is not torch.strided else tensor.data_ptr()

@@ -1,8 +1,8 @@
-"""Memory on pages of two megabytes, where the system has them.
+"""Memory on 2 MB pages, if the system has them.
 
-A step reads all weights once. On pages of four kilobytes a third of its time went into finding where they lie, most of
-all in a virtual machine, where each look-up is a walk through two tables. Not torch's own switch for this,
-THP_MEM_ALLOC_ENABLE: it leaves out matrices under two megabytes, and must be set before torch is imported.
+A step reads all weights once. On 4 kB pages a third of its time went into address translation, most of all in a virtual
+machine, where each page walk goes through two tables. Torch's own switch, THP_MEM_ALLOC_ENABLE, is not used: it leaves
+out matrices under 2 MB, and must be set before torch is imported.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _PAGE = 2 * 1024 * 1024
 
 
 def zeros_in_large_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """[count] zeros of `dtype`, all of it taken now: memory that is taken when it is first written would be missing in
-    the middle of a request. Ordinary memory where there are no large pages, or hardly one would be filled.
+    """[count] zeros of `dtype`, with all pages taken now: memory taken at the first write could run out in the middle
+    of a request. Uses ordinary memory if there are no large pages, or it would hardly fill one.
     """
     size = count * dtype.itemsize
     if size < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(count, dtype=dtype)
-    # Private: shared anonymous memory has a setting of its own, which is off nearly everywhere.
+    # Private: for shared anonymous memory, large pages have a setting of their own, which is off nearly everywhere.
     memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        # A kernel without them.
+        # A kernel without large pages.
         return torch.zeros(count, dtype=dtype)
-    # The tensor keeps the mapping.
+    # The tensor keeps the mapping alive.
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
     return whole[start : start + size].view(dtype).zero_()

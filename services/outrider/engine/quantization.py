@@ -1,10 +1,10 @@
 """Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao, but for int8 on a CPU.
 
 Activations, norms, the embedding and the KV cache keep the engine's dtype. A head that shares the embedding's weights
-gets quantized ones of its own: a step reads all of the head, and of the embedding a few rows.
+gets a quantized copy: a step reads the whole head, but only a few rows of the embedding.
 
-On a CPU the products are our native kernels' where those run, else torch's own packed ones. Both take a row's sum alike
-whatever rows are beside it: a token's logits stay the same bits in every shape of a step, as without quantization.
+On a CPU the products are those of our native kernels if they run, else torch's packed ones. Both sum a row in the same
+order whatever the other rows: a token's logits have the same bits in every shape of a step, as without quantization.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from outrider.engine.checkpoints import CheckpointError
 
 INT4_GROUP = 32
 """Columns of a row that share a scale and a zero in int4."""
-# What oneDNN's neighbours in torch pack int4 rows by.
+# Rows per pack of torch's int4 kernels.
 _INT4_ROWS = 16
-# Compute capability: Ada and Hopper are the first with fp8 products.
+# Compute capability of Ada, which with Hopper is the first to have fp8 products.
 _FIRST_WITH_FP8 = (8, 9)
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "fp8": 1.0}
-"""Of a linear layer, the scales of int4 groups included; those of whole rows are too few to count."""
+"""Bytes per weight of a linear layer, including the scales of int4 groups; scales of rows are negligible."""
 
 
 def check(method: str, device: str, *, divided: bool = False) -> None:
     """Raises CheckpointError naming `quantization` when `device` cannot run it or torchao is missing.
 
-    divided: the weights are to be divided among ranks, which quantized ones are not yet.
+    divided: the weights are sharded among ranks, which is not supported yet for quantized ones.
     """
     if method == "none":
         return
@@ -53,9 +53,9 @@ def check(method: str, device: str, *, divided: bool = False) -> None:
 
 
 def quantize(model: nn.Module, method: str) -> None:
-    """Replaces the weights of every linear layer that `method` can hold, in place. See `check` for what may be asked.
+    """Replaces, in place, the weights of every linear layer that `method` supports. Call `check` before.
 
-    int4 leaves a layer as it is whose columns are no multiple of 32, or whose rows are none of 16.
+    int4 skips a layer whose number of columns is no multiple of 32, or whose number of rows is none of 16.
     """
     if method == "none":
         return
@@ -85,7 +85,7 @@ class Int8Linear(nn.Module):
     """y = x · (scale * q)ᵀ with q int8 and a scale for each row, on a CPU."""
 
     rounds_inputs = False
-    """Whether native kernels may round each x to 8 bits as well: half the time, and good enough for a guess."""
+    """Whether native kernels may round each x to 8 bits too: it halves the time, and is good enough for a draft."""
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
         """weight [rows, columns] int8; scale [rows]; bias [rows]."""
@@ -96,9 +96,9 @@ class Int8Linear(nn.Module):
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Int8Linear:
-        """What is nearest to the layer."""
-        # Rounded to the layer's dtype first, then quantized by: torch's kernel takes scales in the activations' dtype,
-        # and a scale that is rounded afterwards would shift a whole row.
+        """The quantized layer nearest to `linear`."""
+        # The scale is rounded to the layer's dtype before it quantizes: torch's kernel takes scales in the activations'
+        # dtype, and rounding a scale afterwards would shift a whole row.
         weight, scale = quantize_rows(linear.weight.detach(), linear.weight.dtype)
         return cls(weight, scale, linear.bias)
 

@@ -1,4 +1,4 @@
-"""What pins a text: two engines of one revision continue it with the same tokens."""
+"""Revisions: two engines of one revision continue a text with the same tokens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def revision(path: Path, info: ModelInfo, quantization: str = "none", *, shards:
 
 
 def arithmetic(info: ModelInfo, shards: int = 1) -> str:
-    """dtype, what computes a step, and what decides how that rounds: instructions, GPU, how sums are divided."""
+    """dtype, the execution, and all that decides its rounding: CPU instructions, GPU, and how sums are sharded."""
     parts = [info.dtype, info.execution]
     if torch.device(info.device).type == "cuda":
         parts.append(torch.cuda.get_device_name(torch.device(info.device)).replace(" ", "-"))
     elif not info.execution.startswith("native"):
-        # Our kernels name theirs; torch takes what the CPU has.
+        # The execution of our kernels names their instructions; torch uses those that the CPU has.
         parts.append(f"torch-{torch.backends.cpu.get_cpu_capability().lower()}")
     if shards > 1:
         parts.append(f"tp{shards}")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class OutOfBlocks(Exception):
-    """The KV pool cannot hold what was asked for. Nothing was changed; free something and try again."""
+    """The KV pool has too few free blocks. Nothing was changed; free some and try again."""
 
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(f"{needed} KV blocks needed, {free} free")
@@ -16,16 +16,16 @@ class OutOfBlocks(Exception):
 
 
 class Sibling(NamedTuple):
-    """A token run beside a row's own tokens, in the place of the one after `after`."""
+    """An alternative to the row's token after `after`, run in the same step."""
 
     after: int
-    """Index in the row's tokens of the one that it follows."""
+    """Index of the row's token that it follows."""
     token_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingKV:
-    """Where a sibling's keys and values lie: in a block of its own, behind a copy of what comes before it there."""
+    """Where a sibling's KV is: in a block of its own, after a copy of the earlier positions of that block."""
 
     position: int
     token_id: int
@@ -44,7 +44,7 @@ class EngineSequence:
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
     siblings: list[SiblingKV] = field(default_factory=list)
-    """Of the last forward, until one is followed or the sequence is rewound."""
+    """Siblings of the last forward, until one is accepted or the sequence is rewound."""
 
     @property
     def cached_len(self) -> int:

@@ -9,15 +9,15 @@ from outrider.engine.attention import RowSpan
 
 @dataclass(slots=True)
 class Step:
-    """Rows one after another: token ids, where they stand, and which of them logits are wanted for."""
+    """Rows one after another: token ids, their positions, and the tokens whose logits are wanted."""
 
     token_ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
-    """Flat rows, ascending."""
+    """Flat indices of tokens, ascending."""
     spans: list[RowSpan] = field(default_factory=list)
     wiped: list[int] = field(default_factory=list)
-    """Blocks that are zeroed before anything is run."""
+    """Blocks that are zeroed before the step runs."""
 
     @property
     def num_tokens(self) -> int:

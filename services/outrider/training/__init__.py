@@ -1,4 +1,4 @@
-"""Makes drafts: the target writes a corpus, a small student learns its distribution. Knows no network."""
+"""Distillation of drafts: the target writes a corpus, and a small student learns its distribution. Knows no network."""
 
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.distill import DistillConfig, DistillReport, run

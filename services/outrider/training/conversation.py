@@ -1,4 +1,4 @@
-"""One conversation as the target writes it: first the user's turn, then the answer. A state machine over token ids."""
+"""One conversation that the target writes: first the user's turn, then the answer. A state machine over token ids."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from outrider.training.openings import LONG, SHORT, choose
 
-# Answers to long prompts copy from them, and are what a small draft guesses worst.
+# Answers to long prompts copy from them, and a small draft predicts those worst.
 _LONG_SHARE = 0.4
 _SYSTEM_SHARE = 0.9
 _SECOND_TURN_SHARE = 0.35
-# Mostly greedy: that is how a draft is used most, and greedy text differs from sampled text.
+# Mostly greedy, because drafts are used so most often, and greedy text differs from sampled text.
 _ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.5, 0.8)
 _USER_TEMPERATURES = (1.0, 1.0, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """A chat template taken apart into the token ids around the turns."""
+    """A chat template, split into the token ids around the turns."""
 
     system: tuple[int, ...]
-    """What a template puts before the first user turn by itself; may be empty."""
+    """The template's default text before the first user turn; may be empty."""
     user: tuple[int, ...]
     answer: tuple[int, ...]
     """Ends a user turn and opens an answer."""
@@ -48,7 +48,7 @@ class ChatFormat:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
 
         end = int(tokenizer.eos_token_id)
-        # The user's own header is what also opens the second user turn, after the end of the answer.
+        # The user header also opens the second user turn, after the end of the answer.
         header = between[len(tokenizer.eos_token) :].lstrip("\n")
         system = before[: len(before) - len(header)] if before.endswith(header) else ""
         user = header if system or before == header else before
@@ -63,7 +63,7 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], generate: bool) -> s
 
 @dataclass(slots=True)
 class Conversation:
-    """What has been written, and what is to be fed next."""
+    """The tokens written so far, and the state of the current turn."""
 
     chat: ChatFormat
     encode: Any
@@ -71,7 +71,7 @@ class Conversation:
     max_len: int
     token_ids: list[int] = field(default_factory=list)
     answer_spans: list[tuple[int, int]] = field(default_factory=list)
-    """[start, end) of the answers in token_ids, their end token included."""
+    """[start, end) of each answer in token_ids, including its end token."""
     temperature: float = 1.0
     finished: bool = False
     _answering: bool = False
@@ -95,7 +95,7 @@ class Conversation:
         return self
 
     def accept(self, token_id: int) -> Sequence[int]:
-        """Takes the sampled token; returns what to run next (the token and whatever the template adds)."""
+        """Takes the sampled token; returns the tokens to run next (it and those that the template adds)."""
         self._turn_tokens += 1
         added = self._after_answer(token_id) if self._answering else self._after_user(token_id)
         self.token_ids.extend(added)

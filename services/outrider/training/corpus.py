@@ -1,4 +1,4 @@
-"""The target writes the corpus: many conversations at once, and with every token what its own head saw there.
+"""The target writes the corpus: many conversations at once, with the head's input at every token.
 
 The hidden state is kept, not the logits: 576 numbers instead of 49,152, and the full distribution follows from them.
 """
@@ -49,7 +49,7 @@ class Sample:
     token_ids: Tensor
     """[tokens] int32."""
     hidden: Tensor
-    """[tokens - 1, width]: row i is what the target's head saw when it chose token i + 1."""
+    """[tokens - 1, width]: row i is the input of the target's head when it chose token i + 1."""
     answers: Tensor
     """[tokens - 1] bool: whether token i + 1 belongs to an answer."""
 
@@ -63,7 +63,7 @@ class _Writing:
 
     def sample(self) -> Sample:
         hidden = torch.cat(self.hidden)
-        # What the template adds at the end of a conversation that is full is never run, so nothing is known of it.
+        # Tokens that the template adds at the end of a full conversation are never run, so they have no hidden states.
         ids = self.conversation.token_ids[: len(hidden) + 1]
         answers = torch.zeros(len(ids) - 1, dtype=torch.bool)
         for start, end in self.conversation.answer_spans:
@@ -72,7 +72,7 @@ class _Writing:
 
 
 def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
-    """Fills `directory` with shards until it holds config.tokens; goes on where an earlier run stopped."""
+    """Fills `directory` with shards until it holds config.tokens; continues where an earlier run stopped."""
     directory.mkdir(parents=True, exist_ok=True)
     shards = sorted(directory.glob("shard_*.safetensors"))
     done = sum(len(load_file(shard)["token_ids"]) for shard in shards)
@@ -99,7 +99,7 @@ def read_corpus(file: Path) -> list[Sample]:
     samples = []
     start = 0
     for number, length in enumerate(stored["lengths"].tolist()):
-        # Each sample has one hidden row less than it has tokens.
+        # Each sample has one hidden row fewer than tokens.
         rows = slice(start - number, start - number + length - 1)
         ids = stored["token_ids"][start : start + length]
         samples.append(Sample(ids, stored["hidden"][rows], stored["answers"][rows]))

@@ -25,11 +25,11 @@ from outrider.training.student import (
     learn,
 )
 
-# A pool of samples sorted by length, so that a batch has little padding.
+# Samples per pool. A pool is sorted by length, so that a batch has little padding.
 _BUCKET = 256
 
 Progress = Callable[[str, int, int, str], None]
-"""Stage, done, total, note."""
+"""Called with (stage, done, total, note)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class DistillConfig:
     out: Path
     """Directory of the finished draft."""
     work: Path
-    """Directory of the corpus; kept, so that a second run goes on from it."""
+    """Directory of the corpus; kept, so that a second run continues from it."""
     target: str = "smollm2-135m-instruct"
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     student: StudentConfig = field(default_factory=StudentConfig)
     train_tokens: int = 5_000_000
-    """Tokens learned from, passes over the corpus counted each time."""
+    """Tokens to train on; a token counts once in every pass over the corpus."""
     batch_tokens: int = 4096
     learning_rate: float = 1.2e-3
     warmup_steps: int = 60
@@ -61,10 +61,10 @@ class DistillConfig:
 
 @dataclass(frozen=True, slots=True)
 class DistillReport:
-    """What came out, measured on conversations that were kept back."""
+    """Results, measured on held-out conversations."""
 
     held_out_agreement: float
-    """Share of held-out answer tokens at which the student's favourite is the target's: first-position acceptance."""
+    """Share of held-out answer tokens at which the student's argmax is the target's: first-position acceptance."""
     held_out_loss: float
     steps: int
     train_tokens: int
@@ -74,7 +74,7 @@ class DistillReport:
 
 
 def run(config: DistillConfig, progress: Progress) -> DistillReport:
-    """Does everything; returns what was measured."""
+    """Runs all stages; returns the measured results."""
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -121,7 +121,7 @@ def _split(directory: Path) -> tuple[list[Sample], list[Sample]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        # Paths say where it was made, not how.
+        # Paths are no part of the recipe.
         return {key: _plain(item) for key, item in value.items() if not isinstance(item, Path)}
     return list(value) if isinstance(value, tuple) else value
 
@@ -143,7 +143,7 @@ class _Training:
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
 
     def run(self, samples: list[Sample], progress: Progress) -> tuple[int, int]:
-        """Steps taken and tokens learned from."""
+        """Returns the number of steps and of tokens trained on."""
         steps = learned = 0
         for batch in _batches(samples, self._config):
             if learned >= self._config.train_tokens:
@@ -179,7 +179,7 @@ class _Training:
 
 
 def _batches(samples: list[Sample], config: DistillConfig) -> Iterator[list[Sample]]:
-    """Endless batches of about config.batch_tokens, each of samples of like length, in random order."""
+    """Endless batches of about config.batch_tokens, each of samples of similar length, in random order."""
     rng = random.Random(config.seed)
     while True:
         order = rng.sample(samples, len(samples))

@@ -1,7 +1,7 @@
-"""How the conversations begin that the target is asked to write: the first words of a user's turn, by kind of task.
+"""The first words of the user's turn in the conversations that the target writes, by kind of task.
 
 The target completes the turn itself, then answers it. Breadth matters more than any one line: a draft is only good on
-text like what it has seen.
+text like its training data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TaskKind:
     user_tokens: tuple[int, int]
     """Fewest and most tokens the target may add to the user's turn."""
     endings: tuple[str, ...] = ("",)
-    """Put after a turn that was cut at its length."""
+    """Appended to a turn that was cut at its length limit."""
 
 
 def _kind(name: str, weight: float, user_tokens: tuple[int, int], openings: str, endings: str = "") -> TaskKind:

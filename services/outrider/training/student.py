@@ -1,7 +1,7 @@
-"""The student: a few of the target's own layers on the target's embedding, with a head for its commonest tokens.
+"""The student: a few of the target's own layers on the target's embedding, with a head for the commonest tokens.
 
-Starting from the target's layers beats starting from noise by far. Sharing embedding and head rows keeps the student
-small on disk and in step with the target's vocabulary.
+Starting from the target's layers is far better than random initialisation. Sharing embedding and head rows keeps the
+student small on disk and consistent with the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from outrider.engine.checkpoints import read_config
 from outrider.engine.draft_checkpoint import build_draft_model, read_embedding
 from outrider.training.corpus import Sample
 
-# Rows of logits held at once: [rows, head] in float32, several times over.
+# Rows of logits held at once, which bounds memory: several float32 tensors [rows, head].
 _CHUNK = 1024
-# What the user writes is also worth learning, but it is the answers that are drafted.
+# Weight of user turns: worth learning too, but only answers are drafted.
 _USER_WEIGHT = 0.4
 
 
@@ -32,9 +32,9 @@ class StudentConfig:
     """The draft's shape."""
 
     layers: tuple[int, ...] = (0, 1, 2, -1)
-    """The target's layers it starts from, in order; negative counts from the end."""
+    """Indices of the target's layers it starts from, in order; negative ones count from the end."""
     head_tokens: int = 8192
-    """Tokens its head covers: the commonest of the corpus."""
+    """Number of tokens its head covers: the commonest of the corpus."""
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -88,7 +88,7 @@ class Scores:
     """KL(target ‖ student) over the head's tokens, nats, weighted."""
     weight: float = 0.0
     agreed: int = 0
-    """Answer tokens at which student and target have the same favourite."""
+    """Answer tokens at which student and target have the same argmax."""
     answers: int = 0
 
     def add(self, other: Scores) -> None:
@@ -107,23 +107,23 @@ class Scores:
 
 
 def hidden_states(model: LlamaForCausalLM, samples: Sequence[Sample]) -> Tensor:
-    """What the student's head sees at every position of the samples, [sum of (tokens - 1), width]."""
+    """The input of the student's head at every position of the samples, [sum of (tokens - 1), width]."""
     lengths = [len(sample.hidden) for sample in samples]
     ids = torch.zeros(len(samples), max(lengths), dtype=torch.long)
     for row, sample in enumerate(samples):
         ids[row, : lengths[row]] = sample.token_ids[:-1]
-    # Padding stands at the end, where a causal model's real positions do not see it.
+    # Padding is at the end, where no real position of a causal model attends to it.
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = model.model(input_ids=ids, use_cache=False).last_hidden_state
     return torch.cat([out[row, :length] for row, length in enumerate(lengths)])
 
 
 def learn(student: Tensor, samples: Sequence[Sample], head: Tensor, full_head: Tensor | None = None) -> Scores:
-    """Scores the student's hidden states; when they carry a gradient, also sends the loss back through them.
+    """Scores the student's hidden states. When they require a gradient, also back-propagates the loss through them.
 
     student [rows, width]; head [head tokens, width] is the target's rows that the student's head covers. The loss is
     the KL divergence of the full distribution over those tokens. `full_head` [vocab, width], when given, lets the
-    target's favourite be any token, as it will be in service.
+    target's argmax be any token, as in serving.
     """
     train = student.requires_grad
     seen = student.detach().requires_grad_(train)

@@ -1,4 +1,4 @@
-"""Which attention an engine gets."""
+"""Chooses an engine's attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def make_attention(name: str, shape: Shape, device: torch.device) -> Attention:
-    """As EngineConfig.attention names it. Raises TritonMissing when triton is asked for where it cannot run."""
+    """The attention that EngineConfig.attention names. Raises TritonMissing when triton is required but cannot run."""
     if name == "triton" or (name == "auto" and device.type == "cuda"):
         try:
             return TritonAttention(shape, device)

@@ -1,4 +1,4 @@
-"""What every attention implementation is given and must do."""
+"""The inputs of every attention implementation, and the interface that it implements."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class KVCache:
         return cls(keys, values)
 
     def move(self, moves: Moves, layer: int) -> None:
-        """In one layer."""
+        """Copies slots within one layer."""
         for cached in (self.keys[layer], self.values[layer]):
             cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
 
     def wipe(self, blocks: Sequence[int], block_size: int) -> None:
-        """Zeros in all of these blocks."""
+        """Zeros these blocks in all layers."""
         if not blocks:
             return
         at = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
@@ -56,30 +56,30 @@ class KVCache:
 
 
 MAX_OWN_TOKENS = 63
-"""Most tokens of a row with a tree mask: its bits are those of one signed 64-bit number."""
+"""Most tokens of a row with a tree mask, which is one signed 64-bit number per token."""
 
 
 @dataclass(slots=True)
 class RowSpan:
-    """One sequence's rows in the flat batch and where its keys lie."""
+    """One sequence's tokens in the flat batch, and the blocks of its KV."""
 
     start: int
-    """Its first row in the flat batch."""
+    """Index of its first token in the flat batch."""
     num_tokens: int
     kv_len: int
-    """Cached positions after this step, its own rows included."""
+    """Cached positions after this step, including its own tokens."""
     blocks: list[int]
-    """Those that kv_len positions lie in, in order. What lies beyond kv_len in the last one is not to be looked at."""
+    """The blocks of its kv_len positions, in order. Slots of the last one beyond kv_len must not be read."""
     block_size: int
     own_masks: Sequence[int] | None = None
-    """A tree: for each of its tokens the bits of those of its own tokens that it may look at (bit 0 is the first).
-    All that was cached before is seen by all. None means a chain: each sees those up to itself."""
+    """For a tree, one bit mask per token of the row's own tokens that it attends to (bit 0 is the first). Every token
+    attends to all positions cached before. None means a chain: each attends to the tokens up to itself."""
     beside: int = 0
-    """A token alone that stands beside the row so many spans before it: it sees what that one's token at the same
-    position sees, but for itself. 0 for all others."""
+    """For a sibling, a span of one token: how many spans before it its row is. It attends as that row's token at the
+    same position does, with itself in that token's place. 0 for all other spans."""
     copied_block: int | None = None
-    """Of such a token: what its last block is a copy of, as far as positions before it go. Copied in every layer, once
-    whoever else is in the step has written: so the token finds all where a chain would have it."""
+    """For a sibling, the block whose earlier positions are copied to its last block. Every layer copies them after the
+    other tokens of the step are written, so that the sibling reads a chain's layout."""
     _slots: list[int] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,19 +100,19 @@ class RowSpan:
 
     @property
     def slots(self) -> list[int]:
-        """One slot per position of its blocks: at least kv_len."""
+        """One slot per position of its blocks; at least kv_len slots."""
         if self._slots is None:
             size = self.block_size
             self._slots = [slot for block in self.blocks for slot in range(block * size, (block + 1) * size)]
         return self._slots
 
     def written_slots(self) -> list[int]:
-        """Where its own tokens' keys go. Costs nothing for what was cached before."""
+        """The slots that its own tokens are written to. The cost does not depend on the cached positions."""
         blocks, size = self.blocks, self.block_size
         return [blocks[at // size] * size + at % size for at in range(self.cached_len, self.kv_len)]
 
     def copied_slots(self) -> tuple[list[int], list[int]]:
-        """Of what is copied: where it lies, and where it is to lie."""
+        """Source and destination slots of the copy."""
         if self.copied_block is None:
             return [], []
         size, count = self.block_size, self.cached_len % self.block_size
@@ -121,13 +121,13 @@ class RowSpan:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the slots are consecutive, in order. First and last alone do not tell: blocks may be permuted."""
+        """Whether the slots are consecutive, in order. Checks all blocks, because they may be permuted."""
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What of a step is copied before anything is looked at: slots, and where they are to lie. int64 [slots] each."""
+    """Copies that each layer makes before it attends: source and destination slots, int64 [slots] each."""
 
     sources: Tensor
     copies: Tensor

@@ -14,24 +14,24 @@ from outrider.engine.attention.interface import RowSpan
 Integers = NDArray[np.int64]
 
 TOKEN_FIELDS = ("slots", "visible", "split", "own_mask")
-"""One number a token: the slot it is written to; how many positions it may look at at most, 0 for padding; the same,
-but 0 where its keys are not split; the bits of its row's own tokens it may look at (all ones in a chain)."""
+"""One number per token: its slot; the number of positions it may attend to, 0 for padding; the same, but 0 if its keys
+are not split; the mask of its row's own tokens that it may attend to (all ones in a chain)."""
 TILE_FIELDS = ("tile_start", "tile_count", "tile_blocks", "tile_own")
-"""One number a tile of queries: its first flat token; how many, 0 for padding; where its row's blocks begin; the
-position of its row's first own token."""
+"""One number per tile of queries: its first flat token; its number of tokens, 0 for padding; where its row's blocks
+begin; the position of its row's first own token."""
 
 _CHAIN = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Named, consecutive parts of one int64 buffer. `blocks`, of which a step needs as many as it has, comes last."""
+    """Named, consecutive parts of one int64 buffer. `blocks`, whose length varies with the step, comes last."""
 
     lengths: tuple[tuple[str, int], ...]
 
     @classmethod
     def of(cls, *, tokens: int, tiles: int, blocks: int, more: Iterable[str] = ()) -> Fields:
-        """`more` names further fields of one number a token."""
+        """`more` names further fields of one number per token."""
         names = [(name, tokens) for name in (*more, *TOKEN_FIELDS)] + [(name, tiles) for name in TILE_FIELDS]
         return cls((*names, ("blocks", blocks)))
 
@@ -57,7 +57,7 @@ def fill(
     groups: Sequence[tuple[Sequence[RowSpan], int]],
     scratch_slot: int = 0,
 ) -> int:
-    """Writes the layout of a step. Returns how many blocks it wrote; all else beyond the spans becomes padding.
+    """Writes the layout of a step. Returns how many blocks it wrote; the rest of the other fields becomes padding.
 
     A group is spans and the queries of one of their tiles; the first group's keys are split. Their tiles follow one
     another in the order of the groups. Padding tokens go to `scratch_slot`.

@@ -1,13 +1,13 @@
 """Paged attention for GPUs: Triton kernels over the block table, keys split among programs ("flash decoding").
 
-Queries that share a key head are folded into one tile, so keys are read once for all of them; a row may bring one query
-or many, in any mix, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile
-number n belongs to split n modulo NUM_SPLITS, so which split sums which keys, and in which order, depends on a query's
-position alone. For such rows what attention yields for a token does therefore not depend on the batch: not on who else
-is in the step, nor on how many tokens are verified with it. A prefill chunk of more than SMALL_SPAN queries takes
-larger tiles and no split, whose sums may round otherwise.
+Queries that share a key head are folded into one tile, so keys are read once for all of them. A row may have any number
+of queries, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile number n
+belongs to split n modulo NUM_SPLITS, so the order of the sums depends only on a query's position. For such rows the
+output for a token therefore does not depend on the batch: neither on the other sequences of the step nor on how many
+tokens are verified with it. A prefill chunk of more than SMALL_SPAN queries uses larger tiles and no split, and may
+round differently.
 
-What Triton is asked to compile is in `paged_kernels.py`, imported here only when an attention is made.
+The Triton kernels are in `paged_kernels.py`, which is imported only when an attention is made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TritonMissing(ValueError):
 
 
 def load_kernels(device: torch.device) -> ModuleType:
-    """The kernels. Raises TritonMissing where they cannot run: without the package, or without a GPU to run on."""
+    """The kernels. Raises TritonMissing if they cannot run: without the package, or without a GPU."""
     try:
         from outrider.engine.attention import paged_kernels
     except ImportError as error:
@@ -50,7 +50,7 @@ def load_kernels(device: torch.device) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a model's attention, on this device."""
+    """Sizes of a model's attention on this device."""
 
     heads: int
     kv_heads: int
@@ -79,7 +79,7 @@ class Shape:
 
 
 def _rows_of_many(dtype: torch.dtype) -> int:
-    """Of a prefill's tiles. Larger ones of float32 do not fit what memory a multiprocessor shares."""
+    """Rows of a prefill's tiles. Larger float32 tiles do not fit a multiprocessor's shared memory."""
     return _TILE_ROWS_SMALL if dtype == torch.float32 else _TILE_ROWS_LARGE
 
 
@@ -120,7 +120,7 @@ class TritonAttention:
 
     @property
     def tile_queries(self) -> int:
-        """Queries of one tile of a row of few."""
+        """Queries of one tile, in rows of few queries."""
         return self.shape.tile_queries(_TILE_ROWS_SMALL)
 
     def batch(
@@ -133,21 +133,21 @@ class TritonAttention:
         splits: int = NUM_SPLITS,
         workspace: Workspace | None = None,
     ) -> TritonBatch:
-        """A step over a layout that lies on the device already; `tiles` counts those of few queries and of many.
+        """A step whose layout is on the device already. `tiles`: the numbers of tiles of few queries and of many.
 
-        `splits` is how many find keys: all, unless the contexts are known to be short. With a workspace nothing is
-        allocated, and padding tokens are left as they are in it.
+        `splits`: how many splits have keys; all, unless the contexts are known to be short. With a workspace nothing is
+        allocated, and the rows of padding tokens in it are not written.
         """
         return TritonBatch(self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, tree, workspace)
 
     def workspace(self, tokens: int, cache: KVCache) -> Workspace:
-        """For steps of at most this many tokens, of rows of few queries."""
+        """A workspace for steps of at most this many tokens, in rows of few queries."""
         return Workspace.allocate(self.shape, tokens, cache.keys[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """What a step writes besides the cache. One serves all layers, one after another."""
+    """The buffers that a step writes besides the cache. One workspace serves all layers in turn."""
 
     out: Tensor
     """[tokens, heads * head_dim]"""
@@ -161,7 +161,7 @@ class Workspace:
     def allocate(cls, shape: Shape, tokens: int, like: Tensor, *, split: bool = True) -> Workspace:
         device = like.device
         stats = (tokens, shape.heads, NUM_SPLITS) if split else (0,)
-        # Zeroed: padding tokens are never written, and what follows should meet numbers there.
+        # Zeroed: padding tokens are never written, and later operations must not read NaN there.
         out = torch.zeros(tokens, shape.heads * shape.head_dim, dtype=like.dtype, device=device)
         partial = torch.empty((*stats, shape.head_padded), dtype=torch.float32, device=device)
         maxima, sums = (torch.empty(stats, dtype=torch.float32, device=device) for _ in range(2))
@@ -199,7 +199,7 @@ class TritonBatch:
         return self.look(query, layer, scale)
 
     def cached(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values: for whoever writes this step's own to them."""
+        """The layer's keys and values, for a kernel that writes this step's own to them."""
         return self._cache.keys[layer], self._cache.values[layer]
 
     def store(self, key: Tensor, value: Tensor, layer: int) -> None:
@@ -222,7 +222,7 @@ class TritonBatch:
         )
 
     def look(self, query: Tensor, layer: int, scale: float) -> Tensor:
-        """Attention over what is cached, this step's own included. Overwritten by the next layer's look."""
+        """Attention over the cache, including this step's tokens. The next layer's call overwrites the result."""
         if self.moves is not None:
             self._cache.move(self.moves, layer)
         query = _rows(query)
@@ -294,7 +294,7 @@ class TritonBatch:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The kernels step through heads and tokens as they lie, but want head_dim contiguous."""
+    """The kernels take any strides of heads and tokens, but need head_dim contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels of paged attention. Imported only where Triton is; see `paged.py` for what they are for.
+"""Triton kernels of paged attention, imported only if Triton is installed. `paged.py` explains them.
 
 Notation: a tile is a few consecutive queries of one row, times the query heads that share one key head. All integers
 of a step's layout are int64. head_dim is contiguous everywhere.
@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 
-# The layout's arrays begin anywhere in one buffer: a kernel for each alignment would be compiled in mid-service.
+# The layout's arrays start anywhere in one buffer. Without this, kernels for further alignments would be compiled while
+# serving.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def store_kernel(
     key,
@@ -42,7 +43,7 @@ def store_kernel(
 
 @triton.jit
 def _dot(a, b, WIDEN: tl.constexpr):
-    """Of float32 in three products of tf32, as near as float32's own and on tensor cores; others as they are."""
+    """Float32 products as three of tf32, which are as exact and run on tensor cores; other dtypes directly."""
     if WIDEN:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="tf32x3")
@@ -93,8 +94,8 @@ def attend_kernel(
 
     Grid: [tiles, kv_heads, NUM_SPLITS], or fewer splits where the rest would find no keys. With one split the result
     goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them. `scale` includes
-    log2(e): powers of two are what the hardware has.
-    WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of bfloat16.
+    log2(e), because the hardware computes powers of two. WIDEN multiplies in float32, with equal products: Triton's
+    interpreter has no matrix product of bfloat16.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -126,7 +127,7 @@ def attend_kernel(
                 there = position < limit
                 block = tl.load(table + position // BLOCK_SIZE, mask=there, other=0)
                 slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-                # What lies beyond the limit is anyone's, NaN perhaps: it is not read, so its zero weight stays zero.
+                # Slots beyond the limit may hold NaN. They are not read, so that their zero weight stays zero.
                 cells = base + slot[:, None] * HEAD_DIM + d[None, :]
                 readable = there[:, None] & (d < HEAD_DIM)[None, :]
                 k = tl.load(key_cache + cells, mask=readable, other=0.0)
@@ -138,7 +139,7 @@ def attend_kernel(
                     seen = seen & (chosen | (position < own)[None, :])
                 score = tl.where(seen, score, float("-inf"))
                 new_best = tl.maximum(best, tl.max(score, axis=1))
-                # Nothing seen so far: any finite maximum makes all weights zero instead of NaN.
+                # No key so far: any finite maximum makes all weights zero instead of NaN.
                 shift = tl.where(new_best == float("-inf"), 0.0, new_best)
                 weight = tl.exp2(score - shift[:, None])
                 decay = tl.exp2(best - shift)
@@ -148,7 +149,7 @@ def attend_kernel(
                 best = new_best
             if NUM_SPLITS == 1:
                 to = token[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
-                # Rows of the tile without a query have seen nothing.
+                # Rows of the tile without a query have no keys.
                 total = tl.where(real, total, 1.0)
                 tl.store(out + to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
             else:
@@ -178,7 +179,7 @@ def reduce_kernel(
     if limit > 0:
         split = tl.arange(0, NUM_SPLITS)
         d = tl.arange(0, HEAD_PADDED)
-        # The others were not run in this step; what lies there is of another one.
+        # The other splits were not run in this step; their buffers hold values of an earlier one.
         live = split * TILE_KEYS < limit
         part = (token * HEADS + head) * NUM_SPLITS + split
         best = tl.load(partial_max + part, mask=live, other=float("-inf"))

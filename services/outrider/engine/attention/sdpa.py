@@ -1,7 +1,7 @@
 """The reference: torch's scaled_dot_product_attention, on any device.
 
-Rows of few queries (decoding, verification) go through one padded call per layer; a prefill chunk through one of
-its own. Query heads that share a key head are folded into the query axis, so keys are never repeated.
+Rows of few queries (decoding, verification) share one padded call per layer; a prefill chunk has one of its own. Query
+heads that share a key head are folded into the query axis, so keys are never repeated.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from outrider.engine.attention.interface import KVCache, Moves, RowSpan
 
-# Rows with at most this many queries share a padded call; padding a prefill to its neighbours would waste it.
+# Rows with at most this many queries share a padded call. Padding others to the length of a prefill would be a waste.
 _MAX_SMALL_TOKENS = 16
-# The CPU kernel takes keys in parts of this many.
+# The CPU kernel processes keys in parts of this many.
 _PART = 512
 # Key lengths are rounded up to this: the vector loop's remainder is rounded differently.
 _ALIGN = 16
-# So many keys are summed in one go. More of them are parted at places that depend on how many they are, and on the CPU.
+# Up to this many keys are summed in one pass. More are split at places that depend on their number and on the CPU.
 _AT_ONCE = 192
-# Queries are taken in parts of this many or a multiple of it; a part of fewer than four is summed in another order.
+# Queries are processed in parts of a multiple of this many; a part of fewer than four is summed in another order.
 _QUERY_PART, _MIN_PART = 32, 4
 
 
@@ -36,11 +36,11 @@ class _Group:
     sequences: int
     queries: int
     slots: Tensor | slice
-    """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather). Only what the sequence itself has
-    written: a masked key still enters the sum, times 0, and whatever else lies in the cache may be NaN."""
+    """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather). Only slots that the sequence
+    itself has written: a masked key still enters the sum, times 0, and other slots may hold NaN."""
     kv_len: int
     mask: Tensor
-    """[sequences, 1, queries, kv_len], True where a query may look."""
+    """[sequences, 1, queries, kv_len], True where a query may attend."""
     keep: Tensor | None
     """Indices of the real rows among the padded ones; None when all are real."""
 
@@ -54,20 +54,20 @@ def _group(spans: list[RowSpan], device: torch.device) -> _Group:
 
 
 def _padded(kv_len: int) -> int:
-    """A length from `kv_len` up for which sums are split as for all such lengths. Masked keys add exact zeros."""
+    """`kv_len` rounded up to a length at which sums are always split in the same way. Masked keys add exact zeros."""
     whole, rest = divmod(kv_len, _PART)
     rest = -(-rest // _ALIGN) * _ALIGN
     return whole * _PART + (rest if rest <= _AT_ONCE else _PART)
 
 
 def _missing(queries: int) -> int:
-    """How many queries more make the last part long enough."""
+    """How many more queries make the last part long enough."""
     rest = queries % _QUERY_PART
     return _MIN_PART - rest if 0 < rest < _MIN_PART else 0
 
 
 def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
-    """What _Group.rows and _Group.keep say."""
+    """_Group.rows and _Group.keep."""
     if len(spans) == 1 and spans[0].num_tokens == queries:
         return slice(spans[0].start, spans[0].start + queries), None
     rows: list[int] = []
@@ -80,7 +80,7 @@ def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Ten
 
 
 def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | slice:
-    """What _Group.slots says."""
+    """_Group.slots."""
     first = spans[0].slots[0]
     if len(spans) == 1 and spans[0].kv_len == kv_len and spans[0].contiguous:
         return slice(first, first + kv_len)
@@ -94,7 +94,7 @@ def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | 
 def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device) -> Tensor:
     first = torch.tensor([span.cached_len for span in spans], device=device)
     last = torch.tensor([span.kv_len - 1 for span in spans], device=device)
-    # A padding query looks where the last real one does.
+    # A padding query attends where the last real one does.
     position = torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
     mask = (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
     for number, span in enumerate(spans):
@@ -104,7 +104,7 @@ def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device)
 
 
 def _own_mask(masks: Sequence[int], device: torch.device) -> Tensor:
-    """[tokens, tokens] of a tree: True where the row's token may look at the column's."""
+    """[tokens, tokens] of a tree: True where the row's token may attend to the column's."""
     bits = torch.arange(len(masks), device=device)
     return ((torch.tensor(masks, device=device)[:, None] >> bits) & 1).bool()
 
@@ -157,7 +157,7 @@ class SdpaBatch:
         kv_heads, head_dim = keys.shape[0], keys.shape[2]
         share = query.shape[1] // kv_heads
         n, t = group.sequences, group.queries
-        # [n, kv_heads, share * t, head_dim]: the heads of one key head become more queries.
+        # [n, kv_heads, share * t, head_dim]: the query heads of one key head become further queries.
         q = query.view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, share * t, head_dim)
         if missing := _missing(share * t):
             q = F.pad(q, (0, 0, 0, missing))

@@ -1,1 +1,1 @@
-"""What runs a model's steps on one kind of device."""
+"""Implementations of a model's steps for one kind of device."""

@@ -1,4 +1,4 @@
 """One model on several processes: rank 0 decides, followers run the same forward on their share of the heads.
 
-Knows the group's processes and what they tell one another; not who serves the model, nor who starts the processes.
+Knows the group's processes and their messages; not the service, nor the process that starts the group.
 """

@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def follow(group: Group, config: EngineConfig) -> None:
-    """Returns when rank 0 says that nothing more will come.
+    """Returns when rank 0 sends the end of the group.
 
-    Raises PeerGone when rank 0 ends without a word, CheckpointError when its share cannot be loaded.
+    Raises PeerGone when rank 0 ends without that message, CheckpointError when the share cannot be loaded.
     """
     [link] = group.links
     kind, payload = link.receive()

@@ -42,21 +42,21 @@ _BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a rank is born with."""
+    """What a rank inherits from the process that starts it."""
 
     rank: int
     size: int
     links: tuple[Link, ...]
-    """Of rank 0: one to each follower, in order of rank. Of a follower: the one to rank 0."""
+    """On rank 0, one to each follower, in order of rank. On a follower, the one to rank 0."""
     rendezvous: socket.socket
-    """Bound and listening: rank 0's group store is reached at it."""
+    """A listening socket, for the group store of rank 0."""
     beat_fd: int
     step_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOrder:
-    """What rank 0 decided before anything is loaded."""
+    """Rank 0's decisions before anything is loaded."""
 
     path: Path
     num_blocks: int
@@ -71,7 +71,7 @@ class LoadOrder:
 
 
 class Group:
-    """Used by the thread that loads, then by the one that runs steps."""
+    """One rank's part in the group. Used by the loading thread, then by the step thread."""
 
     def __init__(self, place: Place) -> None:
         self.rank = place.rank
@@ -88,31 +88,33 @@ class Group:
         return self.rank == 0
 
     def check(self, path: Path, settings: Any, config: EngineConfig) -> None:
-        """Raises CheckpointError for what cannot be divided, or a machine with too few GPUs."""
+        """Raises CheckpointError for a model that cannot be sharded, or a machine with too few GPUs."""
         check_divides(path, settings, self.size)
         check_execution(config.execution)
         check_device(config.device, self.size)
 
     def device(self, device: str) -> str:
-        """This rank's."""
+        """This rank's device."""
         return rank_device(device, self.rank)
 
     def available_bytes(self, device: str) -> int:
-        """What this rank may take. On a CPU all ranks share the memory; rank 0 counts while nobody has taken any."""
+        """Bytes that this rank may take. On a CPU all ranks share the memory; rank 0 measures it before any has
+        loaded."""
         shared = torch.device(device).type == "cpu" and self.leads
         return available_bytes(device) // (self.size if shared else 1)
 
     def join(self, order: LoadOrder, device: str) -> None:
-        """Tells the followers, when this is rank 0; then all meet. Raises PeerGone, or RuntimeError in vain."""
+        """Rank 0 sends the order to the followers; then all form the process group. Raises PeerGone, or RuntimeError
+        when that fails."""
         if self.leads:
             for link in self.links:
                 link.send(Kind.LOAD, order.encode())
         self._device = torch.device(device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        # transformers takes its place in the mesh from these.
+        # transformers reads its place in the mesh from these.
         os.environ |= {"RANK": str(self.rank), "LOCAL_RANK": str(self.rank), "WORLD_SIZE": str(self.size)}
-        # Ranks of one machine need not, and must not, be reached from another.
+        # Ranks of one machine must not be reachable from others.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self._meet()
 
@@ -121,7 +123,7 @@ class Group:
         return sharding_arguments(self.size)
 
     def loaded(self) -> None:
-        """Returns on rank 0 when all have loaded. Raises PeerGone."""
+        """On rank 0, returns when all ranks have loaded. Raises PeerGone."""
         if not self.leads:
             self.links[0].send(Kind.READY)
             return
@@ -132,10 +134,10 @@ class Group:
 
     @contextmanager
     def run(self, step: Step) -> Iterator[None]:
-        """Around every forward of every rank. Rank 0 tells the others first; whoever fails inside ends its process.
+        """Wraps every forward of every rank. Rank 0 first sends the step to the others. A rank that fails inside ends
+        its process.
 
-        Once the others have begun, a rank that fails alone would leave them inside a collective, and them and itself
-        with different caches.
+        A rank that failed alone and continued would leave the others inside a collective, with caches unlike its own.
         """
         with self.watchdog.step():
             try:
@@ -145,14 +147,14 @@ class Group:
                         link.send(Kind.STEP, plan)
                 yield
                 if self._device.type == "cuda":
-                    # A collective that hangs on a GPU is seen by who waits for it: here, under the watchdog.
+                    # A collective that hangs on a GPU is only noticed by waiting for it: here, under the watchdog.
                     torch.cuda.current_stream(self._device).synchronize()
             except Exception as error:
                 log.error("rank %d failed in a step", self.rank, exc_info=error)
                 end_process(f"rank {self.rank}: {type(error).__name__}")
 
     def stop(self) -> None:
-        """Rank 0, at its own end: the followers go, too."""
+        """Called on rank 0 at its end: it ends the followers too."""
         self.watchdog.disarm()
         for link in self.links:
             try:
@@ -187,14 +189,14 @@ class Group:
             self.leads,
             _RENDEZVOUS_TIMEOUT,
             wait_for_workers=False,
-            # Rank 0's part owns the descriptor it is given.
+            # The store of rank 0 takes ownership of the descriptor.
             master_listen_fd=os.dup(rendezvous.fileno()) if self.leads else None,
             use_libuv=True,
         )
 
 
 def listen() -> socket.socket:
-    """A rendezvous: made before the ranks are, so that no port can be lost to another process in between."""
+    """A listening socket for the rendezvous. Made before the ranks, so that no other process can take the port."""
     rendezvous = socket.socket()
     rendezvous.bind((_HOST, 0))
     rendezvous.listen()

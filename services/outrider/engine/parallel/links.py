@@ -1,7 +1,7 @@
-"""What rank 0 and one follower say to each other: framed messages on a socket pair.
+"""Messages between rank 0 and one follower, framed, on a socket pair.
 
-Not a collective: a follower may wait for the next step for hours, which a collective's timeout forbids, and the end of
-either process is the end of the stream, at once.
+Not a collective: a follower may wait hours for the next step, which a collective's timeout forbids. And when either
+process ends, the stream ends at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(IntEnum):
     STEP = 3
     """Rank 0: run this step."""
     STOP = 4
-    """Rank 0: nothing more will come."""
+    """Rank 0: the group ends."""
 
 
 class Link:
@@ -50,12 +50,12 @@ class Link:
             raise PeerGone(str(error)) from error
 
     def receive(self) -> tuple[Kind, bytes]:
-        """Waits for as long as the other end lives. Raises PeerGone; ValueError for what is no message."""
+        """Waits as long as the other process lives. Raises PeerGone, or ValueError for an invalid message."""
         kind, length = _FRAME.unpack(self._read(_FRAME.size))
         return Kind(kind), self._read(length)
 
     def wait_until_gone(self, timeout_s: float) -> bool:
-        """Whether the other end closed within `timeout_s`. What it still says is dropped."""
+        """Whether the other end closed within `timeout_s` seconds. Messages that still arrive are dropped."""
         self._socket.settimeout(timeout_s)
         try:
             while self._socket.recv(4096):

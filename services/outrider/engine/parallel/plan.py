@@ -1,8 +1,8 @@
-"""A step as bytes: what rank 0 tells the followers before each forward.
+"""A step as bytes, which rank 0 sends to the followers before each forward.
 
-Signed 64-bit numbers, native byte order: both ends are one machine. Head: counts of tokens, wanted rows, wiped blocks
-and spans; then token ids, positions, wanted rows, wiped blocks; then each span with its blocks and, for a tree, its
-masks. -1 stands for no block copied.
+Signed 64-bit numbers in native byte order, as both ends are on one machine. Head: counts of tokens, wanted rows, wiped
+blocks and spans; then token ids, positions, wanted rows, wiped blocks; then each span with its blocks and, for a tree,
+its masks. -1 means that no block is copied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from outrider.engine.step import Step
 
 
 def encode(step: Step) -> bytes:
-    """See the module."""
+    """See the module docstring."""
     numbers = array("q", (len(step.token_ids), len(step.wanted), len(step.wiped), len(step.spans)))
     numbers.extend(step.token_ids)
     numbers.extend(step.positions)

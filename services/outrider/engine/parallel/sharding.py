@@ -1,4 +1,4 @@
-"""What a model must be like to run on several processes, and how transformers is told to split it."""
+"""Requirements of a model that runs on several processes, and the arguments with which transformers shards it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.engine.checkpoints import CheckpointError, read_config
 
 
 def check_divides(path: Path, settings: Any, size: int) -> None:
-    """Every rank holds whole heads, and as many as the others. Raises CheckpointError."""
+    """Every rank must hold whole heads, and equally many. Raises CheckpointError."""
     if "outrider_draft" in read_config(path):
         raise CheckpointError("tensor_parallel", f"{path} is a draft, which is not divided")
     heads = settings.num_attention_heads
@@ -27,13 +27,13 @@ def check_divides(path: Path, settings: Any, size: int) -> None:
 
 
 def check_device(device: str, size: int) -> None:
-    """A GPU for each rank. Raises CheckpointError."""
+    """Each rank needs a GPU. Raises CheckpointError."""
     if torch.device(device).type == "cuda" and (count := torch.cuda.device_count()) < size:
         raise CheckpointError("tensor_parallel", f"{size} GPUs are needed, one a rank; this machine has {count}")
 
 
 def check_execution(execution: str) -> None:
-    """A share's layers talk to the other ranks inside, which only transformers' own do. Raises CheckpointError."""
+    """Sharded layers communicate with other ranks, which only transformers' own layers do. Raises CheckpointError."""
     if execution not in ("auto", "transformers"):
         raise CheckpointError("execution", f"{execution} does not divide a model; tensor_parallel needs transformers")
 

@@ -1,7 +1,7 @@
-"""Ends the process rather than let it wait for something that will not come.
+"""Ends a rank's process when it would otherwise wait forever.
 
-A rank that waits inside a collective cannot be told anything; ending the process always works, and whoever started the
-group starts it again. So: a step that takes too long, a peer that is gone, a starter that is gone, each ends the rank.
+A rank that waits inside a collective cannot be interrupted. Ending its process always works, and the supervisor
+restarts the group. So a step that takes too long, and the end of a peer or of the supervisor, each end the rank.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from contextlib import contextmanager
 log = logging.getLogger(__name__)
 
 EXIT_BROKEN = 70
-"""Exit code of a rank whose group cannot go on."""
+"""Exit code of a rank whose group cannot continue."""
 BEAT, READY = b".", b"R"
-"""What a rank writes to who started it: it lives and makes progress; it serves."""
+"""Bytes that a rank writes to the supervisor: it makes progress; it serves."""
 
 _PERIOD_S = 0.5
 
 
 def end_process(reason: str) -> None:
-    """At once, past everything that could wait."""
+    """Ends the process at once, skipping everything that could block."""
     log.error("%s: the group cannot go on", reason)
     logging.shutdown()
     os._exit(EXIT_BROKEN)
 
 
 class Watchdog:
-    """A thread that looks twice a second, and at once when a peer goes."""
+    """A thread that checks twice a second, and at once when a peer ends."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Watchdog:
         step_timeout_s: float,
         end: Callable[[str], None] = end_process,
     ) -> None:
-        """peers: file descriptors of links, and who is at their other end. beat_fd: a pipe to who started us."""
+        """peers: file descriptors of links → name of the peer. beat_fd: a pipe to the supervisor."""
         self._peers = dict(peers)
         self._beat_fd = beat_fd
         self._step_timeout_s = step_timeout_s
@@ -55,16 +55,16 @@ class Watchdog:
         self._thread.start()
 
     def disarm(self) -> None:
-        """The group's end is wanted: whoever goes may go."""
+        """The group is being stopped: peers may end."""
         self._armed = False
 
     def say_ready(self) -> None:
-        """Tells who started us that this rank serves."""
+        """Reports to the supervisor that this rank serves."""
         os.write(self._beat_fd, READY)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """What is inside must end in time."""
+        """The block must end in time."""
         self._step_since_s = time.monotonic()
         try:
             yield
@@ -75,7 +75,7 @@ class Watchdog:
         """Waits up to `wait_s` for a reason to end the process; empty when there is none."""
         poll = select.poll()
         for fd in self._peers:
-            # Not POLLIN: what peers say is for others to read. A closed end is reported unasked.
+            # Not POLLIN: other code reads the peers' messages. poll reports a closed end anyway.
             poll.register(fd, select.POLLRDHUP)
         poll.register(self._beat_fd, 0)
         for fd, _ in poll.poll(wait_s * 1e3):
@@ -97,7 +97,7 @@ class Watchdog:
         try:
             os.write(self._beat_fd, BEAT)
         except BlockingIOError:
-            # The reader is slow; it will find enough beats when it reads.
+            # The pipe is full: a slow reader will find enough beats.
             pass
         except OSError:
             if self._armed:

@@ -1,8 +1,8 @@
-"""Compiles the kernels with the system's C compiler, once for each version and variant of them, and loads them.
+"""Compiles the kernels with the system's C compiler, once for each version and variant, and loads them.
 
-A wheel stays pure Python: kernels are compiled where they run. An image compiles them as it is built, with
-`python -m outrider.engine.backends.cpu DIRECTORY`, and names that directory in OUTRIDER_KERNELS. A machine with neither
-runs on transformers alone.
+The wheel stays pure Python: kernels are compiled on the machine that runs them. An image compiles them when it is
+built, with `python -m outrider.engine.backends.cpu DIRECTORY`, and names that directory in OUTRIDER_KERNELS. A machine
+with neither runs on transformers alone.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TIMEOUT_S = 120
 
 
 class KernelsMissing(Exception):
-    """There are no kernels to be had, or not of the variant that was asked for. Says why."""
+    """No kernels are available, or not the configured variant. The message tells why."""
 
 
 class Layout(ctypes.Structure):
-    """How a variant wants weights to lie, and what it keeps activations in: see llama/model.h."""
+    """A variant's layout of weights and type of activations: see llama/model.h."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -58,7 +58,7 @@ class Kernels:
 
 
 def load_kernels(variant: str = "auto") -> Kernels:
-    """The kernels of that variant, or the quickest that this CPU can run. Raises KernelsMissing."""
+    """The kernels of this variant, or the fastest that this CPU can run. Raises KernelsMissing."""
     found = _load(variant)
     if isinstance(found, KernelsMissing):
         raise found
@@ -66,10 +66,10 @@ def load_kernels(variant: str = "auto") -> Kernels:
 
 
 def start_helpers(count: int, variant: str = "auto") -> None:
-    """Sees to it that there are so many besides a step's own thread; new ones keep to the cores of the calling thread.
+    """Ensures that there are `count` helper threads besides a step's own; new ones stay on the calling thread's cores.
 
-    A step of so many threads has the first ones. Without this call they are started by the first step that wants them.
-    Nothing happens where there are no kernels.
+    A step of N threads uses the first helpers. Without this call the first step that needs helpers starts them. Does
+    nothing if there are no kernels.
     """
     found = _load(variant)
     if isinstance(found, Kernels):
@@ -78,7 +78,7 @@ def start_helpers(count: int, variant: str = "auto") -> None:
 
 @cache
 def _load(name: str) -> Kernels | KernelsMissing:
-    """Failures are remembered too: a compiler is not asked twice."""
+    """Failures are cached too, so that the compiler is not run twice."""
     reasons = []
     for variant in VARIANTS:
         if name == "auto" and variant.missing:
@@ -88,7 +88,7 @@ def _load(name: str) -> Kernels | KernelsMissing:
                 return _load_variant(variant)
             except (OSError, subprocess.SubprocessError, KernelsMissing) as error:
                 reasons.append(str(error))
-    # Of those that would run here the quickest says best what is wrong.
+    # The error of the fastest variant that this CPU can run tells most.
     return KernelsMissing(reasons[0])
 
 
@@ -105,7 +105,8 @@ def _load_variant(variant: Variant) -> Kernels:
 
 
 def compile_variants(directory: Path) -> list[Path]:
-    """Every variant of this kind of machine, for OUTRIDER_KERNELS. Raises OSError and subprocess.SubprocessError."""
+    """Compiles every variant of this architecture, for OUTRIDER_KERNELS. Raises OSError and
+    subprocess.SubprocessError."""
     directory.mkdir(parents=True, exist_ok=True)
     compiler, made = _compiler(), []
     for variant in VARIANTS:
@@ -116,7 +117,7 @@ def compile_variants(directory: Path) -> list[Path]:
 
 
 def _compiled(variant: Variant) -> Path:
-    """From OUTRIDER_KERNELS, or from the user's cache, into which it is compiled first."""
+    """The library in OUTRIDER_KERNELS or in the user's cache, where it is compiled if it is missing."""
     if shipped := os.environ.get("OUTRIDER_KERNELS"):
         path = _library(Path(shipped), variant, "")
         if path.exists():
@@ -126,7 +127,7 @@ def _compiled(variant: Variant) -> Path:
     directory = private_directory(cache_directory() / "native")
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True).stdout
     path = _library(directory, variant, f"{compiler} {version.decode(errors='replace')}")
-    # Processes that start together need it compiled once.
+    # Processes that start together compile it once.
     with (directory / f"{variant.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
@@ -136,7 +137,7 @@ def _compiled(variant: Variant) -> Path:
 
 
 def _library(directory: Path, variant: Variant, compiler: str) -> Path:
-    """Named by all that it is made from: the sources, the options, and the compiler where that may change."""
+    """Its name has a hash of all inputs: the sources, the options, and the compiler if that may change."""
     digest = hashlib.sha256(" ".join([compiler, *FLAGS, *variant.flags]).encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
@@ -151,7 +152,7 @@ def _compiler() -> str:
 
 
 def _compile(compiler: str, variant: Variant, path: Path, mode: int) -> None:
-    """All or nothing: a process may end in the middle."""
+    """All or nothing: the process may end in the middle."""
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         output = Path(scratch) / path.name
         run_compiler([compiler, *FLAGS, *variant.flags, str(SOURCES / "step.c"), "-o", str(output), "-lm"])
@@ -160,7 +161,7 @@ def _compile(compiler: str, variant: Variant, path: Path, mode: int) -> None:
 
 
 def run_compiler(command: Sequence[str]) -> None:
-    """Raises OSError with what the compiler said."""
+    """Raises OSError with the compiler's output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise OSError(f"{command[0]} cannot compile the kernels: {done.stderr.strip()[:500]}")

@@ -22,11 +22,11 @@ from outrider.engine.quantization import Int8Linear
 # As in llama/model.h.
 _TILE, _MAX_HEAD_DIM = 16, 256
 _GATE_OUTPUTS = 32
-"""Outputs of gate that lie before those of up, at most: half of the widest panel."""
+"""gate's and up's outputs alternate in groups of at most this many: half of the widest panel."""
 _PAGE = 4096
-"""Bytes. Matrices begin at one: the kernels ask memory for lines by their place in a page."""
+"""In bytes. Matrices begin at a page, because the kernels prefetch lines by their place in a page."""
 _LONG_STEP_TOKENS = 64
-"""From here on a step computes for longer than it reads weights, and gains from every core."""
+"""From this many tokens on a step is bound by computing rather than reading weights, and gains from every core."""
 
 _Pointer = ctypes.c_void_p
 
@@ -69,12 +69,12 @@ class _Buffers(ctypes.Structure):
 
 
 def runs_natively(config: EngineConfig) -> bool:
-    """Whether the kernels are there and nothing else was asked for. They attend themselves."""
+    """Whether the kernels are available and the configuration allows them. They have their own attention."""
     return why_not_native(config) is None
 
 
 def why_not_native(config: EngineConfig, model: Any = None) -> str | None:
-    """None where the kernels can run it; `model` is its transformers config, left out for any that they take."""
+    """None if the kernels can run it. `model`: its transformers config; without it any supported model is assumed."""
     if config.execution not in ("auto", "native"):
         return f"execution is {config.execution}"
     if config.attention != "auto":
@@ -91,7 +91,7 @@ def why_not_native(config: EngineConfig, model: Any = None) -> str | None:
 
 
 def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCausalLM]:
-    """Whether it is a loaded model that the kernels take. See also runs_natively."""
+    """Whether the kernels support this loaded model. See also runs_natively."""
     return isinstance(model, LlamaForCausalLM) and _why_not_this(model.config, block_size) is None
 
 
@@ -115,15 +115,15 @@ def _why_not_this(model: Any, block_size: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """Weights of one product, packed."""
+    """Packed weights of one matrix product."""
 
     values: Tensor
-    """[outputs / panel, inputs / group, panel, group], outputs filled up with zeros; bfloat16, or int8 where there are
+    """[outputs / panel, inputs / group, panel, group], outputs padded with zeros; bfloat16, or int8 if there are
     scales. Panel and group are the variant's."""
     scales: Tensor | None = None
-    """[outputs, filled up] float32."""
+    """[padded outputs] float32."""
     sums: Tensor | None = None
-    """[outputs, filled up] int32, of each output's weights: its inputs are to be rounded to 8 bits as well."""
+    """[padded outputs] int32: sum of each output's weights. If given, inputs are rounded to 8 bits too."""
 
     def pointers(self) -> _Weights:
         return _Weights(*(None if x is None else x.data_ptr() for x in (self.values, self.scales, self.sums)))
@@ -141,26 +141,27 @@ class _PackedLayer:
 
 @dataclass(slots=True)
 class NativeBatch:
-    """A step's layout as the kernels read it."""
+    """A step's layout in the form that the kernels read."""
 
     cache: KVCache
     num_copying: int
-    """Rows that have tiles copied."""
+    """Number of rows with copied tiles."""
     rows: Tensor
-    """[rows, 7] int32: first token, number of tokens, kv_len, where its tiles begin in `tiles`, how many of them are
-    copied, from which place on, and how many rows stand beside it, below 0 where it is such a row."""
+    """[rows, 7] int32: first token, number of tokens, kv_len, index of its first tile in `tiles`, how many tiles are
+    copied, the place from which they are copied, and the number of its siblings, or, for a sibling, minus the distance
+    to its row."""
     tiles: Tensor
-    """[tiles of all rows] int32: places of 16 positions each in the cache."""
+    """[tiles of all rows] int32: index in the cache of each tile of 16 positions."""
     row_of: Tensor
     """[tokens] int32: each token's row."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Never called: a native step attends inside."""
+        """Never called: a native step computes attention itself."""
         raise NotImplementedError
 
 
 class NativeAttention:
-    """Lays out steps for NativeLlama. Keys and values lie in the cache in the kernels' order, not in its own."""
+    """Lays out steps for NativeLlama. Keys and values are stored in the kernels' order, not in KVCache's."""
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
@@ -186,7 +187,7 @@ def _tiles(span: RowSpan) -> Sequence[int]:
 
 
 def _copied(span: RowSpan) -> tuple[int, int]:
-    """How many tiles, and the place of the first."""
+    """How many tiles are copied, and the index of the first."""
     if span.copied_block is None:
         return 0, 0
     return span.cached_len % span.block_size // _TILE + 1, span.copied_block * (span.block_size // _TILE)
@@ -198,7 +199,7 @@ class NativeLlama:
     def __init__(
         self, kernels: Kernels, model: LlamaForCausalLM, max_context_len: int, prefill_threads: int = 0
     ) -> None:
-        """`prefill_threads`: of long steps, where they may have more than others."""
+        """`prefill_threads`: threads of long steps, if more than torch's."""
         self.execution = f"native-{kernels.variant}"
         self._forward = kernels.library.outrider_forward
         self._layout = layout = kernels.layout
@@ -210,10 +211,10 @@ class NativeLlama:
         self._norm = model.model.norm.weight.detach()
         head = model.get_output_embeddings()
         packer = _Packer(model, layout)
-        # In the order in which a step reads them.
+        # Packed in the order in which a step reads them.
         self._layers = [packer.layer(layer) for layer in model.model.layers]
         self._head, self._vocab = packer.pack(head), head.weight.shape[0]
-        # In float32, where transformers rounds the table to the model's dtype.
+        # In float32; transformers would round the table to the model's dtype.
         position = torch.arange(max_context_len)[None]
         cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
         half = config.head_dim // 2
@@ -224,7 +225,7 @@ class NativeLlama:
         self._queries: int = config.num_attention_heads * config.head_dim
         self._joined: int = self._queries + 2 * config.num_key_value_heads * config.head_dim
         self._scratch: dict[str, Tensor] = {}
-        # Not held: it is the engine's, and what a decoder holds counts as its weights.
+        # A weak reference: the cache is the engine's, and all tensors that a decoder holds count as its weights.
         self._bound: Callable[[], KVCache | None] = lambda: None
         self._model = _Model()
         self._layer_table: Any = None
@@ -248,7 +249,7 @@ class NativeLlama:
             self._buffer("inner", tokens * self._inner, act),
             hidden.data_ptr(),
             logits.data_ptr(),
-            # A panel, widened, for each thread.
+            # One widened panel per thread.
             self._buffer("panels", threads * layout.panel * most * layout.wide_bytes, torch.uint8),
             self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
@@ -259,7 +260,7 @@ class NativeLlama:
         return logits[:, : self._vocab], hidden
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> int:
-        """The address of scratch memory that holds at least `size` elements. It grows, and is kept."""
+        """Address of scratch memory for at least `size` elements. It only grows."""
         have = self._scratch.get(name)
         if have is None or have.numel() < size:
             have = self._scratch[name] = torch.empty(size, dtype=dtype)
@@ -296,13 +297,13 @@ class NativeLlama:
 
 
 class _Packer:
-    """Copies weights into the order of a variant, all in one stretch of large pages: most matrices alone would not fill
-    one."""
+    """Copies weights into a variant's order, all in one stretch of large pages: most matrices alone would not fill a
+    page."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         linears = [m for m in model.modules() if isinstance(m, nn.Linear | Int8Linear)]
         self._layout = layout
-        # Each is filled up to whole panels, and begins at a page.
+        # Each matrix is padded to whole panels, and begins at a page.
         sizes = [
             (m.weight.shape[0] + layout.panel) * m.weight.shape[1] * m.weight.element_size() + _PAGE for m in linears
         ]
@@ -321,7 +322,8 @@ class _Packer:
         )
 
     def pack(self, *linears: Any, alternating: int = 0) -> _Linear:
-        """One product of several, whose outputs follow one another, or alternate by so many."""
+        """Joins several matrices to one product. Their outputs follow one another, or alternate in groups of
+        `alternating`."""
         panel = self._layout.panel
 
         def join(parts: list[Tensor]) -> Tensor:
@@ -341,7 +343,7 @@ class _Packer:
         return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None)
 
     def _keep(self, values: Tensor) -> Tensor:
-        """A copy in our stretch."""
+        """A copy in the packer's memory."""
         start, size = self._used, values.numel() * values.element_size()
         self._used += -(-size // _PAGE) * _PAGE
         kept = self._bytes[start : start + size].view(values.dtype).view(values.shape)

@@ -1,4 +1,4 @@
-"""The kinds of CPU that our kernels are compiled for, and which of them this one is. Compiles and loads nothing."""
+"""The kinds of CPU that our kernels are compiled for, and those that this CPU can run. Compiles and loads nothing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _AMX = {**_AVX512_BF16, "amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compile the kernels. A text's bits are those of one variant."""
+    """One way to compile the kernels. Variants may differ in the bits of logits."""
 
     name: str
     features: frozenset[str]
-    """That the CPU must have, as Linux names them."""
+    """Features that the CPU must have, as Linux names them."""
     flags: tuple[str, ...]
-    """Of the compiler."""
+    """Options of the compiler."""
 
     @property
     def missing(self) -> list[str]:
-        """What this CPU lacks for it."""
+        """The features that this CPU lacks."""
         return sorted(self.features - cpu_features())
 
     @property
     def compiles_here(self) -> bool:
-        """Whether it is for this kind of machine; this very one need not be able to run it."""
+        """Whether it is for this architecture; this CPU need not be able to run it."""
         return not self.features or platform.machine() in ("x86_64", "AMD64")
 
 
@@ -42,20 +42,20 @@ VARIANTS = (
     _variant("avx512-bf16", _AVX512_BF16),
     _variant("avx512", {**_AVX512, "fma": "-mfma"}),
     _variant("avx2", {"avx2": "-mavx2", "fma": "-mfma"}),
-    # A product and its sum in one instruction where there is one, as on ARM.
+    # Allows fused multiply-add, which the compiler uses if the architecture always has it, as ARM.
     Variant("portable", frozenset(), ("-ffp-contract=fast",)),
 )
-"""The quickest first."""
+"""Fastest first."""
 
 
 def runnable_variants() -> list[str]:
-    """Those that this CPU can run, if there is a compiler; the quickest first."""
+    """Names of the variants that this CPU can run, fastest first."""
     return [variant.name for variant in VARIANTS if not variant.missing]
 
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """Of the first core; none where the system does not say."""
+    """Features of the first core; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -65,6 +65,7 @@ def cpu_features() -> frozenset[str]:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether torch finds instructions for it; without, it emulates them, many times slower than float32."""
+    """Whether the CPU has instructions that torch uses for bfloat16. Without, torch emulates it, far slower than
+    float32."""
     wanted = {"bf16"} if platform.machine() == "aarch64" else {"avx512_bf16", "amx_bf16"}
     return bool(wanted & cpu_features())
