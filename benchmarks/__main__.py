@@ -1,4 +1,4 @@
-"""python -m benchmarks NAME: measurements, each with a table for people and JSON for programs. Not in the wheel."""
+"""python -m benchmarks NAME: measurements, each with a table and JSON output. Not in the wheel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider_controller.cli import app
 
 _NAME = "python -m benchmarks"
 _SCENARIOS = "benchmarks.scenarios"
-# Name → (module, attribute, one line of help). The line stands here so that help imports no command.
+# Name → (module, attribute, one line of help). The line is here so that help imports no command.
 _COMMANDS = {
     "exactness": (f"{_SCENARIOS}.exactness", "exactness", "Speculation on, off and with another draft: equal texts?"),
     "distribution": (
@@ -73,7 +73,7 @@ def benchmarks() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """One command; returns its exit code."""
+    """Runs one command and returns its exit code."""
     return app.run(arguments, benchmarks, _NAME)
 
 

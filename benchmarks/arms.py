@@ -1,6 +1,7 @@
-"""The one A/B runner: every prompt by every arm, in turns, so that a machine's drift falls on all of them alike.
+"""The A/B runner of all benchmarks: every arm answers every prompt, in turns, so that a machine's drift hits all arms
+equally.
 
-Knows samples and sums; not what an arm is.
+Knows samples and sums, but no kind of arm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Sample:
     token_ids: tuple[int, ...]
     figures: Figures
     stolen: float = 0.0
-    """Share of this machine's processor time that its host gave to other machines meanwhile (steal)."""
+    """Share of this machine's processor time that its host gave to other machines (steal)."""
 
     @classmethod
     def of(cls, answer: Answer) -> Sample:
@@ -39,7 +40,7 @@ Samples = dict[str, list[Sample]]
 
 
 def turns(count: int, arms: Sequence[str], block: int = 1) -> Iterator[tuple[int, str]]:
-    """(number, arm): each arm does a block of numbers, one arm after the other; who begins alternates."""
+    """(number, arm): the arms take turns with blocks of numbers; the first arm alternates."""
     for start in range(0, count, block):
         for arm in arms if start // block % 2 == 0 else reversed(arms):
             for number in range(start, min(start + block, count)):
@@ -64,7 +65,7 @@ async def _with_steal(ask: Ask, prompt: str, max_tokens: int) -> Sample:
     before = psutil.cpu_times()._asdict()
     sample = await ask(prompt, max_tokens)
     after = psutil.cpu_times()._asdict()
-    # What guests of this machine take is in its user time already.
+    # The time of this machine's guests is already in its user time.
     passed = {name: spent - before[name] for name, spent in after.items() if not name.startswith("guest")}
     all_s = sum(passed.values())
     return replace(sample, stolen=passed.get("steal", 0.0) / all_s if all_s else 0.0)
@@ -76,7 +77,7 @@ def total(samples: Sequence[Sample]) -> Figures:
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Of one arm. `stolen` is weighted by time; `decode_round_ms` is without the round that reads the prompt."""
+    """Figures of one arm. `stolen` is weighted by time; `decode_round_ms` excludes the prefill round."""
     figures = total(samples)
     rounds = figures.rounds - len(samples)
     stolen_s = sum(sample.stolen * sample.figures.seconds for sample in samples)
@@ -88,7 +89,7 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def compared(base: Sequence[Sample], other: Sequence[Sample]) -> dict[str, Any]:
-    """What is judged is the ratio of the sums: a slow prompt counts as such."""
+    """Speed-ups of `other` over `base`, as ratios of sums: a slow prompt has more weight."""
     a, b = total(base), total(other)
     return {
         "request_speedup": round(_ratio(b.tokens_per_second, a.tokens_per_second), 4),

@@ -30,7 +30,7 @@ SHAPES = {
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256},
     "tiny": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512},
 }
-"""Llama 3's, by parameters; tiny only shows that the program runs."""
+"""Llama 3's shapes, by number of parameters; "tiny" only tests the program."""
 HEADS = {"8b": (32, 8, 128), "1b": (32, 8, 64), "tiny": (4, 2, 64)}
 AIM_BANDWIDTH, AIM_VERIFY = 1.25, 1.1
 POSITIONS = (1, 2, 3, 4, 5, 6, 8)
@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def random_model(shape: str, dtype: str, device: torch.device) -> LlamaForCausalLM:
-    """Made on the device: nothing is loaded, nothing is sent."""
+    """A model with random weights, made on the device."""
     heads, kv_heads, head_dim = HEADS[shape]
     config = LlamaConfig(
         **SHAPES[shape],
@@ -114,7 +114,7 @@ def random_model(shape: str, dtype: str, device: torch.device) -> LlamaForCausal
 
 
 def bytes_read_per_step(model: PreTrainedModel) -> int:
-    """Of weights: all but the embedding table, of which a step reads a few rows."""
+    """Bytes of weights without the embedding table, of which a step reads only a few rows."""
     table = model.get_input_embeddings().weight
     total: int = sum(p.numel() * p.element_size() for p in model.parameters())
     return total - int(table.numel() * table.element_size())
@@ -137,7 +137,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def median_s(run: Callable[[], object], device: torch.device, times: int, warm_up: int = 3) -> float:
-    """Median seconds of one run, each waited for."""
+    """Median seconds of one run, with a synchronization after each."""
     for _ in range(warm_up):
         run()
     synchronize(device)
@@ -151,14 +151,14 @@ def median_s(run: Callable[[], object], device: torch.device, times: int, warm_u
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:
-    """Bytes read and written a second by one large copy."""
+    """Bytes read and written per second by one large copy."""
     source = torch.ones(size // 8, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_s(lambda: target.copy_(source), device, 15)
 
 
 def matmuls(model: LlamaForCausalLM, device: torch.device) -> list[dict[str, Any]]:
-    """Each of a layer's products, layer after layer so that no weight is found in a cache."""
+    """Bandwidth of each of a layer's matrix products, layer after layer so that no weight is in a cache."""
     kinds = {
         "output": [layer.self_attn.o_proj.weight for layer in model.model.layers],
         "gate": [layer.mlp.gate_proj.weight for layer in model.model.layers],
@@ -180,7 +180,7 @@ def matmuls(model: LlamaForCausalLM, device: torch.device) -> list[dict[str, Any
 
 
 def recorded(run: Callable[[], None], device: torch.device) -> float:
-    """Median seconds of the run as a CUDA graph: the launches cost nothing."""
+    """Median seconds of the run as a CUDA graph, without launch costs."""
     if device.type != "cuda":
         return median_s(run, device, 5, warm_up=1)
     with torch.inference_mode():
@@ -193,7 +193,7 @@ def recorded(run: Callable[[], None], device: torch.device) -> float:
 
 
 def transformers_step_ms(model: LlamaForCausalLM, options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds a token of one greedy stream by model.generate, with its own attention and cache, by context."""
+    """Milliseconds per token of one greedy stream by model.generate, with its own attention and cache, by context."""
     model.set_attn_implementation("sdpa")
     caches = {"dynamic": None, "static": "static"} if options.peer_static else {"dynamic": None}
     found = {}
@@ -204,7 +204,7 @@ def transformers_step_ms(model: LlamaForCausalLM, options: argparse.Namespace) -
 
 
 def generate_s(model: LlamaForCausalLM, context: int, cache: str | None, steps: int) -> float:
-    """Seconds a token: a long answer's time less a short one's, so that the prefill falls out."""
+    """Seconds per token: a long answer's time less a short one's, which cancels the prefill."""
     prompt = torch.randint(3, model.config.vocab_size, (1, context), device=model.device)
     mask = torch.ones_like(prompt)
     few, many = 8, 8 + steps
@@ -229,7 +229,7 @@ def generate_s(model: LlamaForCausalLM, context: int, cache: str | None, steps: 
 
 
 def model_of(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """The same weights under another module tree: an engine takes its model's projections away."""
+    """The same weights under another module tree, because an engine removes its model's projections."""
     with torch.device("meta"):
         copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict(), assign=True)
@@ -239,7 +239,7 @@ def model_of(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def engine_steps(model: LlamaForCausalLM, context: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A figure for each number of rows and of positions, over `context` cached tokens a row."""
+    """Times for each number of rows and of positions, with `context` cached tokens per row."""
     block_size, longest = 16, context + max(options.positions)
     config = EngineConfig(
         dtype=options.dtype,
@@ -275,7 +275,7 @@ def prefilled(engine: Engine, context: int) -> EngineSequence:
 
 
 def step_s(engine: Engine, sequences: list[EngineSequence], positions: int, options: argparse.Namespace) -> float:
-    """Median seconds of a step that runs `positions` tokens of each sequence and judges all but the first."""
+    """Median seconds of a step that runs `positions` tokens of each sequence and verifies all but the first."""
     mode, params = _MODES[options.mode]
     drafted = list(range(7, 7 + positions))
 
@@ -290,7 +290,7 @@ def step_s(engine: Engine, sequences: list[EngineSequence], positions: int, opti
 
 
 def summary(figures: dict[str, Any]) -> dict[str, Any]:
-    """The ratios that have an aim, of the first context and number of rows asked for."""
+    """The ratios that have a goal, for the first given context and number of rows."""
     first = figures["steps"][0]
     same = {s["positions"]: s["step_ms"] for s in figures["steps"] if matches(s, first)}
     floor_ms = 1e3 * figures["weight_bytes"] / figures["copy_bytes_per_s"]

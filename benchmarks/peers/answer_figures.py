@@ -1,6 +1,6 @@
-"""From whole answers to figures: tokens a second by category, ratios to ours, texts that are equal, bars. Pure.
+"""Figures from whole answers: tokens per second by category, ratios to ours, equal texts, bars. Pure.
 
-A rate is tokens over seconds, from the request to the last token, summed over the answers.
+A rate is tokens over seconds, from the request to the last token, both summed over the answers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Answered:
     token_ids: tuple[int, ...]
     seconds: float
     first_s: float
-    """To the first token; for transformers to the first forward's end."""
+    """Until the first token; for transformers until the end of the first forward."""
     steps: int
-    """Forwards of the model that answers, where the subject counts them; otherwise 0."""
+    """Forwards of the target model if the subject counts them; else 0."""
     cores: float | None = None
-    """CPU time over time, where the subject is one process: how many cores it had, waiting threads included."""
+    """CPU time over wall time, including threads that spin, if the subject is one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """That ours is so many times as fast as the best of the subjects whose name begins like this."""
+    """A goal: ours must be this many times as fast as the best subject whose name has this prefix."""
 
     text: str
     beginning: str
@@ -46,7 +46,7 @@ class Verdict:
 
     bar: Bar
     subject: str
-    """The best."""
+    """The fastest subject of the bar."""
     ratio: float
     typical: float
     """The median of the ratios of single answers."""
@@ -60,12 +60,12 @@ BARS = (Bar("ours / best of vLLM", "vllm", 1.3), Bar("ours / transformers, assis
 
 
 def subjects(answers: Sequence[Answered]) -> list[str]:
-    """In the order in which they were first asked."""
+    """Names of the subjects, in order of their first answer."""
     return list(dict.fromkeys(answer.subject for answer in answers))
 
 
 def categories(answers: Sequence[Answered]) -> list[str]:
-    """In alphabetical order, and all of them together."""
+    """Categories in alphabetical order, then the name for all of them together."""
     return [*sorted({answer.category for answer in answers}), ALL]
 
 
@@ -74,12 +74,12 @@ def of(answers: Sequence[Answered], subject: str, category: str = ALL) -> list[A
 
 
 def rate(answers: Sequence[Answered]) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     return sum(len(a.token_ids) for a in answers) / sum(a.seconds for a in answers)
 
 
 def rates(answers: Sequence[Answered]) -> dict[str, dict[str, float]]:
-    """By subject, then by category."""
+    """Rates by subject, then by category."""
     return {s: {c: rate(of(answers, s, c)) for c in categories(answers)} for s in subjects(answers)}
 
 
@@ -90,7 +90,7 @@ def typical_ratio(answers: Sequence[Answered], subject: str) -> float:
 
 
 def verdicts(answers: Sequence[Answered], bars: Sequence[Bar] = BARS) -> list[Verdict]:
-    """Of the bars whose subjects were asked."""
+    """Verdicts on the bars whose subjects were measured."""
     totals = {subject: by_category[ALL] for subject, by_category in rates(answers).items()}
     found: list[Verdict] = []
     for bar in bars:
@@ -101,7 +101,7 @@ def verdicts(answers: Sequence[Answered], bars: Sequence[Bar] = BARS) -> list[Ve
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where they part; None if they are equal."""
+    """Position of the first difference; None if they are equal."""
     if list(one) == list(other):
         return None
     shorter = min(len(one), len(other))
@@ -109,7 +109,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def differences(answers: Sequence[Answered], subject: str) -> list[int | None]:
-    """Prompt by prompt, where the subject's answer leaves ours."""
+    """By prompt, the first position where the subject's answer differs from ours."""
     ours = {a.prompt: a.token_ids for a in of(answers, OURS)}
     return [first_difference(a.token_ids, ours[a.prompt]) for a in of(answers, subject)]
 
@@ -120,7 +120,7 @@ def tokens_per_step(answers: Sequence[Answered]) -> float | None:
 
 
 def summary(answers: Sequence[Answered]) -> dict[str, dict[str, Any]]:
-    """What the tables are made of, by subject; for JSON."""
+    """The contents of the tables, by subject; for JSON."""
     found = rates(answers)
     return {subject: _about(answers, subject, found) for subject in found}
 
@@ -151,7 +151,7 @@ def rate_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def ratio_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Subject, then by category how many times as fast ours is."""
+    """Subject, then by category our rate over the subject's."""
     return [
         [name, *(f"{v:.2f}" for v in about["ours_ratio"].values()), f"{about['typical_ours_ratio']:.2f}"]
         for name, about in summed.items()
@@ -160,7 +160,7 @@ def ratio_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def subject_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Subject, tokens a step, median milliseconds to the first token, cores kept busy, answers that equal ours."""
+    """Subject, tokens per step, median milliseconds to the first token, busy cores, answers equal to ours."""
     return [
         [
             name,
@@ -174,7 +174,7 @@ def subject_rows(summed: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
 
 
 def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
-    """Bar, the subject it came to, ratio, median of ratios, bound, whether it is met."""
+    """Bar, its fastest subject, ratio, median of ratios, bound, whether it is met."""
     return [
         [
             v.bar.text,
@@ -189,7 +189,7 @@ def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
 
 
 def answer_rows(answers: Sequence[Answered]) -> list[dict[str, Any]]:
-    """Every answer for JSON: counts and times, and where it leaves ours, in place of its tokens."""
+    """Every answer for JSON: counts and times, and its first difference from ours in place of its tokens."""
     ours = {a.prompt: a.token_ids for a in of(answers, OURS)}
     rows = []
     for answer in answers:

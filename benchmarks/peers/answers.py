@@ -1,9 +1,9 @@
 """Ours and peers that speculate too, answering the same prompts: `python -m benchmarks.peers.answers --prompts FILE`.
 
 One stream of greedy answers, in bfloat16. Ours is the whole stack: gateway, router, target on one core, draft on the
-other, where the target reads prompts too. A peer is one process with a thread on each of the same cores. They take
-turns prompt by prompt; whoever is not asked is idle. Knows processes; what is made of the answers is in
-`answer_figures`.
+other, which the target also uses for prefill. A peer is one process with a thread on each of the same cores. The
+subjects take turns prompt by prompt; the others are idle. This module handles the processes, `answer_figures` the
+answers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from benchmarks.support.prompts import Prompt, read_prompts, spread
 from benchmarks.support.stacks import beside
 
 _MODEL = "smollm2-135m-instruct"
-# OpenMP threads wait actively for a few milliseconds after the work is done: nobody starts beside them.
+# Pause between answers: OpenMP threads spin for a few milliseconds after their work and would slow the next subject.
 _REST_S = 0.05
 _IDLE_S = 3.0
 _ANSWER_S = 600.0
@@ -51,7 +51,7 @@ _ANSWER_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt in both forms: ours is asked in text, a peer in the tokens that this text has in the chat template."""
+    """A prompt as text, for ours, and as the tokens of that text in the chat template, for a peer."""
 
     prompt: Prompt
     token_ids: list[int]
@@ -64,12 +64,12 @@ class Limits:
 
 
 class Asked(Protocol):
-    """Who answers: {"token_ids", "s", "first_s", "steps"}."""
+    """A subject. Its answer is {"token_ids", "s", "first_s", "steps"}."""
 
     name: str
 
     async def answer(self, question: Question, limits: Limits) -> dict[str, Any]:
-        """Raises PeerFailed, or CommandError when it is ours that fails."""
+        """Raises PeerFailed, or CommandError when ours fails."""
 
 
 class Ours:
@@ -103,7 +103,7 @@ class Ours:
 
 
 class Peer:
-    """A process, timed by itself: the way to it is not counted."""
+    """A process that measures its own time: communication with it is not counted."""
 
     def __init__(self, subject: Subject) -> None:
         self.name = subject.name
@@ -120,7 +120,7 @@ class Peer:
 
 
 def questions(prompts: Sequence[Prompt], model: Path) -> list[Question]:
-    """As chats of one turn."""
+    """The prompts as chats of one turn."""
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
 
     def token_ids(text: str) -> list[int]:
@@ -134,7 +134,7 @@ def questions(prompts: Sequence[Prompt], model: Path) -> list[Question]:
 async def take_turns(
     asked: Sequence[Asked], asking: Sequence[Question], limits: Limits, failures: dict[str, str]
 ) -> list[Answered]:
-    """Answers of those that gave all of them; `failures` says why another did not."""
+    """Answers of the subjects that gave all of them; `failures` gets the reasons of the others."""
     answers: list[Answered] = []
     report = Progress("prompts", len(asking))
     by_name = {subject.name: subject for subject in asked}
@@ -184,7 +184,7 @@ async def _start_peers(
 
 
 async def idle_shares(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Of one core, what each takes while nobody is asked."""
+    """Share of one core that each takes while idle."""
     before = {name: _cpu_s(own) for name, own in pids.items()}
     await asyncio.sleep(_IDLE_S)
     return {name: round((_cpu_s(own) - before[name]) / _IDLE_S, 3) for name, own in pids.items()}
@@ -204,7 +204,7 @@ def _cpu_s(pids: Sequence[int]) -> float:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run → what --json writes."""
+    """Runs everything → the content of --json."""
     started_s = time.monotonic()
     model = resolve(_MODEL)
     draft = draft_export.export(resolve(draft_export.DRAFT), install.ENVIRONMENTS / f"{draft_export.DRAFT}-llama")
@@ -251,7 +251,7 @@ def _peers(draft: Path, options: argparse.Namespace) -> dict[str, install.Peer]:
 
 
 def report(outcome: Mapping[str, Any]) -> str:
-    """For people."""
+    """The report as text."""
     summed = outcome["figures"]
     names = list(summed["ours"]["tokens_per_second"])
     ending = "end of text ignored" if outcome["ignore_eos"] else "stopped at the end of text"

@@ -1,8 +1,8 @@
 """Ours and the chosen peers on one core, in one run, with the same prompts: `python -m benchmarks.peers.compare`.
 
-Every subject loads the model once, in a process of its own, and then waits. For each measure they take turns, in
-alternating order, round after round; the table's ratios are of turns that were seconds apart. Knows processes and
-their lines of JSON; what is asked is in `plan`, what is made of the answers in `figures`.
+Every subject loads the model once, in its own process, and then waits. For each measure they take turns, in
+alternating order, round after round; the table's ratios compare turns that were seconds apart. This module handles the
+processes and their lines of JSON, `plan` the requests and `figures` the answers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from benchmarks.peers import figures, gguf_export, install
 from benchmarks.peers.plan import Measure, plan
 from benchmarks.peers.subjects import PeerFailed, Subject
 
-# A round in which another process took part of the core is made again, until there are this many times as many.
+# A round in which another process used the core is repeated, up to this many times the given number of rounds.
 _MAX_ROUNDS = 1.5
 
 
 @contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
-    """Holds the lock that whoever measures on this machine takes, if one was named."""
+    """Holds the lock that all measurements on this machine take, if one was named."""
     if lock is None:
         yield
         return
@@ -63,9 +63,9 @@ def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> di
 
 
 def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The whole run → what --json writes."""
+    """Runs everything → the content of --json."""
     model = resolve(options.model)
-    # Its file holds the weights in the dtype they are run in, and little else.
+    # The file holds the weights in the dtype in which they are run, and little else.
     weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     os.sched_setaffinity(0, {options.core})
     results: dict[str, dict[str, list[list[float]]]] = {}
@@ -94,7 +94,7 @@ def _machine() -> dict[str, str]:
 
 
 def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
-    """For people."""
+    """The report as text."""
     results: figures.Results = outcome["ms"]
     about = [
         ", ".join([f"{name}: {what['version']}", *(f"{library} preloaded" for library in what["preloaded"])])

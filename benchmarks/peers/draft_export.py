@@ -1,7 +1,7 @@
-"""A draft of ours as a plain Llama, which any engine reads: `python -m benchmarks.peers.draft_export DIRECTORY`.
+"""Exports our draft as a plain Llama that any engine reads: `python -m benchmarks.peers.draft_export DIRECTORY`.
 
-Ours is shipped in eight bits, with a head for some tokens only. Here it is in bfloat16, and its head has a row for
-every token: zeros for those that ours leaves out. Their logit is 0, far below the greatest of the others.
+Our draft has 8-bit weights, and a head for some tokens only. The export is in bfloat16, and its head has a row for
+every token, with zeros for the missing ones. Their logit is 0, far below the largest of the others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def full_head(rows: Tensor, token_map: Tensor, vocab_size: int) -> Tensor:
-    """A head's rows, at the places of their tokens among `vocab_size` → [vocab_size, width]."""
+    """Places a head's rows at their token ids → [vocab_size, width]."""
     head = torch.zeros(vocab_size, rows.shape[1], dtype=rows.dtype)
     head[token_map] = rows
     return head
 
 
 def export(draft: Path, directory: Path) -> Path:
-    """Writes the checkpoint, complete or not at all. One that is newer than the draft is used again."""
+    """Writes the checkpoint atomically. One that is newer than the draft is used again."""
     if _is_newer(directory / "config.json", draft / "config.json"):
         return directory
     model, token_map = load_draft_model(draft, torch.bfloat16)
@@ -51,7 +51,7 @@ def export(draft: Path, directory: Path) -> Path:
 
 
 def plain_config(settings: dict[str, Any]) -> dict[str, Any]:
-    """Of an ordinary Llama in bfloat16, with a head of its own."""
+    """The config of an ordinary Llama in bfloat16, with an untied head."""
     kept = {name: value for name, value in settings.items() if name != "outrider_draft"}
     return {**kept, "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "tie_word_embeddings": False}
 

@@ -1,7 +1,7 @@
-"""From samples to figures: summaries, ratios of the same rounds, goals, tables. Pure.
+"""Figures from samples: summaries, ratios within rounds, goals, tables. Pure.
 
-A ratio compares medians within a round, in which the subjects took turns seconds apart, and is the median of these
-over the rounds: memory bandwidth changes by the minute, and what changes between rounds cancels out.
+A ratio is the median, over the rounds, of ratios of medians within a round, where the subjects took turns seconds
+apart: memory bandwidth changes by the minute, and changes between rounds cancel out.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from statistics import median
 Rounds = Sequence[Sequence[float]]
 """Milliseconds, sample by sample, round by round."""
 Results = Mapping[str, Mapping[str, Rounds]]
-"""By measure, then by series: a subject, or one of several things measured on ours."""
+"""By measure, then by series: a subject, or one of several measurements of ours."""
 
-# A short absence of the core falls on a few samples, which a median passes over.
+# A median ignores the few samples in which the core was taken away for a short time.
 ENOUGH_OF_THE_CORE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """That a ratio of two series of a measure is at most, or at least, a bound."""
+    """An upper or lower bound on the ratio of two series of a measure."""
 
     text: str
     measure: str
@@ -38,7 +38,7 @@ class Verdict:
     goal: Goal
     value: float
     of_minima: float
-    """The same ratio, of the best sample of each series."""
+    """The same ratio of the best samples."""
 
     @property
     def met(self) -> bool:
@@ -67,7 +67,7 @@ GOALS = (
 
 
 def undisturbed(shares: Sequence[Mapping[str, float]]) -> list[int]:
-    """Rounds in which every subject had the core to itself, by subjects' shares of it; all of them if none was."""
+    """Rounds in which every subject had the core to itself, from the subjects' shares of it; all rounds if none."""
     return _clean(shares) or list(range(len(shares)))
 
 
@@ -99,12 +99,12 @@ def typical(rounds: Rounds) -> float:
 
 
 def ratio(above: Rounds, below: Rounds) -> float:
-    """See the module."""
+    """The ratio that the module's docstring defines."""
     return median(median(a) / median(b) for a, b in zip(above, below, strict=True))
 
 
 def verdicts(results: Results, goals: Sequence[Goal] = GOALS) -> list[Verdict]:
-    """Of the goals whose series were measured."""
+    """Verdicts on the goals whose series were measured."""
     found: list[Verdict] = []
     for goal in goals:
         series = results.get(goal.measure, {})

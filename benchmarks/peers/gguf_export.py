@@ -1,6 +1,6 @@
-"""A Llama as a GGUF file, as llama.cpp reads it: `python -m benchmarks.peers.gguf_export MODEL BF16 DIRECTORY`.
+"""Exports a Llama as a GGUF file for llama.cpp: `python -m benchmarks.peers.gguf_export MODEL BF16 DIRECTORY`.
 
-In BF16 the weights are the checkpoint's, bit by bit. Whoever reads it is asked in token ids.
+In BF16 the weights are bit for bit the checkpoint's. Its readers get prompts as token ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.support.llama_gguf import write_gguf
 
 
 def export(checkpoint: Path, kind: str, directory: Path) -> Path:
-    """Writes the file, complete or not at all, its matrices of this kind. One newer than the checkpoint is kept."""
+    """Writes the file atomically, with matrices of this kind. One newer than the checkpoint is kept."""
     file = directory / f"{checkpoint.name}-{kind}.gguf"
     if file.exists() and file.stat().st_mtime > (checkpoint / "config.json").stat().st_mtime:
         return file

@@ -1,6 +1,6 @@
-"""Where each peer lives and how it gets there: `python -m benchmarks.peers.install vllm` makes its environment.
+"""Installs the peers: `python -m benchmarks.peers.install vllm` makes vLLM's environment.
 
-An environment that is complete is used again. transformers needs none: it is in ours, and gets a process of its own.
+A complete environment is used again. transformers needs none: it is in ours, and only gets its own process.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from pathlib import Path
 ENVIRONMENTS = Path.home() / ".cache/outrider/peers"
 _TORCH = "torch==2.13.0"
 ROOT = Path(__file__).resolve().parents[2]
-"""Where `benchmarks` is found by the interpreter of a peer."""
+"""From here a peer's interpreter imports `benchmarks`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A module of this package, and what its process needs around it."""
+    """A module of this package, and the environment that its process needs."""
 
     module: str
     package: str | None = None
-    """Installed in an environment of its own; None for what ours has."""
+    """Package installed in its own environment; None if ours has it."""
     arguments: tuple[str, ...] = ()
     environment: str = ""
-    """Its directory's name under ENVIRONMENTS."""
+    """Name of its directory under ENVIRONMENTS."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Set for its process. "{cores}" stands for the cores it is measured on."""
+    """Environment variables of its process. "{cores}" stands for the cores of the measurement."""
     preload: tuple[str, ...] = ()
-    """Globs of libraries that its manual says to preload: in its environment, then in the system."""
+    """Globs of libraries to preload according to its manual: in its environment, then in the system."""
     build: dict[str, str] = field(default_factory=dict)
-    """Set while it is installed, for what is compiled here."""
+    """Environment variables during its installation, for compiled parts."""
     gguf: str = ""
-    """The kind of file that `gguf_export` writes its model as; none for the checkpoint itself."""
+    """The GGUF kind in which `gguf_export` writes its model; "" for the checkpoint itself."""
 
 
 _VLLM_VARIABLES = {
     "VLLM_CPU_OMP_THREADS_BIND": "{cores}",
     "VLLM_CPU_KVCACHE_SPACE": "2",
-    # In the process that calls it: no second process, no wire to it, in what is measured.
+    # The engine runs in the calling process, so that the measurement has no second process and no messages.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -57,7 +57,7 @@ PEERS = {
     "transformers": Peer("peer_transformers"),
     "vllm": _EAGER_VLLM,
     "vllm-compiled": replace(_EAGER_VLLM, arguments=("compiled",)),
-    # Compiled for this machine's own instructions, as llama.cpp is by default; without what it has for images.
+    # Compiled for this machine's instructions, like llama.cpp's default; without image support.
     "llamacpp": Peer(
         "peer_llamacpp",
         "llama-cpp-python==0.3.36",
@@ -71,18 +71,18 @@ PEERS = {
 
 
 def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_tokens: int) -> dict[str, Peer]:
-    """For whole answers, on any number of cores. `draft` is a plain checkpoint of ours; the rest says how many tokens
-    are guessed at once.
+    """Peers for whole answers, on any number of cores. `draft` is a plain checkpoint of ours; the numbers are drafted
+    tokens per round.
     """
-    # Threads that wait for one another do so actively for 0.1 ms, not for milliseconds: next to anything else that
-    # runs, transformers is several times as slow otherwise.
+    # Waiting threads spin for 0.1 ms instead of milliseconds: otherwise transformers is several times slower next to
+    # any other running process.
     generate = Peer("peer_generate", variables={"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000")})
-    # What vLLM sets for workers in processes of their own: one thread on each core, and none spins for long.
+    # vLLM's own settings for worker processes: one thread per core, and no long spinning.
     threads = {
         "KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cores}]",
         "KMP_BLOCKTIME": "5",
         "KMP_TPAUSE": "0",
-        # Its n-grams are numba's, which in OpenMP's layer limits the model to one thread as well.
+        # Its n-gram code uses numba, whose OpenMP layer would limit the model to one thread too.
         "NUMBA_THREADING_LAYER": "workqueue",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     }
@@ -100,7 +100,7 @@ def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_to
 
 
 def command(peer: Peer, model: Path) -> list[str]:
-    """That starts the peer, which is installed first if it is not."""
+    """The command line that starts the peer. Installs the peer first if needed."""
     return [str(python_of(peer)), "-m", f"{__package__}.{peer.module}", str(model), *peer.arguments]
 
 
@@ -119,19 +119,19 @@ def python_of(peer: Peer) -> Path:
 
 
 def libraries(peer: Peer) -> list[Path]:
-    """Of those to preload, the ones that are here."""
+    """The libraries to preload that exist here."""
     places = [ENVIRONMENTS / peer.environment / "lib", *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
     found = [next((place / name for place in places if (place / name).exists()), None) for name in peer.preload]
     return [path for path in found if path is not None]
 
 
 def needed(requirements: Sequence[str]) -> list[str]:
-    """Without extras, and without torch and its relatives: torch is there, and text needs no relative of it."""
+    """Requirements without extras and without torch, torchvision and the like: torch is there, text needs no others."""
     return [line for line in _without_extras(requirements) if not line.startswith("torch")]
 
 
 def torch_for(requirements: Sequence[str]) -> list[str]:
-    """Ours, if it is asked for."""
+    """Our version of torch, if it is required."""
     return [_TORCH] if any(line.startswith("torch") for line in _without_extras(requirements)) else []
 
 
@@ -147,7 +147,7 @@ def _install(directory: Path, python: Path, package: str, build: Mapping[str, st
     listing = f"import importlib.metadata as m; print(*m.requires({name!r}), sep='\\n')"
     said = subprocess.run([str(python), "-c", listing], check=True, capture_output=True, text=True).stdout
     requirements = said.splitlines()
-    # torch first and by itself: a package that asks for "torch" would bring gigabytes of CUDA.
+    # torch first and alone: a package that requires "torch" would install gigabytes of CUDA.
     torch = torch_for(requirements)
     if torch:
         _pip(python, *torch)

@@ -1,7 +1,7 @@
 """transformers' `generate` as a peer: greedy answers, plain or with an assistant model (assisted generation).
 
-The assistant is a plain Llama whose head has zeros for the tokens it does not know. Here its head computes the other
-rows only, as our own draft's does: transformers is not to pay for the form in which its assistant is stored.
+The assistant is a plain Llama whose head has zeros for unknown tokens. Here its head computes only the other rows, like
+our own draft's, so that transformers does not pay for the storage format of its assistant.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.peers.serving import Measures, serve
 
 
 class KnownTokensHead(nn.Module):
-    """The non-zero rows of a head. Other tokens get the least logit there is, so they are never chosen."""
+    """The non-zero rows of a head. Other tokens get the lowest possible logit, so they are never chosen."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Generating:
 
     @torch.inference_mode()
     def answer(self, prompt: list[int], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
-        """`steps` are forwards of the model that answers, the prompt's among them."""
+        """`steps` are forwards of the target model, including prefill."""
         settings = self._model.generation_config
         settings.eos_token_id = None if ignore_eos else self._model.config.eos_token_id
         self._forwards.clear()
@@ -82,7 +82,7 @@ def _load(path: str) -> Any:
 
 
 def load(path: str, assistant: str = "", assistant_tokens: str = "0") -> tuple[Measures, dict[str, Any]]:
-    """For `serve`. `assistant_tokens`: at most so many are guessed at once; 0 for transformers' own choice."""
+    """For `serve`. `assistant_tokens`: most drafted tokens per round; 0 for transformers' own choice."""
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     peer = Generating(path, assistant, int(assistant_tokens))
     return {"answer": peer.answer}, {"version": f"{transformers.__version__}, torch {torch.__version__}"}

@@ -1,7 +1,7 @@
-"""llama.cpp as a peer, through the C interface that its Python package binds: batches of several sequences.
+"""llama.cpp as a peer, through the C interface of its Python package: batches of several sequences.
 
-Its own settings, a KV cache in float16 among them, but for the threads and for room for the sequences. Its
-`llama_decode` and a greedy choice alone are timed.
+Its default settings, with a KV cache in float16, except for threads and room for sequences. Only `llama_decode` and a
+greedy choice are timed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LlamaCpp:
         self._next: list[int] = []
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Prefills the prompts; `decode` goes on from there."""
+        """Prefills the prompts; `decode` continues from there."""
         self.close()
         self._next = [self._run({number: prompt})[0] for number, prompt in enumerate(prompts)]
         return {}
@@ -54,7 +54,7 @@ class LlamaCpp:
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Whole, in one call; within it in parts of the size that is its default."""
+        """The whole prompt in one call, which splits it into parts of the default size."""
         self.close()
         return {"ms": [timed_ms(lambda: self._run({0: prompt}))]}
 
@@ -62,7 +62,7 @@ class LlamaCpp:
         self._next = self._run({number: [token] for number, token in enumerate(self._next)})
 
     def _run(self, added: dict[int, Sequence[int]]) -> list[int]:
-        """Appends to sequences → the token that follows each."""
+        """Appends tokens to sequences → the next token of each."""
         batch, at = self._batch, 0
         for number, token_ids in added.items():
             for token in token_ids:

@@ -1,7 +1,7 @@
 """OpenVINO GenAI as a peer, in this process: its continuous batching's own step, greedy sampling included.
 
-It reads a GGUF file and takes none in bfloat16, so the file's weights are in float16 and it is told to run them, and to
-keep its KV cache, in bfloat16. Prefix caching is off and every prompt is new, so that prefill is prefill.
+It reads GGUF files but none in bfloat16, so the file is in float16, and weights and KV cache are set to run in
+bfloat16. Prefix caching is off and every prompt is new, so that each prefill is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OpenVino:
             "INFERENCE_PRECISION_HINT": "bf16",
             "KV_CACHE_PRECISION": "bf16",
             "INFERENCE_NUM_THREADS": threads,
-            # It stays on the core that this process is on, whichever that is.
+            # This process's own affinity decides the core.
             "ENABLE_CPU_PINNING": False,
         }
         self._pipeline: Any = genai.ContinuousBatchingPipeline(path, schedule, "CPU", properties)
@@ -39,7 +39,7 @@ class OpenVino:
         self._count = 0
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Prefills the prompts; `decode` goes on from there."""
+        """Prefills the prompts; `decode` continues from there."""
         self._open = [self._add(prompt, _MAX_TOKENS) for prompt in prompts]
         waiting = list(self._open)
         while waiting:
@@ -64,10 +64,10 @@ class OpenVino:
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """From the request to its one token."""
+        """From the request to its only token."""
 
         def first_token() -> None:
-            # Whoever drops the handle drops the request.
+            # Without the handle the request would be dropped.
             handle = self._add(prompt, 1)
             while not handle.can_read():
                 self._pipeline.step()

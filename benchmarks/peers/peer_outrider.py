@@ -1,6 +1,6 @@
-"""Our engine as a peer: decode, prefill, and what only ours is asked for: verification, the memory's limit, prefixes.
+"""Our engine as a peer: decode and prefill, and for ours only: verification, the memory's limit, prefixes.
 
-Every timed step ends in a greedy choice, as the other peers' do. Knows the engine's own interface; no worker, no wire.
+Every timed step ends in a greedy choice, like the other peers'. Uses the engine directly, without workers or network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Ours:
         self._salts = 0
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Prefills the prompts; `decode` goes on from there."""
+        """Prefills the prompts; `decode` continues from there."""
         self._sequences = [self._engine.open(prompt, self._salt()) for prompt in prompts]
         self._next = [self._prefill(s, p) for s, p in zip(self._sequences, prompts, strict=True)]
         return {}
@@ -44,14 +44,14 @@ class Ours:
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Nothing of the prompt is cached. In chunks of the size that the target worker uses."""
+        """An uncached prompt, in chunks of the target worker's size."""
         sequence = self._engine.open(prompt, self._salt())
         ms = timed_ms(lambda: self._prefill(sequence, prompt))
         self._engine.close(sequence)
         return {"ms": [ms]}
 
     def verify(self, prompt: list[int], positions: int, repeats: int) -> dict[str, Any]:
-        """One position and several, in turns, after the same context."""
+        """Steps of one position and of several, in turns, after the same context."""
         sequence = self._engine.open(prompt, self._salt())
         self._prefill(sequence, prompt)
         one: list[float] = []
@@ -65,9 +65,9 @@ class Ours:
         return {"one_ms": one, "many_ms": many}
 
     def limit(self, prompt: list[int], weight_bytes: int, repeats: int) -> dict[str, Any]:
-        """A decode step, and reading as many bytes as it has weights to read, in turns.
+        """A decode step, and reading as many bytes as the step reads weights, in turns.
 
-        Read is: one thread's sum of a buffer of that size, far larger than the caches, as int64.
+        The read is one thread's int64 sum of a buffer of that size, far larger than the caches.
         """
         buffer = torch.ones(weight_bytes // 8, dtype=torch.int64)
         sequence = self._engine.open(prompt, self._salt())
@@ -82,7 +82,7 @@ class Ours:
         return {"step_ms": step, "read_ms": read, "bytes": buffer.nbytes}
 
     def prefix(self, shared: list[int], suffixes: list[list[int]]) -> dict[str, Any]:
-        """Time to first token of two prompts that begin alike: the first fills the cache, the second hits."""
+        """Time to first token of two prompts with the same beginning: the first fills the cache, the second hits."""
         salt = self._salt()
         miss, hit = (self._first_token_ms([*shared, *suffix], salt) for suffix in suffixes[:2])
         return {"miss_ms": [miss], "hit_ms": [hit]}
@@ -100,7 +100,7 @@ class Ours:
         return ms
 
     def _prefill(self, sequence: EngineSequence, prompt: list[int]) -> int:
-        """The token that follows."""
+        """Returns the next token."""
         while len(prompt) - sequence.cached_len > self._config.max_batch_tokens:
             start = sequence.cached_len
             self._engine.forward([Row(sequence, prompt[start : start + self._config.max_batch_tokens], 0)])
@@ -118,7 +118,7 @@ class Ours:
         return chosen
 
     def _salt(self) -> bytes:
-        """Keeps one measurement's prefixes from another's."""
+        """A new salt, so that measurements do not share prefixes."""
         self._salts += 1
         return b"%d" % self._salts
 

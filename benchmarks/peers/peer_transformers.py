@@ -1,6 +1,6 @@
 """Stock transformers as a peer: AutoModelForCausalLM, its scaled-dot-product attention, its DynamicCache.
 
-Its forward and a greedy choice alone are timed, without `generate` around them.
+Only its forward and a greedy choice are timed, without `generate`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.serving import Measures, serve, timed_ms
 
 
 class Stock:
-    """One model, and the batch of the measurement at hand. Its prompts are equally long: nothing is padded."""
+    """One model, and the batch of the measurement at hand. Its prompts are equally long, so there is no padding."""
 
     def __init__(self, path: str) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(
@@ -27,7 +27,7 @@ class Stock:
         self._next = torch.empty(0, 1, dtype=torch.int64)
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Prefills the prompts; `decode` goes on from there."""
+        """Prefills the prompts; `decode` continues from there."""
         self._cache = DynamicCache(config=self._model.config)
         self._next = self._choose(torch.tensor(prompts))
         return {}
@@ -42,7 +42,7 @@ class Stock:
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """Whole, in one forward."""
+        """The whole prompt, in one forward."""
         self._cache = DynamicCache(config=self._model.config)
         token_ids = torch.tensor([prompt])
         return {"ms": [timed_ms(lambda: self._choose(token_ids))]}
@@ -52,7 +52,7 @@ class Stock:
 
     @torch.inference_mode()
     def _choose(self, token_ids: Tensor) -> Tensor:
-        """[sequences, 1]"""
+        """Greedy next tokens → [sequences, 1]."""
         out = self._model(token_ids, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         chosen: Tensor = out.logits[:, -1].argmax(-1, keepdim=True)
         chosen.tolist()

@@ -1,7 +1,7 @@
 """vLLM on a CPU as a peer, in this process: its engine's own step, scheduler and greedy sampling included.
 
-Prefix caching is off and every prompt is new, so that prefill is prefill. Whole answers may be speculated: with
-n-grams, or with a draft model.
+Prefix caching is off and every prompt is new, so that each prefill is complete. Whole answers may use speculation, with
+n-grams or with a draft model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Vllm:
         self._count = 0
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
-        """Prefills the prompts; `decode` goes on from there."""
+        """Prefills the prompts; `decode` continues from there."""
         self._requests = [self._add(prompt, _MAX_TOKENS) for prompt in prompts]
         waiting = set(self._requests)
         while waiting:
@@ -61,7 +61,7 @@ class Vllm:
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
-        """From the request to its one token."""
+        """From the request to its only token."""
 
         def first_token() -> None:
             self._add(prompt, 1)
@@ -71,7 +71,7 @@ class Vllm:
         return {"ms": [timed_ms(first_token)]}
 
     def answer(self, prompt: list[int], max_tokens: int, ignore_eos: bool) -> dict[str, Any]:
-        """`steps` are those that gave tokens."""
+        """`steps` counts engine steps that gave tokens."""
         start = time.perf_counter()
         self._add(prompt, max_tokens, ignore_eos)
         token_ids: list[int] = []
@@ -94,7 +94,7 @@ class Vllm:
 
 
 def speculative_config(kind: str, tokens: int, draft: str) -> dict[str, Any]:
-    """In vLLM's words. Its n-grams match as many tokens as ours do, from two on."""
+    """vLLM's setting. Its n-grams match as many tokens as ours, two at least."""
     if kind == "ngram":
         lookup = {"prompt_lookup_max": 8, "prompt_lookup_min": 2}
         return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}

@@ -1,4 +1,4 @@
-"""What is measured, as requests to the peers. Pure: the same prompts for all, made from a seed."""
+"""The measurements, as requests to the peers. Pure: the same prompts for all, made from a seed."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 Request = dict[str, Any]
 """{"do": the name of a measurement, ...its arguments}"""
 
-# Plain words of any vocabulary, none of the special tokens at its start.
+# Ordinary tokens of any vocabulary, without the special ones at its start.
 _FIRST_ID, _END_ID = 100, 30_000
-# Where decoding starts. It comes to about 230, less with fewer rounds: no subject can step in place.
+# Context at which decoding starts. It grows to about 230, or less with fewer rounds: no subject can undo a step.
 _CONTEXT = 190
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Asked of every subject in turns, once a round."""
+    """A measurement that the subjects make in turns, once per round."""
 
     name: str
     each: Request
     before: tuple[Request, ...] = ()
-    """Once, before the first round: open sequences, warm up."""
+    """Requests before the first round: open sequences, warm up."""
     after: tuple[Request, ...] = ()
     only_ours: bool = False
     batch: int | None = None
-    """Tokens that a sample gives, where tokens/s are of interest."""
+    """Tokens per sample, if tokens/s are wanted."""
 
 
 def tokens(count: int, seed: int) -> list[int]:
-    """A prompt without meaning: the time of a step does not depend on what is said."""
+    """A random prompt: the time of a step does not depend on the text."""
     draw = random.Random(seed)
     return [draw.randrange(_FIRST_ID, _END_ID) for _ in range(count)]
 

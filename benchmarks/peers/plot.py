@@ -1,8 +1,8 @@
-"""What `compare.py` or `answers.py` wrote, as a picture: `python -m benchmarks.peers.plot peers.json docs/peers.svg`.
+"""Plots the output of `compare.py` or `answers.py`: `python -m benchmarks.peers.plot peers.json docs/peers.svg`.
 
-Steps: one panel for each measure that every subject was asked, tokens a second at the median; a thin line marks the
-best sample. Answers: tokens a second of everyone over all prompts, then of the contenders by category. Plain SVG by
-hand, so that nothing has to be installed. Pure but for `main`.
+Steps: one panel per measure of all subjects, tokens per second at the median; a thin line marks the best sample.
+Answers: tokens per second of all subjects over all prompts, then of the contenders by category. Plain SVG without
+further packages. Pure except for `main`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _BAR, _GAP, _PANEL_GAP, _TITLE, _HEAD, _FOOT = 18, 6, 22, 24, 56, 18
 class Bar:
     subject: str
     typical: float
-    """Tokens a second: at the median of all samples, or over all answers."""
+    """Tokens per second: at the median of all samples, or over all answers."""
     best: float | None = None
-    """At the best sample."""
+    """Tokens per second at the best sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Panel:
 
 
 def panels(results: Results) -> list[Panel]:
-    """Of the measures whose samples give a known number of tokens: decoding, and prefill."""
+    """Panels of the measures with a known number of tokens per sample: decoding and prefill."""
     found: list[Panel] = []
     for measure, series in results.items():
         kind, _, count = measure.partition(" ")
@@ -71,7 +71,7 @@ def panels(results: Results) -> list[Panel]:
 
 
 def answer_panels(summed: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """Everyone over all prompts; by category ours, assisted generation and whichever vLLM was the fastest of all."""
+    """All subjects over all prompts; by category ours, assisted generation and the fastest vLLM."""
     rates = {name: about["tokens_per_second"] for name, about in summed.items()}
     found = [Panel("all prompts", [Bar(name, by_category["all"]) for name, by_category in rates.items()])]
     vllm = max((name for name in rates if name.startswith("vllm")), key=lambda name: rates[name]["all"], default="")

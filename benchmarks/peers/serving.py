@@ -1,7 +1,7 @@
-"""What every peer script is, seen from outside: a process that answers one line of JSON with one line of JSON.
+"""The common part of all peer scripts: a process that answers one line of JSON with one line of JSON.
 
-A peer loads its model once and stays, so that its measurements can take turns with another's, seconds apart, on the
-same core. Standard library only, because each peer runs this in an environment of its own. Knows no model.
+A peer loads its model once and keeps running, so that its measurements can take turns with another's, seconds apart, on
+the same core. Standard library only, because each peer runs this in its own environment. Knows no model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Measures = Mapping[str, Callable[..., dict[str, Any]]]
 
 
 def private_stdout() -> TextIO:
-    """The real stdout; what libraries print from now on goes to stderr."""
+    """Returns the real stdout; later output of libraries goes to stderr."""
     ours = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return ours
 
 
 def timed_ms(work: Callable[[], object]) -> float:
-    """How long one call takes."""
+    """Duration of one call, in milliseconds."""
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e3
@@ -33,7 +33,7 @@ def timed_ms(work: Callable[[], object]) -> float:
 def answer(measures: Measures, line: str) -> dict[str, Any]:
     """The reply to {"do": name, ...arguments}. A failure is a reply too.
 
-    core_share tells whether another process took part of the core meanwhile.
+    core_share shows whether another process used the core meanwhile.
     """
     try:
         request = json.loads(line)
@@ -46,7 +46,7 @@ def answer(measures: Measures, line: str) -> dict[str, Any]:
 
 
 def serve(load: Callable[..., tuple[Measures, dict[str, Any]]]) -> None:
-    """Loads the model, by the command line's arguments; says so with what `load` tells; answers until stdin ends."""
+    """Loads the model from the command line's arguments, writes `load`'s information, and answers until stdin ends."""
     out = private_stdout()
     start = time.perf_counter()
     measures, about = load(*sys.argv[1:])

@@ -1,6 +1,6 @@
-"""A peer as a process of its own, which answers one request at a time and is idle otherwise.
+"""A peer as its own process, which answers one request at a time and is idle otherwise.
 
-Knows processes and their lines of JSON; not what is asked, nor what is made of the answers.
+Handles processes and their lines of JSON, independent of the contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.peers.plan import Request
 
 _LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _EVERYONE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-# Far beyond the slowest start, which compiles a model.
+# Far above the slowest start, which compiles a model.
 _MAX_S = 900.0
 
 
@@ -27,7 +27,7 @@ class PeerFailed(Exception):
 
 
 class Subject:
-    """One peer's process. It shares our affinity, so it runs on the cores that we are on: a thread on each."""
+    """One peer's process. It inherits our CPU affinity and has a thread on each of these cores."""
 
     def __init__(self, name: str, peer: install.Peer, model: Path, cores: Sequence[int]) -> None:
         start = install.command(peer, model)
@@ -55,7 +55,7 @@ class Subject:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # The reply that does not come says why.
+            pass  # `_reply` then raises with the reason.
         return self._reply()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Subject:
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout
-        # One that hangs is ended: then there is an end to read.
+        # Kills a process that hangs, so that the read below ends.
         limit = Timer(_MAX_S, self._process.kill)
         limit.daemon = True
         limit.start()
