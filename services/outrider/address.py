@@ -67,5 +67,5 @@ def takes_all_interfaces(address: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        # Ways to write it that the system understands too.
+        # Other notations that the system accepts for all interfaces.
         return host in ("", "*", "0")

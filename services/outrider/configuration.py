@@ -190,7 +190,7 @@ def _default(member: dataclasses.Field[Any]) -> Any:
 
 
 def _unpacked(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without None, and what it is annotated with."""
+    """A type without None, and its annotations."""
     marks: tuple[Any, ...] = ()
     if get_origin(hint) is Annotated:
         hint, *rest = get_args(hint)

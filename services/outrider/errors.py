@@ -195,7 +195,7 @@ def make_error(
     field: str | None = None,
     retry_after_s: float | None = None,
 ) -> OutriderError:
-    """An error as a peer reported it, of the class that stands for `code`."""
+    """A peer's error, as an instance of the class for `code`."""
     kind = _BY_CODE.get(code, OutriderError)
     error = kind.__new__(kind)
     OutriderError.__init__(error, message, field=field, retry_after_s=retry_after_s)

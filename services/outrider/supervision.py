@@ -1,6 +1,6 @@
 """Tasks that must keep running: an exception in one is reported, and the task runs again.
 
-Plain asyncio; knows nothing of what it runs.
+Plain asyncio, independent of the tasks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def keep_running(
 
 
 async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
-    """Runs all at the same time until one of them ends, then cancels the others. Raises what that one raised."""
+    """Runs all concurrently until one of them ends, then cancels the others. Raises the exception of that one."""
     tasks = [asyncio.create_task(one, name=getattr(one, "__qualname__", None)) for one in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

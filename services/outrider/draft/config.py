@@ -34,5 +34,5 @@ class DraftConfig(WorkerConfig):
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:
-    """Of file, environment and command line. An impossible option ends the process with a message that names it."""
+    """Reads file, environment and command line. An invalid option ends the process with a message that names it."""
     return load(DraftConfig, "outrider.draft", "Draft worker: proposes what a target may say next.", arguments)

@@ -16,7 +16,7 @@ from outrider.drafters.sequence import Drafted, DraftLimits, DraftSequence, Open
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """What a caller may need to know before it opens a sequence."""
+    """Properties of a drafter that a caller needs before it opens a sequence."""
 
     kind: DrafterKind
     vocab_size: int

@@ -21,7 +21,7 @@ def load_drafter(
     model: ModelConfig | None = None,
     ngram: NgramConfig | None = None,
 ) -> Drafter:
-    """Loads what the kind needs from `path`; n-grams alone read no weights. Raises CheckpointError."""
+    """Loads a drafter of this kind from `path`; n-grams alone read no weights. Raises CheckpointError."""
     if kind is DrafterKind.NGRAM:
         return NgramDrafter(*_vocabulary_and_context(path), ngram or NgramConfig())
     # Only here: it brings transformers.

@@ -230,7 +230,7 @@ def _convert_whole(file: Path, target: Path) -> None:
 
 
 def _check_gguf(file: Path) -> None:
-    """A truncated file would be read as garbage; the header says how long it must be."""
+    """A truncated file would be read as garbage; the header gives its length."""
     from gguf import GGUFReader
 
     try:

@@ -56,7 +56,7 @@ class StepInputs:
         self.send(Step())
 
     def send(self, step: Step) -> None:
-        """Starts the copy; what is launched after it on the same stream sees the step."""
+        """Starts the copy; kernels launched later on the same stream see the step."""
         if self._sent is not None:
             # The previous copy may still be queued behind earlier steps.
             self._sent.synchronize()

@@ -1,4 +1,4 @@
-"""The target worker: owns the truth about every sequence it serves.
+"""The target worker: verifies drafts and commits the tokens of every sequence that it serves.
 
 Knows the target model, its sequences, verification and its KV cache; not the drafts' workers, Ray or tenants' policy.
 """

@@ -43,5 +43,5 @@ class TargetConfig(WorkerConfig):
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:
-    """Of file, environment and command line. An impossible option ends the process with a message that names it."""
+    """Reads file, environment and command line. An invalid option ends the process with a message that names it."""
     return load(TargetConfig, "outrider.target", "Target worker: verifies drafts and owns the text.", arguments)

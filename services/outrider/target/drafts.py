@@ -1,4 +1,4 @@
-"""The draft buffer of one sequence: guesses for the positions from its committed length on.
+"""The draft buffer of one sequence: drafted tokens for the positions from its committed length on.
 
 Only the target commits tokens. Drafts may arrive late, twice, out of order, or be invented. A draft is trimmed by the
 tokens that are committed already, dropped where it does not fit, and never repaired.
@@ -156,7 +156,7 @@ class DraftBuffer:
         return len(self.token_ids)
 
     def offer(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        """Takes what fits of `draft` and counts what does not. Keeps at most `capacity` tokens."""
+        """Buffers the tokens of `draft` that fit and counts the others. Keeps at most `capacity` tokens."""
         if not draft.token_ids:
             self.declined_len = max(self.declined_len, min(draft.base_len, len(committed)))
             return
@@ -232,7 +232,7 @@ class DraftBuffer:
         self.arrivals.clear()
 
     def cut(self, length: int) -> None:
-        """Drops what lies beyond `length` tokens, and counts it."""
+        """Drops the tokens beyond the first `length`, and counts them."""
         self.num_dropped += max(0, len(self.token_ids) - length)
         del self.token_ids[length:]
         del self.q[length:]

@@ -37,7 +37,7 @@ _MAX_CACHED = 64
 STEP_FUEL = 50_000
 """What the lexer may spend on one mask: some 4 ms. Masks are made on the step thread, so every sequence waits for
 them."""
-# Of 1 to 2 kB each.
+# States of 1 to 2 kB each.
 _MAX_LEXER_STATES = 50_000
 _THREADS = 2
 
@@ -165,6 +165,6 @@ class GrammarCompiler:
             # Read for gateways already, and cached.
             vocabulary = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json
             return LLTokenizer(vocabulary.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
-        except Exception as error:  # a target serves without one; what asks for it is refused
+        except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None

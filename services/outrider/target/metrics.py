@@ -17,7 +17,7 @@ class TargetMetrics:
     def __init__(
         self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats, execution: str = ""
     ) -> None:
-        """`execution`: what runs the steps, as in ModelInfo."""
+        """`execution`: the implementation of a step, as in ModelInfo."""
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
         self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
@@ -58,7 +58,7 @@ def runs_native_kernels(execution: str) -> bool:
 
 
 def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
-    """What went differently from plan."""
+    """The counters of events that should be rare."""
     return (
         ("busy_seconds", "Time in steps.", stats.busy_s),
         ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),

@@ -24,7 +24,7 @@ class Limits:
     max_sequences: int = 64
     """Open sequences, those without KV included."""
     max_draft_tokens: int = 32
-    """Drafted tokens judged in one step."""
+    """Drafted tokens verified in one step."""
     grammars: GrammarCompiler | None = None
     """None when structured output is not served."""
 
@@ -34,7 +34,7 @@ class Speculation:
     """How far drafts may ride ahead of one sequence. The default is plain decoding."""
 
     max_draft_tokens: int = 0
-    """Most drafted tokens judged in one step."""
+    """Most drafted tokens verified in one step."""
     max_wait_us: int = 0
     """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
     run_ahead_tokens: int = 0

@@ -25,9 +25,9 @@ class Committed:
     """Number of the message that brought the last drafted token; 0 without one."""
     times: Times
     num_prompt_tokens: int
-    """Of the opening; 0 after its first commit."""
+    """Prompt tokens of the opening; 0 after its first commit."""
     num_cached_tokens: int
-    """Of the prompt, found in the prefix cache; 0 after the first commit."""
+    """Prompt tokens found in the prefix cache; 0 after the first commit."""
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token of the outcome, when requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
@@ -60,9 +60,9 @@ class TargetStats:
 
     num_steps: int = 0
     busy_s: float = 0.0
-    """In steps."""
+    """Seconds in steps."""
     wasted_s: float = 0.0
-    """Of that, rows of drafted tokens that were not accepted."""
+    """The part of that spent on drafted tokens that were not accepted."""
     num_preemptions: int = 0
     num_step_failures: int = 0
     num_unknown: int = 0

@@ -1,4 +1,4 @@
-"""What the next step runs. Pure: sequences, free blocks and the clock in, a plan out.
+"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out.
 
 Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
 the step is kept for prefill while there is any. Drafted tokens fill what decoding leaves, as far as each is worth its

@@ -1,4 +1,4 @@
-"""What a gateway needs to turn text into this model's tokens and back: read once, with the library that runs the model.
+"""The data with which a gateway turns text into this model's tokens and back. Read once, with transformers.
 
 Knows checkpoints; not requests. A gateway has neither transformers nor the files.
 """

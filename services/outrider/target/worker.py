@@ -1,6 +1,7 @@
 """The target worker's core: events in, steps run, reports out. Owned by one thread; knows no network.
 
-Only it commits tokens to its sequences. A fault in one sequence ends that sequence, with an error that tells why.
+Only it commits tokens to its sequences. A fault in one sequence ends that sequence, with an error that names the
+reason.
 """
 
 from __future__ import annotations

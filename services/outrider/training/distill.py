@@ -49,7 +49,7 @@ class DistillConfig:
     learning_rate: float = 1.2e-3
     warmup_steps: int = 60
     threads: int = 0
-    """Of torch; 0 leaves its default."""
+    """torch's threads; 0 leaves its default."""
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -164,7 +164,7 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
 
     def _hand_over(self, report: R) -> None:
         """Runs on the step thread."""
-        with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+        with suppress(RuntimeError):  # the event loop is closed: no peer is left
             self._event_loop.call_soon_threadsafe(self._dispatch, report)
 
     def _tell(self, answers: Mapping[int, A], report: R) -> None:

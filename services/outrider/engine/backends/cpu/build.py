@@ -29,7 +29,7 @@ _TIMEOUT_S = 120
 
 
 class KernelsMissing(Exception):
-    """No kernels are available, or not the configured variant. The message tells why."""
+    """No kernels are available, or not the configured variant. The message gives the reason."""
 
 
 class Layout(ctypes.Structure):
@@ -88,7 +88,7 @@ def _load(name: str) -> Kernels | KernelsMissing:
                 return _load_variant(variant)
             except (OSError, subprocess.SubprocessError, KernelsMissing) as error:
                 reasons.append(str(error))
-    # The error of the fastest variant that this CPU can run tells most.
+    # The error of the fastest variant that this CPU can run explains most.
     return KernelsMissing(reasons[0])
 
 
