@@ -1,8 +1,8 @@
-"""What the processes know of one another, kept in Redis: leases, prefix index, events. Never weights, KV or text.
+"""Metadata shared by the processes in Redis: leases, prefix index, events. Never weights, KV blocks or text.
 
-Redis away means less (no affinity, the last known workers), not an outage: nothing here raises because of it, and no
-request that can be answered without it waits for it longer than 50 ms. Only this package imports redis, and only once
-a URL is given.
+The cluster keeps serving while Redis is unreachable, without prefix affinity and with the last known workers. Nothing
+here raises because of it, and a request that can be answered without Redis waits for it at most 50 ms. Only this
+package imports redis, and only if a URL is given.
 """
 
 from outrider.metadata.directory import LeaseRecord

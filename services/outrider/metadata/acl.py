@@ -1,7 +1,7 @@
-"""Users of Redis, one for each role: which commands each may give, on which keys. Pure.
+"""Redis users, one for each role, with the commands and keys that each may use. Pure.
 
-A script has to declare its keys as written, also where it only reads; so whoever reads leases by one may write them.
-Drafts, the machines that are trusted least, read nobody's.
+A script needs write access to all its declared keys, even if it only reads them. So a role that reads leases by a
+script may also write them. Drafts are trusted least and read no other leases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OF_CONTROL = ("expireat", "zrem", "zcard", "zrangebylex", "xrange", "xrevrange"
 
 
 def _own(role: str) -> tuple[str, ...]:
-    """A lease, its part of the prefix index, and events, which it may not read."""
+    """The role's own leases and prefix index, and the events, which it may only write."""
     return f"lease:{role}:*", f"workers:{role}", f"prefix:{role}:*", "%W:events"
 
 
@@ -38,11 +38,11 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "router": (*_own("router"), *_leases_of("*"), "prefix:*", "ledgers", "ledger:*"),
     "control": ("*",),
 }
-"""By role; a controller, which is both, uses that of the control plane. Without the namespace; `%W` is write only."""
+"""Keys by role, without the namespace; `%W` is write only. A controller (router and control plane) uses "control"."""
 
 
 def users(passwords: Mapping[str, str], namespace: str = "outrider") -> str:
-    """An ACL file. `passwords`: by role; the file has their SHA-256. Nobody else may do anything."""
+    """An ACL file. `passwords`: by role; the file has their SHA-256. No other user has any access."""
     lines = [_user(role, password, namespace) for role, password in passwords.items()]
     return "\n".join(["user default off", *lines]) + "\n"
 

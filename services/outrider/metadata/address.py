@@ -1,8 +1,8 @@
-"""Where Redis is, from a URL: one server, by TCP, TLS or a socket, or whoever leads among those that Sentinels watch.
+"""Connects to Redis by a URL: one server over TCP, TLS or a socket, or the master that Sentinels report.
 
 redis://USER@HOST:6379?password_file=FILE       rediss://HOST:6379?ssl_ca_certs=FILE      unix:///FILE
 redis+sentinel://USER@HOST:26379,HOST:26379/SERVICE?password_file=FILE    rediss+sentinel://...
-    with sentinel_user=USER&sentinel_password_file=FILE where Sentinels ask for a password too
+    with sentinel_user=USER&sentinel_password_file=FILE if the Sentinels need a password too
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 @dataclass(frozen=True, slots=True)
 class PasswordFile(CredentialProvider):
-    """Read at each connection: a new password needs no restart."""
+    """Reads the file at each connection, so that a new password needs no restart."""
 
     user: str
     path: Path
@@ -41,8 +41,8 @@ class PasswordFile(CredentialProvider):
 
 
 def open_pool(url: str, *, max_connections: int, settings: Mapping[str, Any]) -> ConnectionPool:
-    """Connects when first used. `settings`: of each connection. Raises ValueError for a URL that is none, without
-    repeating it: it may hold a password."""
+    """Connects when first used. `settings`: for each connection. Raises ValueError for an invalid URL, without
+    quoting it, because it may contain a password."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
         raise ValueError("not a scheme that is known")
@@ -57,7 +57,7 @@ def open_pool(url: str, *, max_connections: int, settings: Mapping[str, Any]) ->
         parts, login = parts._replace(netloc=parts.netloc.rpartition("@")[2]), ""
     if parts.scheme.endswith(_SENTINEL):
         return _sentinel_pool(parts.scheme, parts.netloc, parts.path, options, given)
-    # Waits for a connection that is free: callers have a timeout of their own.
+    # This pool waits for a free connection; callers have their own timeouts.
     plain = urlunsplit(parts._replace(query=urlencode(options)))
     return BlockingConnectionPool.from_url(plain, max_connections=max_connections, timeout=None, **given)
 
@@ -73,10 +73,10 @@ def _sentinel_pool(
     user, _, password = login.partition(":")
     if login:
         given |= {"username": unquote(user) or None, "password": unquote(password) or None}
-    # Of the Sentinels too: they are asked over the same network.
+    # Sentinels use TLS too, as they are on the same network.
     secure: dict[str, Any] = {"ssl": True, **options} if scheme.startswith("rediss") else {}
     timeout = {"socket_connect_timeout": given.get("socket_connect_timeout")}
-    # Neither class has types.
+    # These two classes have no types.
     make: Any = Sentinel
     sentinel = make([_host(one) for one in hosts.split(",")], sentinel_kwargs={**timeout, **secure, **asking})
     make = SentinelConnectionPool
@@ -85,7 +85,7 @@ def _sentinel_pool(
 
 
 def _sentinel_login(options: dict[str, str]) -> dict[str, Any]:
-    """Taken out of the options. Sentinels have users of their own, apart from the servers'."""
+    """Removes the Sentinels' login from the options. Sentinels have other users than the servers."""
     user, path = options.pop("sentinel_user", ""), options.pop("sentinel_password_file", "")
     if not path:
         if user:

@@ -1,6 +1,6 @@
-"""Workers that operators have taken out of use, in Redis: readers of the leases find the cordon beside the lease.
+"""Cordons of workers in Redis. Readers of the leases get the cordon with the lease.
 
-Every change also writes the audit stream, in the same step.
+Every change also writes the audit stream in the same step.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from outrider.metadata.link import RedisLink
 
 CORDON_KEPT_S = 86_400
-"""After the last read of the worker's lease: one that is away for a while comes back cordoned."""
+"""How long a cordon is kept after the last read of the worker's lease: a worker that returns is still cordoned."""
 
 
 class CordonStore:
-    """Owned by one event loop. Raises Unavailable while Redis is away."""
+    """Owned by one event loop. Raises Unavailable while Redis is unreachable."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def put(self, cordon: control_pb2.Cordon, action: str) -> None:
-        """In the place of the one there is, if any. `action`: what the audit says was done."""
+        """Sets or replaces a worker's cordon. `action`: the audit entry's action."""
 
         async def work(redis: Redis) -> bool:
             pipe = redis.pipeline(transaction=True)
@@ -46,7 +46,7 @@ class CordonStore:
         await self._link.require(work)
 
     async def remove(self, worker_id: str, by: str) -> bool:
-        """Whether there was one."""
+        """Returns whether the worker had a cordon."""
 
         async def work(redis: Redis) -> int:
             pipe = redis.pipeline(transaction=True)
@@ -58,7 +58,7 @@ class CordonStore:
         return bool(await self._link.require(work))
 
     async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None:
-        """Unless it was changed or taken back meanwhile."""
+        """Has no effect if the cordon was changed or removed meanwhile."""
         before = cordon.SerializeToString()
         drained = control_pb2.Cordon()
         drained.CopyFrom(cordon)

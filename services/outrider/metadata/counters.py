@@ -1,4 +1,4 @@
-"""What went wrong so far, for metrics to read."""
+"""Counts of errors, for metrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class StoreCounters:
     num_outages: int = 0
     num_timeouts: int = 0
     num_refused: int = 0
-    """Commands the server answered with an error."""
+    """Commands that the server answered with an error."""
     num_malformed: int = 0
-    """Records, ids and events that could not be understood, and were left out."""
+    """Records, ids and events that could not be parsed and were skipped."""
     num_dropped_events: int = 0
-    """Events emitted while the store was away."""
+    """Events emitted while the store was unreachable."""

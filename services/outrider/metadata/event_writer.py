@@ -1,7 +1,7 @@
-"""Writes events without anybody waiting: callers hand one over, a task of its own puts it on the stream.
+"""Writes events in the background: callers hand them over, and a task adds them to the stream.
 
-What happens to many requests in one moment becomes one event with a count, so that a worker with a thousand requests
-does not push everything else off the stream.
+Equal events of many requests at one time become one event with a count. Else a worker with a thousand requests would
+push all other events off the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_PENDING = 256
 
 
 class EventStream(Protocol):
-    """The part of the metadata store that takes events. Does not raise where the store is away."""
+    """The part of the metadata store that takes events. Does not raise while the store is unreachable."""
 
     async def emit(self, kind: str, fields: Mapping[str, FieldValue]) -> None: ...
 
@@ -41,27 +41,27 @@ class EventWriter:
         self._pending: dict[tuple[object, ...], _Pending] = {}
         self._filled = asyncio.Event()
         self.num_dropped = 0
-        """Events that came faster than the store took them."""
+        """Events dropped because the store was too slow."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[EventWriter]:
-        """Writes until the block is left, and then what was said last, such as why this process leaves."""
+        """Writes until the block is left, then the last events, such as why this process stops."""
         try:
             async with beside(self._run(), "events writer"):
                 yield self
         finally:
-            # The store bounds the time that it takes.
+            # This ends: the store limits the time of each write.
             while self._pending:
                 await self._write_next()
 
     def emit(self, kind: EventKind, fields: Mapping[str, FieldValue], *, request_id: str = "") -> None:
-        """Never waits and never raises. Equal events that wait together become one, with their `count`, and with the
-        first one's `request_id`."""
+        """Never waits and never raises. Equal pending events become one with a `count` and the first one's
+        `request_id`."""
         key = (kind, *sorted(fields.items()))
         if (known := self._pending.get(key)) is not None:
             known.count += 1
         elif len(self._pending) >= _MAX_PENDING:
-            # The store is slow. Events are for people; nothing waits for them.
+            # The store is slow. Events are for people, so nothing waits for them.
             self.num_dropped += 1
             log.warning("events come faster than the metadata store takes them: some are lost")
         else:
@@ -82,5 +82,5 @@ class EventWriter:
         try:
             await self._stream.emit(str(key[0]), {**pending.fields, **count})
         except Exception:
-            # The next ones are written all the same.
+            # Continue with the next ones.
             log.exception("event %s not written", key[0])

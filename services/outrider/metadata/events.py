@@ -1,4 +1,4 @@
-"""Notable events: who came and went, what changed, what was raised. A short shared memory for operators, not a log."""
+"""Notable events: workers that start and stop, changes, errors. A short shared history for operators, not a log."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ FieldValue = str | int | float | bool
 
 
 class EventKind(enum.StrEnum):
-    """Every kind of event there is. The fields that each has are in docs/operations.md."""
+    """All kinds of events. docs/operations.md lists their fields."""
 
     WORKER_JOINED = "worker_joined"
     WORKER_LEFT = "worker_left"
-    """After a drain of its own: it was stopped."""
+    """It was stopped, and had drained first."""
     WORKER_LOST = "worker_lost"
-    """Its lease ended without one."""
+    """Its lease expired without a drain."""
     WORKER_CORDONED = "worker_cordoned"
     WORKER_UNCORDONED = "worker_uncordoned"
     WORKER_DRAINED = "worker_drained"
-    """An operator asked for that, and nothing runs there any more."""
+    """Nothing runs there any more after an operator's drain."""
     TARGET_LOST = "target_lost"
-    """A target lost requests, which go on elsewhere."""
+    """A target lost requests, which continue elsewhere."""
     DRAFT_LOST = "draft_lost"
-    """A draft lost requests, which go on without it."""
+    """A draft lost requests, which continue without it."""
     REVISION_CHANGED = "revision_changed"
-    """A request goes on with the same weights in another arithmetic."""
+    """A request continues with the same weights in another arithmetic."""
     SPECULATION_CHANGED = "speculation_changed"
     """The plan put a tenant into another mode, or an operator did."""
     WINDOW_BELOW_FLOOR = "window_below_floor"
-    """Of a request's last verified draft tokens too few were accepted."""
+    """Too few of a request's last verified tokens were accepted."""
     LEADER_CHANGED = "leader_changed"
-    """Another control plane makes the plan."""
+    """Another control plane leads."""
     TENANT_CHANGED = "tenant_changed"
     ALERT_RAISED = "alert_raised"
     ALERT_CLEARED = "alert_cleared"
@@ -49,9 +49,9 @@ class EventKind(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Event:
     id: str
-    """Grows with time; give the last one to read on after it."""
+    """Grows with time; pass the last one to read the events after it."""
     kind: str
-    """One that this version may not know."""
+    """This version may not know it."""
     fields: dict[str, str]
 
     @property
@@ -61,7 +61,7 @@ class Event:
 
 
 def encode_event(kind: str, fields: Mapping[str, FieldValue]) -> dict[Any, Any]:
-    """Raises ValueError for a kind that is no name. Long values are cut."""
+    """Raises ValueError for a kind that is no name. Truncates long values."""
     if not _KIND.fullmatch(kind):
         raise ValueError(f"kind: {kind[:80]!r} is not a lower-case name")
     body: dict[Any, Any] = {_KIND_FIELD: kind}
@@ -71,7 +71,7 @@ def encode_event(kind: str, fields: Mapping[str, FieldValue]) -> dict[Any, Any]:
 
 
 def decode_event(event_id: bytes, body: Mapping[bytes, bytes]) -> Event:
-    """Raises ValueError when it is none of ours."""
+    """Raises ValueError if it is not one of our events."""
     fields = {name.decode(): value.decode() for name, value in body.items()}
     kind = fields.pop(_KIND_FIELD.decode(), "")
     if not _KIND.fullmatch(kind):

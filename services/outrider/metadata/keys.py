@@ -1,4 +1,4 @@
-"""Names of the keys. Everything lies under one namespace, so that a Redis can be shared."""
+"""Names of the Redis keys. All are in one namespace, so that a Redis can be shared."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Keys:
         self.events = f"{namespace}:events"
         """Stream."""
         self.audit = f"{namespace}:audit"
-        """Stream of what operators changed."""
+        """Stream of operators' changes."""
         self.tenants = f"{namespace}:tenants"
-        """Sorted set of all names, each with score 0: in the order of their bytes."""
+        """Sorted set of all names, each with score 0, so in the order of their bytes."""
         self.api_keys = f"{namespace}:apikeys"
         """Sorted set of TENANT/ID of every API key, each with score 0."""
         self.api_key_digests = f"{namespace}:apikeyids"
         """Hash: id of an API key → its SHA-256 in hex."""
         self.keys_required = f"{namespace}:keysrequired"
-        """Exists from the first API key on, for good: revoking the last one opens nothing."""
+        """Exists from the first API key on, permanently: revoking the last key does not make access free."""
         self.leader = f"{namespace}:leader"
         """Id of the control plane that leads. Expires unless it is renewed."""
         self.leader_epoch = f"{namespace}:leaderepoch"
         """Counts leaders."""
         self.plan = f"{namespace}:plan"
-        """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of whoever wrote last."""
+        """Hash: TENANT/TARGET → a serialized TenantDecision; and `epoch`, that of the last writer."""
         self.overrides = f"{namespace}:overrides"
         """Hash: tenant → a serialized SpeculationOverride."""
         self.deleted_tenants = f"{namespace}:deletedtenants"
-        """Set of names, until the control plane that leads has forgotten what it believes of them."""
+        """Set of names, until the leading control plane has dropped its beliefs about them."""
         self.ledgers = f"{namespace}:ledgers"
         """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 
@@ -57,15 +57,15 @@ class Keys:
         return f"{self.namespace}:apikey:{digest_hex}"
 
     def quota(self, tenant: str) -> str:
-        """Hash: what is left of the tenant's quota of `requests` and `tokens`, and `at` which second that was."""
+        """Hash: the rest of the tenant's quota of `requests` and `tokens`, and `at`, the time of that in seconds."""
         return f"{self.namespace}:quota:{tenant}"
 
     def running(self, tenant: str) -> str:
-        """Hash: gateway → number of the tenant's requests that run there, and until which second that holds."""
+        """Hash: gateway → number of the tenant's running requests there, and the second when that expires."""
         return f"{self.namespace}:running:{tenant}"
 
     def ledger(self, hour: int, router_id: str) -> str:
-        """Hash: TENANT/FIELD → all that this router counted in that hour. Expires 90 days after it was written."""
+        """Hash: TENANT/FIELD → this router's sum in that hour. Expires 90 days after the last write."""
         return f"{self.namespace}:ledger:{hour}:{router_id}"
 
     def workers(self, role: worker_pb2.WorkerRole.ValueType) -> str:
@@ -73,7 +73,7 @@ class Keys:
         return f"{self.namespace}:workers:{role_name(role)}"
 
     def lease(self, role: worker_pb2.WorkerRole.ValueType, worker_id: str) -> str:
-        """A serialized WorkerStatus, which expires; empty once given back."""
+        """A serialized WorkerStatus, which expires; empty after it was given back."""
         return f"{self.namespace}:lease:{role_name(role)}:{worker_id}"
 
     def cordon(self, worker_id: str) -> str:

@@ -1,7 +1,7 @@
-"""Who leads: one process at a time holds a lease in Redis. Each leader has a higher epoch than those before.
+"""Leader election: one process at a time holds a lease in Redis. Each leader has a higher epoch than those before.
 
-What a leader writes carries its epoch, and is refused where a later leader has written already: one that was stopped
-for a while does not undo what came after it.
+A leader's writes carry its epoch, and are refused after a later leader has written. So a leader that was suspended does
+not undo the writes of its successor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from outrider.metadata.link import RedisLink
 
-# Short, for a leader that was killed blocks the next one for so long; one that loses it by a slow moment does no harm.
+# Short, because a killed leader delays its successor by this time. To lose the lease by a slow moment does no harm.
 LEADER_TTL_S = 3.0
 
-# An epoch that somebody has seen is never given again, though Redis may have lost its memory. Then who led is let go
-# first: another one knows of the plan only what was in there. Negative: the epoch of another.
+# An epoch that any process has seen is never reused, even if Redis has lost its data. In that case the former leader
+# gets the lease first, because any other one knows only the plan in Redis. Negative: the epoch of another leader.
 _LEAD = """
 local holder = redis.call('GET', KEYS[1])
 local epoch = tonumber(redis.call('GET', KEYS[2]) or '0')
@@ -39,13 +39,13 @@ if not holder or epoch < seen then
 end
 return epoch
 """
-# Far above any count of leaders, and below what Lua counts exactly: what a peer sends beyond that is no epoch.
+# Far above any number of leaders, and exact in Lua's numbers. A peer's higher value is no epoch.
 _MAX_EPOCH = 2**48
 _RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
 class LeaderLease:
-    """One process's try to lead. Call `hold` more often than every LEADER_TTL_S."""
+    """One process's candidacy. Call `hold` more often than every LEADER_TTL_S."""
 
     def __init__(self, link: RedisLink, keys: Keys, holder: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -58,11 +58,11 @@ class LeaderLease:
 
     @property
     def unrenewed_s(self) -> float:
-        """For how long this process has not renewed the lease."""
+        """Seconds since this process last renewed the lease."""
         return self._clock() - self._renewed_s
 
     async def hold(self) -> int | None:
-        """The epoch in which this process leads; 0 where another one does; None while Redis is away."""
+        """The epoch in which this process leads; 0 if another one leads; None while Redis is unreachable."""
 
         async def work(redis: Redis) -> Any:
             arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
@@ -78,12 +78,12 @@ class LeaderLease:
         return int(epoch) if self._leads else 0
 
     def saw(self, epoch: int) -> None:
-        """Somebody follows only leaders from this epoch on: the next `hold` takes a higher one."""
+        """To be called when a follower knows this epoch: the next `hold` takes a higher one."""
         if epoch <= _MAX_EPOCH:
             self._seen_epoch = max(self._seen_epoch, epoch)
 
     async def resign(self) -> None:
-        """Another may lead at once."""
+        """Gives up the lease, so that another process can lead at once."""
 
         async def work(redis: Redis) -> Any:
             return await redis.eval(_RESIGN, 1, self._keys.leader, self._holder)

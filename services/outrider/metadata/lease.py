@@ -1,4 +1,4 @@
-"""A worker's presence: renewed every second, gone five seconds after the last renewal."""
+"""A worker's lease: renewed every second, expired five seconds after the last renewal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT_S = 1.0
 
 
 class LeaseWriter(Protocol):
-    """The store, as a lease sees it. Neither raises because the store is away."""
+    """The part of the store that a lease uses. Neither method raises while the store is unreachable."""
 
     def write_lease(self, record: LeaseRecord) -> Awaitable[None]: ...
 
@@ -43,7 +43,7 @@ class Lease:
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """The next heartbeat is due now: the load has changed in a way others should know soon."""
+        """Makes the next heartbeat due now, because the load has changed in a way that others should know soon."""
         self._wake.set()
 
     async def __aenter__(self) -> Lease:
@@ -56,7 +56,7 @@ class Lease:
         await self._writer.remove_lease(self)
 
     async def _run(self) -> None:
-        # Whatever is raised in one heartbeat: without the next ones this worker would be lost to all others.
+        # Continues after any error in a heartbeat, because without the next ones all others would lose this worker.
         await keep_running(self._beat_when_due, Backoff(HEARTBEAT_S, HEARTBEAT_S), self._failed)
 
     async def _beat_when_due(self) -> None:
@@ -73,7 +73,7 @@ class Lease:
         try:
             load = self._load()
         except Exception:
-            # A worker that cannot tell its load is still there.
+            # A worker without a known load is still alive.
             logger.exception("load of %s is unknown", self.record.info.worker_id)
             load = self.record.load
         self.record = LeaseRecord(self.record.info, load, self.record.address, self.record.pid)

@@ -1,6 +1,6 @@
-"""What tenants have used, in Redis: one hash for an hour and the router that counted, kept for 90 days.
+"""The usage of tenants in Redis: one hash per hour and router, kept for 90 days.
 
-A router writes absolute sums, so a write whose answer was lost is simply done again.
+A router writes absolute sums, so it can repeat a write whose answer was lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 HOUR_S = 3600
 KEPT_HOURS = 90 * 24
-# Of one call. Each has a second.
+# Most in one call, as each call has a timeout of a second.
 _MAX_TENANTS, _MAX_LEDGERS = 1000, 100
 
 
 @dataclass(slots=True)
 class TenantUsage:
-    """Sums. Field names are those of outrider.rpc.v1.TenantUsage."""
+    """Sums, with the field names of outrider.rpc.v1.TenantUsage."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -37,7 +37,7 @@ class TenantUsage:
     target_wasted_us: int = 0
     draft_useful_us: int = 0
     draft_wasted_us: int = 0
-    """Below 0 for a moment where tokens are accepted that were paid for before."""
+    """Negative for a moment if accepted tokens were counted as wasted before."""
 
     def add(self, other: TenantUsage) -> None:
         for name in FIELDS:
@@ -49,10 +49,10 @@ FIELDS = tuple(each.name for each in fields(TenantUsage))
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What one router counted of one tenant in one hour."""
+    """The usage of one tenant in one hour by one router."""
 
     hour: int
-    """Since 1970."""
+    """Hours since 1970."""
     tenant: str
     usage: TenantUsage
 
@@ -65,7 +65,7 @@ class LedgerStore:
         self._keys = keys
 
     async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool:
-        """By tenant, all that `writer` counted in that hour. False where Redis is away: it may be half done."""
+        """Writes `writer`'s sums for that hour, by tenant. False, perhaps after a part, if Redis is unreachable."""
         names = list(sums)
         for start in range(0, len(names), _MAX_TENANTS):
             part = {
@@ -91,7 +91,7 @@ class LedgerStore:
         return await self._link.call_in_background(work) is not None
 
     async def read(self, first_hour: int, last_hour: int, tenant: str = "") -> list[LedgerEntry]:
-        """Of all routers; of all tenants unless one is named. Raises Unavailable."""
+        """Entries of all routers, and of one tenant or all. Raises Unavailable."""
 
         async def names_of(redis: Redis) -> Any:
             return await redis.zrangebyscore(self._keys.ledgers, first_hour, last_hour)
@@ -129,7 +129,7 @@ def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
     sums: dict[str, TenantUsage] = {}
     for key, value in values:
         tenant, _, field = key.decode().rpartition("/")
-        # A later version may count what this one does not know.
+        # A later version may have fields that this one does not know.
         if field in FIELDS:
             setattr(sums.setdefault(tenant, TenantUsage()), field, int(value))
     return sums

@@ -1,10 +1,11 @@
-"""The connection to Redis, which may be away or far: every call is bounded, and fails fast while it cannot succeed.
+"""The connection to Redis, which may be unreachable or far away. Every call has a timeout, and fails at once while it
+cannot succeed.
 
-Calls are of two kinds. A request waits for some, 50 ms at most; nobody waits for the others, which have a second. Where
-the server answers later than 50 ms, only the first kind fails: leases are written and read however far it is. Where it
-does not answer at all, both kinds return None at once. Meanwhile a task asks for the server, at first without delay,
-then every second at most, until it answers in time for all. So an outage costs a caller one bounded wait, and a mere
-hiccup (our own event loop may have stalled) a few milliseconds without metadata.
+There are two kinds of calls. Those that a request waits for have 50 ms; background calls have a second. If the server
+is slower than 50 ms, only the first kind fails, so leases are still written and read. If it does not answer at all,
+both kinds return None at once. Meanwhile a task tries to reach the server, at first without delay, then at most every
+second, until it is fast enough for both. So an outage costs a caller one bounded wait, and a short stall (perhaps of
+our own event loop) a few milliseconds without metadata.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MAX_RETRY_S = 1.0
 
 
 class Answers(Enum):
-    """How the server answers, as far as is known."""
+    """How the server answered last."""
 
     IN_TIME = "in time for all calls"
     LATE = "in time only for calls that nobody waits for"
@@ -48,10 +49,10 @@ class RedisLink:
     """Owned by one event loop. `close` it."""
 
     def __init__(self, url: str, counters: StoreCounters, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Does not connect yet. Raises ValueError for a URL that is none."""
+        """Does not connect yet. Raises ValueError for an invalid URL."""
         settings = {
-            # Bounded here instead, for the client does it with wait_for, which in Python 3.11 can swallow a
-            # cancellation: that of our own timeout too.
+            # This class sets timeouts instead, because the client uses wait_for, which in Python 3.11 can swallow a
+            # cancellation, also that of our own timeout.
             "socket_timeout": None,
             "socket_connect_timeout": BACKGROUND_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),
@@ -59,11 +60,11 @@ class RedisLink:
         }
         pool = open_pool(url, max_connections=_MAX_CONNECTIONS, settings=settings)
         self.available = True
-        """False once the server was asked again in vain. Callers need not look: calls fail fast by themselves."""
+        """False after a failed attempt to reach the server again. Callers need not check: calls fail at once anyway."""
         self.on_recovery: list[Callable[[], None]] = []
-        """Called when the server answers again after it was away."""
+        """Called when the server answers again after an outage."""
         self._redis: Redis = Redis(connection_pool=pool)
-        # Not every pool waits for a connection that is free.
+        # Not every pool waits for a free connection.
         self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._counters = counters
         self._call_timeout_s = call_timeout_s
@@ -73,22 +74,22 @@ class RedisLink:
         self._recovery: asyncio.Task[None] | None = None
 
     async def call(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
-        """For what a request waits for: the work's result, or None when it could not be done within 50 ms.
+        """For calls that a request waits for: the result of `work`, or None if it took more than 50 ms.
 
-        Whether it took effect is then unknown.
+        None does not say whether `work` took effect.
         """
         if self._answers is not Answers.IN_TIME:
             return None
         return await self._try(work, self._call_timeout_s, Answers.LATE)
 
     async def call_in_background(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
-        """The same for what nobody waits for: within a second."""
+        """The same for calls that no request waits for, within a second."""
         if self._answers is Answers.NOT:
             return None
         return await self._try(work, self._background_timeout_s, Answers.NOT)
 
     async def require(self, work: Callable[[Redis], Awaitable[T]]) -> T:
-        """As `call_in_background`, for work that never answers None. Raises Unavailable instead."""
+        """Like `call_in_background`, for work that never returns None. Raises Unavailable instead."""
         answer = await self.call_in_background(work)
         if answer is None:
             raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
@@ -109,11 +110,11 @@ class RedisLink:
         except (redis.ConnectionError, OSError) as error:
             self._suspend(Answers.NOT, error)
         except redis.RedisError as error:
-            # It answers, only not as we would like: read-only, out of memory, a key of somebody else's.
+            # The server answers with an error: read-only, out of memory, a key that another program has set.
             self._counters.num_refused += 1
             self._report_once("metadata store refuses a command", error)
         except Exception as error:
-            # What is no Redis may answer there, and with anything.
+            # The server may be something else than Redis and answer anything.
             self._report_once("metadata store gives an answer that cannot be understood", error)
             self._suspend(Answers.NOT, error)
         return None
@@ -125,7 +126,7 @@ class RedisLink:
             logger.warning("%s (%s); further ones are not reported", problem, kind)
 
     def _suspend(self, answers: Answers, error: Exception) -> None:
-        # Never the better of two: a late answer says nothing about a connection that was refused.
+        # Keep the worse state: a late answer does not show that a refused connection works again.
         if self._answers is not Answers.NOT:
             self._answers = answers
         if self._recovery is None:
@@ -143,7 +144,7 @@ class RedisLink:
         self._note(answers, error, lost_s)
 
     def _note(self, answers: Answers, error: Exception, lost_s: float) -> None:
-        """Tells people, and whoever has to know, when the server goes and when it comes back."""
+        """Logs the loss and the return of the server, and calls `on_recovery` at its return."""
         if self.available is (answers is not Answers.NOT):
             return
         self.available = not self.available
@@ -156,7 +157,7 @@ class RedisLink:
             try:
                 callback()
             except Exception:
-                # This task must go on, or no call would ever be answered again.
+                # This task must continue, or all later calls fail.
                 logger.exception("the return of the metadata store was not taken up")
 
     async def _ask(self) -> Answers:
@@ -165,11 +166,11 @@ class RedisLink:
             async with asyncio.timeout(self._background_timeout_s):
                 await self._redis.ping()
         except Exception:
-            # Whatever it is, the next attempt may fare better: this task is the only way back.
+            # After any error, try again: only this task can end the outage.
             return Answers.NOT
         return Answers.IN_TIME if time.monotonic() - started_s < self._call_timeout_s else Answers.LATE
 
 
 def _kind(error: Exception) -> str:
-    """What happened, without the URL and its password."""
+    """The kind of error, without the URL and its password."""
     return type(error).__name__

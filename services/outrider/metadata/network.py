@@ -1,4 +1,4 @@
-"""Which network stack this process runs on, and by which of its interfaces others reach it."""
+"""The network stack of this process, and the address at which others reach it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _REDIS_PORT = 6379
 
 @cache
 def own_network() -> str:
-    """Alike for processes that reach each other's loopback interface: of one boot of a machine, in one namespace."""
+    """Equal for processes that reach each other's loopback interface: one boot of a machine and one namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
-        # Not on Linux. One machine has one such name.
+        # Not on Linux. A machine has one such name.
         return socket.gethostname()
 
 
 def address_towards(url: str) -> str:
-    """The IP address of the interface that leads to the store at this URL; an IPv6 one in brackets. Asks DNS for the
-    store's name, and sends nothing. Raises OSError where there is no way."""
+    """The IP address of the interface on the route to the store at this URL; an IPv6 one in brackets. Only resolves the
+    store's name, and sends it nothing. Raises OSError if there is no route."""
     host, port = _host(_first(url))
     family, kind, protocol, _, there = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as towards:
@@ -36,18 +36,18 @@ def address_towards(url: str) -> str:
 
 
 def has_host(url: str) -> bool:
-    """Whether the URL names a host, so that `address_towards` has somewhere to look."""
+    """Whether the URL names a host, as `address_towards` needs."""
     return bool(urlsplit(f"//{_first(url)}").hostname)
 
 
 def is_elsewhere(url: str) -> bool:
-    """Whether the store at this URL is reached over a network, as far as the URL says."""
+    """Whether the URL's store is reached over a network."""
     netloc = urlsplit(url).netloc.rpartition("@")[2]
     return any(not is_loopback(f"{_host(one)[0]}:0") for one in netloc.split(",") if one)
 
 
 def _first(url: str) -> str:
-    """HOST:PORT; of Sentinels the first, for all of them are to be reached."""
+    """HOST:PORT; the first one of Sentinels, as all must be reachable."""
     return urlsplit(url).netloc.rpartition("@")[2].split(",")[0]
 
 

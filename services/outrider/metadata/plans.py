@@ -1,4 +1,4 @@
-"""The plan as its leader last knew it, and what operators have set for tenants. Outlives every process but Redis."""
+"""The leader's last plan, and operators' overrides for tenants. Survives every process except Redis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.metadata.link import RedisLink
 
 _EPOCH = b"epoch"
-# As many decisions as one command takes.
+# Most decisions in one command.
 _AT_ONCE = 1000
 
 _SAVE = """
@@ -27,7 +27,7 @@ if tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') > tonumber(ARGV[1]) the
 redis.call('HSET', KEYS[1], 'epoch', unpack(ARGV))
 return 1
 """
-# Where tenants are defined, one that is not has been misspelt.
+# If any tenants are defined, an undefined one is taken for a misspelling and refused.
 _OVERRIDE = f"""
 if redis.call('ZCARD', KEYS[3]) > 0 and ARGV[1] ~= '{DEFAULT_TENANT}' and redis.call('EXISTS', KEYS[4]) == 0 then
   return 0
@@ -51,8 +51,8 @@ class PlanStore:
         return LeaderLease(self._link, self._keys, holder)
 
     async def save(self, epoch: int, decisions: Iterable[policy_pb2.TenantDecision]) -> bool:
-        """In the place of earlier ones of the same tenants and targets. False where a later leader has written, or
-        while Redis is away."""
+        """Replaces the decisions for these tenants and targets. False if a later leader has written, or while Redis is
+        unreachable."""
         fields = [(f"{d.tenant}/{d.target}", d.SerializeToString()) for d in decisions]
 
         async def work(redis: Redis) -> bool:
@@ -65,7 +65,7 @@ class PlanStore:
         return bool(await self._link.call_in_background(work))
 
     async def load(self) -> list[policy_pb2.TenantDecision] | None:
-        """Of all tenants. Empty where there is none; None while Redis is away."""
+        """The decisions for all tenants; None while Redis is unreachable."""
 
         async def work(redis: Redis) -> Any:
             return await redis.hgetall(self._keys.plan)
@@ -76,7 +76,7 @@ class PlanStore:
         return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
 
     async def find(self, tenant: str, targets: Iterable[str]) -> list[policy_pb2.TenantDecision] | None:
-        """Of one tenant at these targets, as far as there are any; None while Redis is away."""
+        """The existing decisions for one tenant at these targets; None while Redis is unreachable."""
         fields = [f"{tenant}/{target}" for target in targets]
         if not fields:
             return []
@@ -90,7 +90,7 @@ class PlanStore:
         return [_parsed(policy_pb2.TenantDecision, value) for value in found if value is not None]
 
     async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
-        """None takes it back. Raises Unavailable; NotFound where tenants are defined, and this one is not."""
+        """None removes it. Raises Unavailable; NotFound if tenants are defined but not this one."""
         value = b"" if override is None else override.SerializeToString()
         name = "auto" if override is None else tenants_pb2.SpeculationSetting.Name(override.setting).lower()
         override = override or tenants_pb2.SpeculationOverride()
@@ -106,10 +106,10 @@ class PlanStore:
             raise unknown_tenant(tenant, "tenant")
 
     async def overrides(self, epoch: int = 0) -> dict[str, tenants_pb2.SpeculationOverride] | None:
-        """Those in force, by tenant; None while Redis is away.
+        """The current overrides by tenant; None while Redis is unreachable.
 
-        `epoch`: of a leader that reads them. None too where Redis no longer has it: it has lost its memory, and what
-        was set is not what it holds.
+        `epoch`: that of the leader that reads them. If Redis has another epoch, it has lost its data, perhaps with
+        overrides, and the result is None too.
         """
 
         async def work(redis: Redis) -> Any:
@@ -130,7 +130,7 @@ class PlanStore:
 
 
 def _parsed(kind: Any, value: bytes) -> Any:
-    """What cannot be read counts as nothing set."""
+    """A value that cannot be parsed counts as an empty message."""
     try:
         return kind.FromString(value)
     except DecodeError:

@@ -1,6 +1,6 @@
-"""What one worker's prefix cache holds, as the index should say it.
+"""The block hashes in one worker's prefix cache, for the index in Redis.
 
-The index in Redis is a copy. It expires with the lease, and is written anew from here when it was lost.
+The index is a copy. It expires with the lease, and is rewritten from here after a loss.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ MAX_LOOKUP_BLOCKS = 8192
 
 @dataclass(slots=True)
 class PrefixMirror:
-    """Hashes held, and those of them the index has not been told yet."""
+    """The cached hashes, and the changes not yet written to the index."""
 
     held: set[bytes] = field(default_factory=set)
     stale: bool = False
-    """The index may differ in any way: it has to be written anew."""
+    """The index may differ in any way, so it must be rewritten."""
     flushing: bool = False
-    """Somebody writes to the index, and takes along what is added meanwhile. Two writers could overtake each other."""
+    """A task is writing to the index, and will also write new changes. Two writers could overtake each other."""
     _pending: dict[bytes, bool] = field(default_factory=dict)
 
     def apply(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
-        """Additions first. Raises ValueError for what is no block hash."""
+        """Applies additions first. Raises ValueError for an invalid block hash."""
         added, removed = list(added), list(removed)
         if any(len(block_hash) != HASH_BYTES for block_hash in (*added, *removed)):
             raise ValueError(f"prefix: a block hash has {HASH_BYTES} bytes")
@@ -41,13 +41,13 @@ class PrefixMirror:
         return self.stale or bool(self._pending)
 
     def take_all(self) -> list[bytes]:
-        """Everything held, to write the index anew."""
+        """All cached hashes, to rewrite the index."""
         self.stale = False
         self._pending = {}
         return list(self.held)
 
     def take_pending(self) -> tuple[list[bytes], list[bytes]]:
-        """Added and removed since last asked."""
+        """Hashes added and removed since the last call."""
         pending, self._pending = self._pending, {}
         added = [block_hash for block_hash, present in pending.items() if present]
         removed = [block_hash for block_hash, present in pending.items() if not present]

@@ -1,7 +1,7 @@
-"""What gateways take of a tenant's quota, in Redis: one bucket a tenant, filled by the server's clock.
+"""The tenants' quotas in Redis: one bucket per tenant, refilled by the server's clock.
 
-A gateway takes a slice, some 150 ms worth of the rate, in one call. So the gateways together give out what the bucket
-had, however requests are spread among them; one that dies loses a slice at most.
+A gateway takes a slice, some 150 ms worth of the rate, in one call. So the gateways together grant what the bucket had,
+however requests are spread over them. A gateway that dies loses at most a slice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.metadata.link import RedisLink
 
 BURST_S = 0.5
-"""How much a bucket holds, in time at its rate; one request at least."""
+"""Size of a bucket, in seconds at its rate; at least one request."""
 RUNNING_TTL_S = 5
 _TTL_MS = 600_000
 
@@ -71,7 +71,7 @@ return {tostring(place), string.format('%.6f', given[1]), string.format('%.6f', 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of one quantity: the rate a second, how much the bucket holds, and how much is asked for."""
+    """For one quantity: the rate per second, the size of the bucket, and the wanted amount."""
 
     rate: float
     capacity: float
@@ -81,18 +81,18 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Granted:
     place: bool
-    """False: as many requests run as may, on all gateways together."""
+    """False: as many requests run as allowed, on all gateways together."""
     requests: float
-    """Whole ones."""
+    """An integer."""
     tokens: float
     requests_left: float
-    """What the bucket still has: below 1 where no request was given, and a debt where more were taken than it had."""
+    """What the bucket still has: below 1 if no request was granted, and a debt if more were taken than it had."""
     tokens_left: float
-    """The same of tokens: 0 or a debt where none were given."""
+    """The same for tokens: 0 or a debt if none were granted."""
 
 
 class QuotaStore:
-    """Owned by one event loop. Never raises because Redis is away."""
+    """Owned by one event loop. Never raises because Redis is unreachable."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
@@ -111,10 +111,10 @@ class QuotaStore:
         running: int,
         most_running: int,
     ) -> Granted | None:
-        """Takes what there is of what is wanted, and at least `price` tokens if there are any, at least `num_requests`
-        requests if there is one. `given_back`: tokens taken before that nobody needed.
+        """Takes as much of the wanted amounts as there is; at least `price` tokens if there are any, and at least
+        `num_requests` requests if there is one. `given_back`: unused tokens from earlier calls.
 
-        `running`: at this gateway, the new one included; `most_running` 0: no bound. None while Redis is away.
+        `running`: at this gateway, with the new one; `most_running` 0: no limit. None while Redis is unreachable.
         """
         keys = (self._keys.quota(tenant), self._keys.running(tenant))
         amounts = [requests.rate, requests.capacity, requests.amount, tokens.rate, tokens.capacity, tokens.amount]
@@ -137,7 +137,7 @@ class QuotaStore:
         return None if answer is None else Granted(answer[0] == b"1", *map(float, answer[1:]))
 
     async def report_running(self, gateway: str, running: dict[str, int]) -> None:
-        """How many requests of each tenant run at this gateway. Holds for 5 s."""
+        """Reports the number of each tenant's requests that run at this gateway. Valid for 5 s."""
 
         async def work(redis: Redis) -> Any:
             time_s, time_us = await redis.time()

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 _TTL_MS = round(LEASE_TTL_S * 1000)
 
-# Id, record, remaining milliseconds and cordon of each, in one answer: a store may be far away, and each round trip
-# counts. A worker whose lease is over is forgotten in the same step, because it may register again between two.
+# Id, record, remaining milliseconds and cordon of each, in one answer, because the round trip to a store may be long. A
+# worker with an expired lease is removed in the same step, because it may register again between two steps.
 _READ_LEASES = f"""
 local found = {{}}
 for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
@@ -58,8 +58,8 @@ for _, id in ipairs(redis.call('SMEMBERS', KEYS[1])) do
 end
 return found
 """
-# Worker and number of leading blocks, of those that have the first. One short answer: whoever asks has a thousand
-# requests under way, and two answers about each block of each worker took it longer than all else about an opening.
+# Worker and number of leading blocks, for those that have the first. One short answer, because a router has a thousand
+# running requests, and to parse answers about each block of each worker took longer than the rest of an opening.
 _LEADING_BLOCKS = """
 local found = {}
 -- Ids of workers, as many as the first argument says; then the hashes.
@@ -87,9 +87,9 @@ return found
 
 
 class MetadataStore:
-    """Owned by one event loop. No method raises because Redis is away, or answers nonsense.
+    """Owned by one event loop. No method raises because Redis is unreachable or answers nonsense.
 
-    Requests wait for `lookup_prefix` alone, for 50 ms at most; everything else takes a second at most.
+    Requests wait only for `lookup_prefix`, at most 50 ms; everything else takes at most a second.
     """
 
     def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys) -> None:
@@ -110,7 +110,7 @@ class MetadataStore:
     def connect(cls, url: str, *, namespace: str = "outrider", call_timeout_s: float = CALL_TIMEOUT_S) -> MetadataStore:
         """Takes the URLs that `address` lists, and connects when first used. No caller waits longer than the timeout.
 
-        Raises ValueError for another kind of URL; never for a server that is away.
+        Raises ValueError for another kind of URL; never for an unreachable server.
         """
         from outrider.metadata.link import RedisLink
 
@@ -118,7 +118,7 @@ class MetadataStore:
         try:
             link = RedisLink(url, counters, call_timeout_s)
         except ValueError:
-            # The URL may hold a password: it is not repeated.
+            # The URL is not quoted, as it may contain a password.
             raise ValueError("metadata URL: expected redis://, rediss://, unix:// or redis+sentinel://") from None
         return cls(link, counters, Keys(namespace))
 
@@ -133,22 +133,22 @@ class MetadataStore:
 
     @property
     def available(self) -> bool:
-        """Whether Redis answered when last needed. For reports: no caller has to ask before a call."""
+        """Whether Redis answered the last call. For reports; callers need not check it before a call."""
         return self._link.available
 
     # Leases
 
     def register(self, info: worker_pb2.WorkerInfo, address: str, load: Callable[[], worker_pb2.WorkerLoad]) -> Lease:
-        """A lease for `async with`. Raises ValueError for an id, role or address that cannot be one."""
+        """A lease for `async with`. Raises ValueError for an invalid id, role or address."""
         self._keys.lease(info.role, info.worker_id)
         lease = Lease(self, info, address, load)
         self._leases.add(lease)
         return lease
 
     async def workers(self, role: worker_pb2.WorkerRole.ValueType | None = None) -> list[LeaseRecord]:
-        """Live workers of one role, or all, ordered by id. The last known ones while Redis is away.
+        """Live workers of one role, or all, ordered by id. The last known ones while Redis is unreachable.
 
-        Waits a second at most: no request should wait for it.
+        Waits at most a second, so no request should wait for it.
         """
         roles = ROLES if role is None else (role,)
         sightings = await self._link.call_in_background(lambda redis: self._read_leases(redis, roles))
@@ -160,11 +160,11 @@ class MetadataStore:
 
     @property
     def given_back(self) -> frozenset[Key]:
-        """Leases that the last read by `workers` found given back, not run out."""
+        """Leases that were given back, and did not expire, by the last read of `workers`."""
         return self._directory.given_back
 
     async def write_lease(self, record: LeaseRecord) -> None:
-        """One heartbeat: the lease and the worker's part of the prefix index live on for one term."""
+        """One heartbeat: renews the lease and the worker's part of the prefix index for one term."""
         role, worker_id = record.key
         prefix_key = self._keys.prefix(role, worker_id)
 
@@ -178,12 +178,12 @@ class MetadataStore:
         has_prefix = await self._link.call_in_background(work)
         mirror = self._mirrors.get(record.key)
         if mirror is not None and has_prefix is not None:
-            # Expired while we could not renew it, or lost with the server's memory.
+            # It expired while this process could not renew it, or was lost with the server's data.
             mirror.stale |= bool(mirror.held) and not has_prefix
             await self._flush(record.key, mirror)
 
     async def remove_lease(self, lease: Lease) -> None:
-        """Gives the lease back: readers drop the worker at once instead of when its term is over."""
+        """Gives the lease back, so that readers drop the worker at once instead of at the end of its term."""
         role, worker_id = lease.record.key
         self._leases.discard(lease)
         self._mirrors.pop(lease.record.key, None)
@@ -228,9 +228,9 @@ class MetadataStore:
         added: Iterable[bytes],
         removed: Iterable[bytes] = (),
     ) -> None:
-        """Says which blocks a worker of this process has cached, or no longer has. Kept until the lease is given back.
+        """Records blocks that a worker of this process has cached or evicted. Kept until the lease is given back.
 
-        Raises ValueError for what is no block hash.
+        Raises ValueError for an invalid block hash.
         """
         mirror = self._mirrors.setdefault((role, worker_id), PrefixMirror())
         mirror.apply(added, removed)
@@ -239,9 +239,9 @@ class MetadataStore:
     async def lookup_prefix(
         self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes], worker_ids: Collection[str]
     ) -> dict[str, int]:
-        """For each of the workers that has the first block: how many leading blocks it has. Empty while Redis is away.
+        """The number of leading blocks of each worker that has the first. Empty while Redis is unreachable.
 
-        Redis serves nobody else meanwhile, and takes as long as there are workers and blocks.
+        It blocks Redis for a time proportional to the workers and blocks.
         """
         if not hashes or not worker_ids:
             return {}
@@ -263,7 +263,7 @@ class MetadataStore:
                 anew = mirror.stale
                 added, removed = (mirror.take_all(), []) if anew else mirror.take_pending()
                 if not await self._write_prefix(key, added, removed, anew=anew):
-                    # Perhaps half of it arrived.
+                    # Perhaps a part of it arrived.
                     mirror.stale = True
                     return
         finally:
@@ -289,7 +289,7 @@ class MetadataStore:
     # Events
 
     async def emit(self, kind: str, fields: Mapping[str, FieldValue]) -> None:
-        """Puts an event on the shared stream; dropped, and counted, while Redis is away. Never put text into one.
+        """Adds an event, without any request's text, to the shared stream. Drops and counts it if Redis is unreachable.
 
         Raises ValueError for a kind that is no lower-case name.
         """
@@ -302,7 +302,7 @@ class MetadataStore:
             self.counters.num_dropped_events += 1
 
     async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]:
-        """Events after the one of id `since`, or from the oldest kept; oldest first. Empty while Redis is away."""
+        """Events after the id `since`, or from the oldest kept; oldest first. Empty while Redis is unreachable."""
         if since is not None:
             check_event_id(since)
         start = "-" if since is None else f"({since}"
@@ -313,7 +313,7 @@ class MetadataStore:
         return self._decoded(await self._link.call_in_background(work) or ())
 
     async def last_events(self, limit: int) -> list[Event]:
-        """The last so many, oldest first. Empty while Redis is away."""
+        """The last `limit` events, oldest first. Empty while Redis is unreachable."""
 
         async def work(redis: Redis) -> Any:
             return await redis.xrevrange(self._keys.events, count=limit)

@@ -1,7 +1,7 @@
-"""Tenants and API keys in Redis. Every change is one script, which also writes the audit stream: all of it or nothing.
+"""Tenants and API keys in Redis. Every change is one atomic script, which also writes the audit stream.
 
-Knows records, not what they allow: gateways check keys, the control plane checks what operators write. A key itself is
-nowhere: only its SHA-256, by which it is found.
+This module only stores records: gateways check keys, and the control plane checks operators' input. A key itself is
+never stored, only its SHA-256, by which it is found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_AUDIT_ENTRIES = 100_000
 MAX_KEYS_PER_TENANT = 16
 DEFAULT_TENANT = "default"
-"""Whose requests those are that come without a key, where none are required. It needs no record."""
+"""The tenant of requests without a key, if none are required. It needs no record."""
 _KEPT_AFTER_EXPIRY_S = 86_400
 
 
@@ -40,7 +40,7 @@ local function audit(stream, ...)
   redis.call('XADD', stream, 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', ...)
 end
 """
-# Versions first, all of them: what is refused changes nothing.
+# Checks all versions first, so that a refused change has no effect.
 _PUT = (
     _AUDIT
     + """
@@ -139,13 +139,13 @@ return key[2]
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """What the store says of one key, or of a request without any."""
+    """The store's answer about one key, or about a request without a key."""
 
     keys_required: bool
     key: tenants_pb2.ApiKey | None
-    """None for a key that does not exist."""
+    """None if the key does not exist."""
     tenant: tenants_pb2.Tenant | None
-    """Of the key; of the default tenant without one. None without a record."""
+    """The key's tenant, or without a key the default one. None if it has no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +155,19 @@ class AuditEntry:
     id: str
     fields: Mapping[str, str] = field(default_factory=dict)
     old: tenants_pb2.Tenant | None = None
-    """The tenant's record before, where it was changed and there was one."""
+    """The tenant's record before the change, if there was one."""
     new: tenants_pb2.Tenant | None = None
 
 
 class TenantStore:
-    """Owned by one event loop. `find` never raises because Redis is away; the others raise Unavailable then."""
+    """Owned by one event loop. While Redis is unreachable, `find` returns None and the others raise Unavailable."""
 
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def find(self, digest: bytes | None) -> FoundKey | None:
-        """The key with this SHA-256, or with None what holds without a key. None while Redis is away."""
+        """The key with this SHA-256; with None, the answer for a request without one. None: Redis is unreachable."""
         keys = (self._keys.api_key((digest or b"").hex()), self._keys.tenant(""), self._keys.keys_required)
 
         async def work(redis: Redis) -> Any:
@@ -191,7 +191,7 @@ class TenantStore:
         return _parse(record, version)
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
-        """Tenants by name, those after the one given; and how many there are in all."""
+        """Tenants by name, from the first after `after`, and the number of all."""
 
         async def work(redis: Redis) -> Any:
             start = f"({after}" if after else "-"
@@ -208,7 +208,7 @@ class TenantStore:
     async def put(
         self, tenants: Sequence[tenants_pb2.Tenant], *, by: str, dry_run: bool = False
     ) -> list[control_pb2.TenantChange]:
-        """All of them or none. Raises Conflict where one has not the version that is given."""
+        """Writes all of them or none. Raises Conflict if one has another version than given."""
         keys = (self._keys.tenants, self._keys.tenant(""), self._keys.audit)
         arguments: list[Any] = []
         for tenant in tenants:
@@ -226,10 +226,7 @@ class TenantStore:
         ]
 
     async def delete(self, name: str, *, by: str) -> int:
-        """How many keys went with it. What operators have set of its speculation, and what was planned, go too.
-
-        Raises NotFound.
-        """
+        """Also deletes its keys, speculation override and plan. Returns the number of keys. Raises NotFound."""
         keys = (
             self._keys.tenants,
             self._keys.tenant(""),
@@ -251,7 +248,7 @@ class TenantStore:
         return num_keys
 
     async def deleted(self) -> set[str]:
-        """Those that a plan may still be made for."""
+        """Deleted tenants that the planner may still know."""
 
         async def work(redis: Redis) -> Any:
             return await redis.smembers(self._keys.deleted_tenants)
@@ -259,7 +256,7 @@ class TenantStore:
         return {name.decode() for name in await self._link.require(work)}
 
     async def forgotten(self, names: Iterable[str]) -> None:
-        """No plan is made any more for these that were deleted."""
+        """To be called when the planner has dropped these deleted tenants."""
 
         async def work(redis: Redis) -> Any:
             return await redis.srem(self._keys.deleted_tenants, *names)
@@ -267,7 +264,7 @@ class TenantStore:
         await self._link.require(work)
 
     async def page_of_keys(self, tenant: str, after: str, limit: int) -> tuple[list[tenants_pb2.ApiKey], str]:
-        """Keys by tenant and id, of one tenant or of all; and where the next page begins, empty at the end."""
+        """Keys by tenant and id, of one tenant or of all, and the start of the next page, empty at the end."""
         first = f"({after}" if after else f"[{tenant}/" if tenant else "-"
         # "0" is the character after "/".
         last = f"({tenant}0" if tenant else "+"
@@ -286,7 +283,7 @@ class TenantStore:
         return found, members[-1].decode() if len(members) == limit else ""
 
     async def add_key(self, key: tenants_pb2.ApiKey, *, by: str) -> None:
-        """`key` has its digest. Raises NotFound without such a tenant, Conflict when it has too many keys."""
+        """`key` includes its digest. Raises NotFound for an unknown tenant, Conflict if it has too many keys."""
         keys = (
             self._keys.keys_required,
             self._keys.tenant(""),
@@ -310,7 +307,7 @@ class TenantStore:
             )
 
     async def revoke_key(self, key_id: str, *, by: str) -> tenants_pb2.ApiKey:
-        """The key as it was. Raises NotFound."""
+        """Returns the key's record before. Raises NotFound."""
         keys = (self._keys.audit, self._keys.api_keys, self._keys.api_key_digests, self._keys.api_key(""))
 
         async def work(redis: Redis) -> Any:
@@ -322,7 +319,7 @@ class TenantStore:
         return _without_digest(_parse_key(record))
 
     async def audit(self, limit: int = 1000, before: str = "") -> list[AuditEntry]:
-        """The last changes before the one with this id, the newest first."""
+        """The last changes before the one with id `before`, newest first."""
 
         async def work(redis: Redis) -> Any:
             return await redis.xrevrange(self._keys.audit, max=f"({before}" if before else "+", count=limit)
@@ -331,7 +328,7 @@ class TenantStore:
 
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
-    """Equal for equal records: the version is not part of one."""
+    """Equal for equal records, as the version is left out."""
     if isinstance(message, tenants_pb2.Tenant) and message.version:
         copy = tenants_pb2.Tenant()
         copy.CopyFrom(message)

@@ -1,6 +1,6 @@
-"""How long anything may wait for Redis."""
+"""Timeouts of calls to Redis."""
 
 CALL_TIMEOUT_S = 0.05
-"""Where a request waits that can do without the answer."""
+"""For calls that a request waits for and can continue without."""
 BACKGROUND_TIMEOUT_S = 1.0
-"""Where nobody does: a slow answer is better than none. Longer than a round trip to the far side of the world."""
+"""For calls that no request waits for: a slow answer is better than none. Longer than any round trip on Earth."""
