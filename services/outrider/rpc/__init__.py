@@ -1,1 +1,1 @@
-"""gRPC plumbing shared by every process: servers, channels, errors, conversion. Knows no process's business."""
+"""gRPC infrastructure shared by all processes: servers, channels, credentials, errors. Independent of their roles."""

@@ -1,4 +1,4 @@
-"""Holds every call to the table in `roles`. Knows how to refuse one; who calls is for the server's guard to say."""
+"""Checks every call against the table in `roles` and may refuse it. The server's guard identifies the caller."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Holds every call to the table. Below the interceptor that turns errors into statuses."""
+    """Checks every call against the table. Runs inside the interceptor that turns errors into statuses."""
 
     def __init__(self, guard: Guard, on_tls_call: Callable[[str], None] = lambda peer: None) -> None:
-        """`on_tls_call` hears of each call over TLS, with the peer that makes it."""
+        """`on_tls_call` is called for each call over TLS, with its peer."""
         self._guard = guard
         self._on_tls_call = on_tls_call
 
@@ -39,7 +39,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         async def admit(context: Context) -> None:
             CALLER.set(await self._caller(method, context))
 
-        # Not before the call: whose certificate it is, only a call's context knows.
+        # Checked within the call, because only its context has the peer's certificate.
         return wrapped(handler, functools.partial(_admitted, admit))
 
     async def _caller(self, method: str, context: Context) -> Caller:
@@ -60,10 +60,10 @@ def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
-    """Lets in whom `admit` does."""
+    """Wraps a handler so that `admit` runs first."""
     if inspect.isasyncgenfunction(behaviour):
-        # Written out instead of yielded on: gRPC leaves a generator unclosed when the client goes away between two
-        # messages, and what the handler holds would stay held until the garbage collector comes by.
+        # Writes the messages instead of yielding them: gRPC does not close a generator when the client disconnects
+        # between two messages, so the handler would keep its resources until the garbage collector runs.
         @functools.wraps(behaviour)
         async def admitted_stream(request: Any, context: Context) -> None:
             await admit(context)

@@ -1,4 +1,4 @@
-"""The answering side of a stream, with a queue before it. For handlers that read and write at the same time."""
+"""Writes a stream's responses from a queue, for handlers that read and write at the same time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from outrider.errors import DeadlineExceeded
 
 M = TypeVar("M")
 
-# A client that has stopped reading has a write under way for ever.
+# If a client has stopped reading, a write to it never ends.
 GRACE_S = 1.0
 
 
 async def write_answers(outbox: asyncio.Queue[M | None], context: Any) -> None:
-    """Writes what comes, until None does."""
+    """Writes the queue's messages up to a None."""
     while (message := await outbox.get()) is not None:
         await context.write(message)
         outbox.task_done()
 
 
 async def write_within(context: Any, message: Any, timeout_s: float) -> None:
-    """Raises DeadlineExceeded for a client that takes nothing: its request would hold its place for ever."""
+    """Raises DeadlineExceeded for a client that does not read, because its request would keep its place for ever."""
     try:
         async with asyncio.timeout(timeout_s):
             await context.write(message)
@@ -32,7 +32,7 @@ async def write_within(context: Any, message: Any, timeout_s: float) -> None:
 async def stop_writing(
     writer: asyncio.Task[None], outbox: asyncio.Queue[M | None], grace_s: float | None = GRACE_S
 ) -> None:
-    """Ends `write_answers` after the message under way, if that ends within `grace_s`, and drops the rest."""
+    """Ends `write_answers` after its current message, if that ends within `grace_s`, and drops the rest."""
     while not outbox.empty():
         outbox.get_nowait()
     outbox.put_nowait(None)
@@ -40,12 +40,12 @@ async def stop_writing(
 
 
 async def let_end(writer: asyncio.Task[None], grace_s: float | None = GRACE_S) -> None:
-    """For one that ends after the message under way.
+    """Waits for a writer that ends after its current message.
 
-    Never in the middle of it: gRPC takes one operation at a time, the call's own end is one too, and a client would
-    wait for ever for a status that could not be sent.
+    A message is not interrupted: gRPC takes one operation at a time, and the end of the call is one too. So the status
+    could not be sent, and the client would wait for it for ever.
     """
-    # A client that left fails the write under way, and may cancel the handler in here.
+    # If the client has disconnected, the current write fails, and the handler may be cancelled here.
     writer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({writer}, timeout=grace_s)

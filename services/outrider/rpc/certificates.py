@@ -1,7 +1,7 @@
-"""Certificates as files: whether a process can serve with them, and TLS for what is not gRPC. Knows no gRPC.
+"""Certificate files: checks that a process can serve with them, and makes TLS contexts. Independent of gRPC.
 
-A directory is laid out as Kubernetes mounts a TLS secret: `tls.crt` (with its chain), `tls.key`, `ca.crt`. Files may be
-replaced at any time: a new handshake has the new ones.
+A directory has the files of a TLS secret mounted by Kubernetes: `tls.crt` (with its chain), `tls.key`, `ca.crt`. They
+may be replaced at any time: each new handshake uses the current ones.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from outrider.address import is_loopback
 from outrider.rpc.roles import Role
 
 Version = tuple[tuple[int, int], ...]
-# More flights than a handshake has.
+# More than the message flights of any handshake.
 _MAX_FLIGHTS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Of one process: what it proves with who it is, and the authority whose word it takes for who others are.
+    """One process's certificate and key, and the authority by which it verifies its peers.
 
-    A process of the cluster needs all three. A port for clients, who show no certificate, needs no `ca.crt`.
+    A process of the cluster needs all three files. A port for clients without certificates needs no `ca.crt`.
     """
 
     directory: Path
@@ -42,12 +42,12 @@ class TlsFiles:
 
     @property
     def version(self) -> Version:
-        """Another one once a file was replaced. Raises OSError."""
+        """Changes when a file is replaced. Raises OSError."""
         found = [path.stat() for path in (self.certificate, self.key, self.authority) if path.exists()]
         return tuple((stat.st_mtime_ns, stat.st_ino) for stat in found)
 
     def check(self, role: Role) -> None:
-        """Raises ValueError where peers would not take these files for that role's: missing, unfit, expired, other."""
+        """Raises ValueError if peers would refuse these files for the role: missing, unfit, expired, another role's."""
         try:
             _check_readable(self.certificate, self.key, self.authority)
             _shake_hands_with_itself(self, role.dns_name)
@@ -55,7 +55,7 @@ class TlsFiles:
             raise ValueError(f"{self.directory}: {_reason(error)}") from None
 
     def check_public(self) -> None:
-        """Raises ValueError where certificate or key are missing, or do not belong together."""
+        """Raises ValueError if certificate or key are missing or do not match."""
         try:
             _check_readable(self.certificate, self.key)
             self.public_context()
@@ -63,20 +63,20 @@ class TlsFiles:
             raise ValueError(f"{self.directory}: {_reason(error)}") from None
 
     def context(self, purpose: ssl.Purpose) -> ssl.SSLContext:
-        """For one end of a connection within the cluster: both ends show and verify certificates. Raises OSError."""
+        """For one end of a connection within the cluster, where both ends verify certificates. Raises OSError."""
         context = ssl.create_default_context(purpose, cafile=str(self.authority))
         context.load_cert_chain(self.certificate, self.key)
         context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def public_context(self) -> ssl.SSLContext:
-        """For a port that takes HTTP/1.1 from clients. Raises OSError."""
+        """For a port that serves HTTP/1.1 to clients. Raises OSError."""
         context, version = self._load_public(), self.version
 
         def renew(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, asked: ssl.SSLContext) -> None:
-            """Python calls it in each handshake."""
+            """Called in each handshake."""
             nonlocal context, version
-            # While files are being replaced, or are gone, the last ones serve.
+            # While files are missing or being replaced, the last ones are used.
             with suppress(OSError):
                 if (now := self.version) != version:
                     context, version = self._load_public(), now
@@ -94,7 +94,7 @@ class TlsFiles:
 
 
 def cluster_tls(role: Role, tls_dir: str) -> TlsFiles | None:
-    """From an option; None for an empty one. Raises ValueError for files that are not this role's."""
+    """The files of an option's directory; None if empty. Raises ValueError for files that are not this role's."""
     if not tls_dir:
         return None
     files = TlsFiles(Path(tls_dir))
@@ -106,7 +106,7 @@ def cluster_tls(role: Role, tls_dir: str) -> TlsFiles | None:
 
 
 def public_tls(public_tls_dir: str) -> TlsFiles | None:
-    """From an option; None for an empty one. Raises ValueError for files that cannot be served with."""
+    """The files of an option's directory; None if empty. Raises ValueError for unusable files."""
     if not public_tls_dir:
         return None
     files = TlsFiles(Path(public_tls_dir))
@@ -118,7 +118,7 @@ def public_tls(public_tls_dir: str) -> TlsFiles | None:
 
 
 def check_plain(field: str, listen: str, tls_dir: str, insecure: bool, option: str = "tls_dir") -> None:
-    """Raises ValueError for a port in plain text that other machines can reach, unless that was asked for."""
+    """Raises ValueError for a plain-text port that other machines can reach, unless `insecure`."""
     if not (tls_dir or insecure or is_loopback(listen)):
         raise ValueError(
             f"{field}: other machines can reach {listen[:60]!r}: give {option}, or insecure for plain text"
@@ -126,13 +126,13 @@ def check_plain(field: str, listen: str, tls_dir: str, insecure: bool, option: s
 
 
 def _check_readable(*paths: Path) -> None:
-    """Raises OSError that names the file, which ssl's own do not."""
+    """Raises OSError with the file's name, which those of ssl lack."""
     for path in paths:
         path.open("rb").close()
 
 
 def _shake_hands_with_itself(files: TlsFiles, name: str) -> None:
-    """In memory, as client and as server: what fails here fails with every peer. Raises ssl.SSLError, an OSError."""
+    """A handshake in memory: if it fails, it fails with every peer. Raises ssl.SSLError, an OSError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = files.context(ssl.Purpose.SERVER_AUTH).wrap_bio(to_client, to_server, server_hostname=name)
     server = files.context(ssl.Purpose.CLIENT_AUTH).wrap_bio(to_server, to_client, server_side=True)

@@ -1,4 +1,4 @@
-"""The client's end of a connection, and the time a call may take."""
+"""Channels of clients, and the deadlines of their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, channel_options
 from outrider.rpc.roles import Role
 
 Connect = Callable[[str], grpc.aio.Channel]
-"""A channel to HOST:PORT. Connects when first used."""
+"""Makes a channel to HOST:PORT, which connects when first used."""
 
 
 def create_channel(
@@ -27,7 +27,7 @@ def create_channel(
 ) -> grpc.aio.Channel:
     """A channel to HOST:PORT with our limits and keepalive. Connects when first used; close it.
 
-    Without credentials in plain text. `server_name`: what the server's certificate has to name; HOST if empty.
+    Plain text without credentials. `server_name`: the name required in the server's certificate; HOST if empty.
     """
     options = channel_options(max_message_bytes)
     if credentials is None:
@@ -38,7 +38,7 @@ def create_channel(
 
 
 def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
-    """Makes channels to processes of this role; with `tls`, such as connect to none that does not prove it.
+    """Makes channels to processes of this role. With `tls`, they connect only to a process that proves the role.
     Raises OSError when the files cannot be read."""
     if tls is None:
         return create_channel
@@ -46,7 +46,7 @@ def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
 
     def connect(address: str) -> grpc.aio.Channel:
         nonlocal credentials, version
-        # While files are being replaced, or are gone, the last ones serve.
+        # While files are missing or being replaced, the last ones are used.
         with suppress(OSError):
             if (now := tls.version) != version:
                 credentials, version = channel_credentials(tls), now
@@ -56,12 +56,12 @@ def connect_to(role: Role, tls: TlsFiles | None) -> Connect:
 
 
 def remaining_s(context: grpc.aio.ServicerContext[Any, Any], *, margin_s: float = 0.05) -> float | None:
-    """Deadline for a call made on behalf of this one; None when the caller set none.
+    """Timeout in seconds for a call made on behalf of this one; None if the caller set none.
 
-    The margin leaves time to answer before the caller stops listening. Raises DeadlineExceeded when nothing is left.
+    The margin leaves time to answer before the caller's deadline. Raises DeadlineExceeded when no time is left.
     """
     left_s = context.time_remaining()
-    # Without a deadline gRPC reports none, or one so far off that it stands for none.
+    # Without a deadline gRPC reports None, or a very long time.
     if left_s is None or left_s > 1e8:
         return None
     if left_s <= margin_s:

@@ -1,7 +1,7 @@
-"""Certificates as gRPC credentials: who is at the other end, verified by TLS, is told by a role's name.
+"""Certificates as gRPC credentials. Each certificate names a role, which TLS verifies.
 
-What gRPC checks of every server, that it has the name that was asked for, is its role here, such as `target.outrider`,
-wherever it runs. A server sees the names of its callers in each call; `roles` says what they may call.
+The server name that gRPC verifies is a role, such as `target.outrider`, on every host. In each call a server gets the
+names in the caller's certificate; `roles` defines what they may call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from outrider.rpc.roles import Role
 def cluster_port(
     tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda: None
 ) -> grpc.ServerCredentials | None:
-    """For a port on which every caller has to show a certificate of the same authority; None without files.
-    `on_handshake` hears of each connection that begins, on a thread of gRPC's. Raises OSError."""
+    """For a port on which every caller must have a certificate of the same authority; None without files.
+    `on_handshake` is called for each new connection, on a gRPC thread. Raises OSError."""
     if tls is None:
         return None
 
@@ -30,7 +30,7 @@ def cluster_port(
 
 
 def public_port(tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda: None) -> grpc.ServerCredentials | None:
-    """The same for clients, who show no certificate. Raises OSError."""
+    """The same for clients without certificates. Raises OSError."""
     if tls is None:
         return None
     return _reloading(
@@ -42,13 +42,13 @@ def public_port(tls: TlsFiles | None, on_handshake: Callable[[], None] = lambda:
 
 
 def channel_credentials(tls: TlsFiles) -> grpc.ChannelCredentials:
-    """As the files are now: a channel keeps what it was made with. Raises OSError."""
+    """Credentials from the current files; a channel keeps those it was made with. Raises OSError."""
     key, certificate = _pair(tls)
     return grpc.ssl_channel_credentials(tls.authority.read_bytes(), key, certificate)
 
 
 def roles_of(auth_context: Mapping[str, Iterable[bytes]]) -> frozenset[Role]:
-    """Those that the other side's certificate names; none without one."""
+    """The roles in the peer's certificate; empty without one."""
     names = set(auth_context.get("x509_subject_alternative_name", ()))
     return frozenset(role for role in Role if role.dns_name.encode() in names)
 
@@ -67,15 +67,15 @@ def _reloading(
     known = tls.version
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
-        """gRPC asks before each handshake; None is for what it has already."""
+        """gRPC calls it before each handshake; None means no change."""
         nonlocal known
         on_handshake()
-        # While files are being replaced, or are gone, the last ones serve.
+        # While files are missing or being replaced, the last ones are used.
         with suppress(OSError):
             if (now := tls.version) != known:
                 configuration, known = read(), now
                 return configuration
         return None
 
-    # The stubs know nothing of None.
+    # The type stubs do not allow None.
     return grpc.dynamic_ssl_server_credentials(read(), changed, require_client)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A gRPC handler made anew around another behaviour: what the server's interceptors do."""
+"""Rebuilds a gRPC handler around another behaviour, for the server's interceptors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 
 
 def wrapped(handler: Any, wrap: Callable[[Behaviour], Behaviour], deserialize: Deserializer | None = None) -> Handler:
-    """A handler of the same kind, whichever of the four. `deserialize`: if not as before."""
+    """A handler of the same one of the four kinds. `deserialize`: replaces the handler's own."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

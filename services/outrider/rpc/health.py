@@ -1,4 +1,4 @@
-"""grpc.health.v1 and server reflection, which every server of ours offers."""
+"""grpc.health.v1 and server reflection, which all our servers offer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REFLECTION = "grpc.reflection.v1.ServerReflection"
 
 
 class Health:
-    """What a server says of itself: under "" for the whole, and under each service's name."""
+    """A server's health status: for the whole server as "", and for each service's name."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self.servicer = HealthServicer()
@@ -35,7 +35,7 @@ class Health:
 
 
 async def add_health(server: grpc.aio.Server, services: Sequence[str]) -> Health:
-    """Adds health checks, NOT_SERVING at first, and reflection for the services of these full names."""
+    """Adds health checks, at first NOT_SERVING, and reflection, for services by their full names."""
     health = Health(services)
     await health.set_not_serving()
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
@@ -44,7 +44,7 @@ async def add_health(server: grpc.aio.Server, services: Sequence[str]) -> Health
 
 
 def _add_reflection(server: grpc.aio.Server, services: Sequence[str]) -> None:
-    """Under both names, v1 and v1alpha, whose messages are the same on the wire. Left out where not installed."""
+    """Adds it as v1 and v1alpha, whose messages have the same encoding. Skipped if not installed."""
     try:
         from grpc_reflection.v1alpha import reflection, reflection_pb2
         from grpc_reflection.v1alpha._async import ReflectionServicer

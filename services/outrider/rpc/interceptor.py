@@ -1,9 +1,8 @@
-"""Every call ends with a status that says what happened, whatever its handler raised.
+"""Turns any exception of a handler into a status that tells the cause.
 
-An `OutriderError` becomes its own status, bytes that are no message INVALID_ARGUMENT, and too many of them
-RESOURCE_EXHAUSTED. Anything else is ours: the
-client sees INTERNAL and nothing more, the log sees where it was raised but not its message, which may quote what the
-client sent.
+An `OutriderError` becomes its own status, bytes that are no message INVALID_ARGUMENT, and too large ones
+RESOURCE_EXHAUSTED. Any other exception is an internal error: the client gets only INTERNAL. The log has the place where
+it was raised, but not its message, which may quote the client's text.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 Check: TypeAlias = Callable[[Deserializer, bytes], Any]
 OnRefused: TypeAlias = Callable[[str, str], None]
-"""Of a method (full name), for a reason. Must neither raise nor block."""
+"""Called with a method's full name and the reason. Must neither raise nor block."""
 
 _TOO_LARGE = "MESSAGE_TOO_LARGE"
 _OF_THE_CALLER = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps handlers that are coroutines, of all four kinds. `access`, below, makes one of each."""
+    """Wraps coroutine handlers of all four kinds. `access`, which runs inside, makes every handler a coroutine."""
 
     def __init__(
         self,
@@ -41,8 +40,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         strict: Collection[str] = (),
         on_refused: OnRefused = lambda method, reason: None,
     ) -> None:
-        """`max_message_bytes`: of a request. `strict`: services (full names) that refuse a request with a field that
-        this release does not know. `on_refused` hears of each call that its caller should not have made so.
+        """`max_message_bytes`: limit of a request. `strict`: services (full names) that refuse a request with a field
+        that this release does not know. `on_refused` is called for each invalid or forbidden call.
         """
         self._max_message_bytes = max_message_bytes
         self._strict = frozenset(strict)
@@ -54,7 +53,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        # None is an unknown method.
+        # None: an unknown method.
         if handler is None:
             return None
         method = handler_call_details.method
@@ -67,7 +66,7 @@ def _guard_handler(handler: Any, method: str, check: Check, on_refused: OnRefuse
     return wrapped(
         handler,
         lambda behaviour: _guard(behaviour, method, on_refused),
-        # A stream of requests is read inside its handler: what is raised there is answered below.
+        # A stream of requests is read inside its handler, whose errors `_guard` catches.
         deserialize if handler.request_streaming else _returning(deserialize),
     )
 
@@ -87,7 +86,7 @@ def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: byte
 
 
 def _returning(deserialize: Deserializer) -> Deserializer:
-    """For a single request, which gRPC reads before the handler: raised there, its error would become UNKNOWN."""
+    """Returns errors instead of raising them: gRPC reads a single request before the handler and would send UNKNOWN."""
 
     def guarded(data: bytes) -> Any:
         try:
@@ -113,13 +112,13 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviou
 
 
 def _check_read(request: Any) -> None:
-    """Raises what `_returning` returned in the place of a message."""
+    """Raises an error that `_returning` returned instead of a message."""
     if isinstance(request, OutriderError):
         raise request
 
 
 async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
-    # The handler has aborted by itself, with a status of its own.
+    # The handler has aborted the call itself, with its own status.
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, OutriderError):
@@ -129,5 +128,5 @@ async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
 
 
 def frames(error: Exception) -> str:
-    """Where it was raised. Lines of code, never values."""
+    """The lines of code where it was raised, without any values."""
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__))).rstrip()

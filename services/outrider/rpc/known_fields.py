@@ -1,7 +1,7 @@
-"""Fields that this release does not know, in messages from outside the cluster.
+"""Refuses messages from outside the cluster that have fields unknown to this release.
 
-Between our own processes they are ignored, so that two releases work together. A client that sends one asks for
-something that it would not get.
+Processes of the cluster ignore them, so that two releases work together. A client that sends one would not get what it
+asks for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.errors import InvalidRequest
 
 
 def check_known(message: Message, path: str = "") -> None:
-    """Raises InvalidRequest that says in which field of the request, and under which number."""
+    """Raises InvalidRequest with the path in the request, and the unknown number."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         number = unknown[0].field_number
@@ -28,7 +28,7 @@ def check_known(message: Message, path: str = "") -> None:
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterable[tuple[str, Message]]:
-    """Those in one field, by their names."""
+    """The messages in one field, with their names."""
     if field.message_type is None:
         return ()
     if field.message_type.GetOptions().map_entry:

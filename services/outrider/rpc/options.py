@@ -1,9 +1,8 @@
-"""Limits and keepalive of every connection, in one place: the two ends have to agree.
+"""Limits and keepalive of every connection, in one place because both ends must agree.
 
-Connections are pinged every 30 s, also without calls: a dead peer is noticed, and load balancers keep them open.
-A C-core server by default allows one ping without data in 300 s and drops the client after three, in the middle of a
-long prefill; ours allows one in 10 s. An option that gRPC does not know is ignored without a word: `tests/unit/rpc`
-has a server that would show it.
+Connections are pinged every 30 s, also without calls, so that a dead peer is noticed and load balancers keep them. By
+default a C-core server allows one ping without data in 300 s and drops the client after three, for example in a long
+prefill; ours allows one in 10 s. gRPC ignores unknown options silently, so `tests/unit/rpc` tests these with a server.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import math
 
 INTERNAL_MESSAGE_BYTES = 32 << 20
-"""Between our own processes: an opening carries a whole prompt, and one message many openings."""
+"""Within the cluster: an opening carries a whole prompt, and one message many openings."""
 
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -26,11 +25,12 @@ Options = list[tuple[str, str | int]]
 
 def server_options(max_message_bytes: int) -> Options:
     return [
-        # What is above it is refused by `ErrorInterceptor`, which counts it: of what gRPC refuses nobody hears.
+        # Twice the limit, so that `ErrorInterceptor` refuses and counts larger messages; gRPC reports its own refusals
+        # nowhere.
         *_message_sizes(2 * max_message_bytes, max_message_bytes),
         *_KEEPALIVE,
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        # A second server on a taken port has to fail, not to share it.
+        # A second server on a used port must fail instead of sharing it.
         ("grpc.so_reuseport", 0),
     ]
 
@@ -38,11 +38,11 @@ def server_options(max_message_bytes: int) -> Options:
 def public_options(
     *, max_connections: int, max_streams: int, first_bytes_s: float, idle_s: float, age_s: float = math.inf
 ) -> Options:
-    """What a server open to everybody has beside `server_options`: one client must not use up what all share.
+    """Options of a public server in addition to `server_options`, so that one client cannot use up shared resources.
 
-    After `age_s`, give or take a tenth, a client is told to connect anew (GOAWAY): calls that run go on, and those that
-    cross the message are answered. A server that stops says the same, but cancels what crosses it: by then clients have
-    to be elsewhere.
+    After `age_s`, plus or minus a tenth, the server asks a client to reconnect (GOAWAY). Running calls continue, and
+    calls that cross the GOAWAY are answered. A server that stops also sends it, but cancels crossing calls, so clients
+    must have moved before.
     """
     max_pending = min(_MAX_INT, max_connections * max_streams)
     return [
@@ -51,11 +51,10 @@ def public_options(
         ("grpc.server_handshake_timeout_ms", _ms(first_bytes_s)),
         ("grpc.max_connection_idle_ms", _ms(idle_s)),
         ("grpc.max_concurrent_streams", max_streams),
-        # Otherwise calls that are over still count until they are cleared away, and a client that keeps to the limit is
-        # refused with UNAVAILABLE.
+        # Otherwise ended calls count until they are cleaned up, and a client within the limit gets UNAVAILABLE.
         ("grpc.http.overload_protection", 0),
-        # Calls that the application has not taken up yet. Beyond this number gRPC cancels any, also innocent ones: as
-        # many as can be open. How many run is decided by the application, which says RESOURCE_EXHAUSTED.
+        # Calls that the application has not accepted yet. Above this number gRPC cancels any of them, so it is as large
+        # as the number that can be open. The application itself limits running calls, with RESOURCE_EXHAUSTED.
         ("grpc.server.max_pending_requests", max_pending),
         ("grpc.server.max_pending_requests_hard_limit", max_pending),
     ]
@@ -69,11 +68,11 @@ def channel_options(max_message_bytes: int) -> Options:
     return [
         *_message_sizes(max_message_bytes, max_message_bytes),
         *_KEEPALIVE,
-        # A worker that comes back is wanted at once, not after the default of up to two minutes.
+        # Reconnects soon to a worker that is back; the default is up to two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Who takes a broken call over is decided by the caller, who knows what was already delivered.
+        # The caller retries a broken call itself, as it knows what was already delivered.
         ("grpc.enable_retries", 0),
     ]
 

@@ -1,8 +1,8 @@
-"""Who may call what: the one table of every RPC and every HTTP route, and how a process proves what it is.
+"""Access rights: the table of all RPCs and HTTP routes with their allowed callers, and the credentials of processes.
 
-A server with an RPC that is not in the table does not start; `access` holds callers to it. Processes of one cluster
-prove their role by a certificate, or by a token that follows from the cluster's secret; clients and operators have API
-keys, which the server's guard checks.
+A server with an RPC that is not in the table does not start; `access` enforces the table. Processes of one cluster
+prove their role by a certificate, or by a token derived from the cluster's secret. Clients and operators have API keys,
+which the server's guard checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOKEN_PREFIX = "outrider-"
 
 
 class Role(enum.Enum):
-    """What a process of the cluster is; and those who run it."""
+    """The roles of the cluster's processes, and the operators."""
 
     GATEWAY = "gateway"
     ROUTER = "router"
@@ -39,13 +39,13 @@ class Role(enum.Enum):
 
     @property
     def dns_name(self) -> str:
-        """As certificates name it."""
+        """The role's name in certificates."""
         return f"{self.value}.outrider"
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may make a call: the processes of these roles, and API keys with one of these scopes. With neither, all."""
+    """Allowed callers: processes of these roles, and API keys with one of these scopes. With neither, everybody."""
 
     roles: frozenset[Role] = frozenset()
     scopes: frozenset[tenants_pb2.KeyScope.ValueType] = frozenset()
@@ -119,7 +119,7 @@ CALLS: dict[str, Access] = {
         ),
     ),
 }
-"""Of our services, and of vLLM's that a gateway serves. Health and reflection are for everybody."""
+"""The methods of our services, and of vLLM's that a gateway serves. Health and reflection are open to everybody."""
 
 SERVERS: dict[str, Role] = {
     "GenerationService": Role.GATEWAY,
@@ -131,11 +131,11 @@ SERVERS: dict[str, Role] = {
     "PolicyService": Role.CONTROL,
     "ControlService": Role.CONTROL,
 }
-"""Who serves each service."""
+"""The roles that serve each service."""
 
 
 def connections() -> frozenset[tuple[Role, Role]]:
-    """(caller, server): what a network between the processes has to let through, besides everybody's way to Redis."""
+    """(caller, server): the connections that a network must allow, in addition to those of every process to Redis."""
     calls = ((SERVERS[method.split("/")[1].rpartition(".")[2]], access) for method, access in CALLS.items())
     return frozenset((caller, server) for server, access in calls for caller in access.roles)
 
@@ -151,15 +151,15 @@ ROUTES: dict[str, Access] = {
     "/v1/models/{name:path}": _INFER,
     "/health": EVERYBODY,
 }
-"""Of the gateway's HTTP port."""
+"""The routes of the gateway's HTTP port."""
 
 
 class Undeclared(Exception):
-    """A call or route that nobody has said who may make."""
+    """A call or route without an entry in the table."""
 
 
 def access_to(method: str) -> Access | None:
-    """For a gRPC method's full name. None for one that is not declared."""
+    """The access to a gRPC method by its full name; None if it has no entry."""
     return EVERYBODY if method.startswith(_HEALTH) else CALLS.get(method)
 
 
@@ -169,7 +169,7 @@ def check_declared(services: Iterable[str]) -> None:
         try:
             service = descriptor_pool.Default().FindServiceByName(name)
         except KeyError:
-            # Not from a .proto: its calls are refused one by one.
+            # The service has no .proto here, so its calls are refused one by one.
             continue
         for method in service.methods:
             if access_to(full := f"/{name}/{method.name}") is None:
@@ -185,7 +185,7 @@ def check_routes(paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ClusterSecret:
-    """What the processes of one cluster share. Tokens of roles follow from it; from none follows another."""
+    """The shared secret of one cluster. Tokens of roles are derived from it, and none reveals another."""
 
     secret: bytes
 
@@ -195,48 +195,48 @@ class ClusterSecret:
 
     @classmethod
     def read(cls, path: str | Path) -> ClusterSecret:
-        """From a file. Raises OSError; ValueError for one that holds too little."""
+        """Reads a file. Raises OSError; ValueError if it is too short."""
         try:
             return cls(Path(path).read_bytes().strip())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
     def token(self, role: Role) -> str:
-        """What a process of this role sends as its bearer token."""
+        """The bearer token of a process of this role."""
         return f"{_TOKEN_PREFIX}{role.value}-{hmac.digest(self.secret, role.value.encode(), hashlib.sha256).hex()}"
 
     def role_of(self, token: str) -> Role | None:
-        """None for a token of another cluster, or of none."""
+        """None for a token of another cluster or an invalid one."""
         given = token.encode()
-        # All of them, each in constant time: how long it takes tells nothing of the token.
+        # Compares with all of them in constant time, so that the time reveals nothing of the token.
         matching = [role for role in Role if hmac.compare_digest(self.token(role).encode(), given)]
         return matching[0] if matching else None
 
 
 def credential(secret: ClusterSecret | None, role: Role) -> tuple[tuple[str, str], ...]:
-    """Call metadata of a process of this role; none where the cluster has no secret."""
+    """Call metadata of a process of this role; empty if the cluster has no secret."""
     return bearer(secret.token(role)) if secret is not None else ()
 
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    """Call metadata that carries the token; none for an empty one."""
+    """Call metadata with the token; empty for an empty one."""
     return ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
 
 
 def bearer_token(header: str | bytes | None) -> str:
-    """The token of an `Authorization` header, empty where there is none of that kind."""
+    """The bearer token of an `Authorization` header; empty without one."""
     text = header.decode("latin-1") if isinstance(header, bytes) else header or ""
     return text[len(_BEARER) :].strip() if text[: len(_BEARER)].lower() == _BEARER else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a call."""
+    """The caller of an RPC or HTTP route."""
 
     name: str
-    """For the audit: a role, or the id of a key. Empty where nobody asked."""
+    """For the audit: a role, or the id of a key. Empty if the caller was not identified."""
     tenant: tenants_pb2.Tenant | None = None
-    """Of a call with an API key, or where gateways ask for none."""
+    """The tenant of a call with an API key, or of one without if gateways need none."""
 
 
 ANYBODY = Caller("")
@@ -245,26 +245,26 @@ CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 def current_caller() -> Caller:
-    """Within a handler: who makes this call."""
+    """The caller of this call; to be used within a handler."""
     return CALLER.get()
 
 
 class Guard(Protocol):
-    """Finds out who makes a call."""
+    """Identifies the caller and checks its access."""
 
     async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
-        """`roles`: those that the caller's certificate names. Raises Unauthenticated, PermissionDenied, or Unavailable
-        where that cannot be found out now.
+        """`roles`: those in the caller's certificate. Raises Unauthenticated, PermissionDenied, or Unavailable if the
+        caller cannot be checked now.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RoleGuard:
-    """For servers inside the cluster. Without a secret and certificates everybody who reaches the port may call."""
+    """For servers inside the cluster. Without a secret and certificates, everybody who reaches the port may call."""
 
     secret: ClusterSecret | None = None
     certificates: bool = False
-    """Whether the port takes nobody without one."""
+    """Whether the port accepts only callers with a certificate."""
 
     async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
         if not self.asks:
@@ -282,7 +282,7 @@ class RoleGuard:
         return self.secret is not None or self.certificates
 
     def roles_of(self, token: str) -> frozenset[Role]:
-        """What a token proves."""
+        """The roles that a token proves."""
         role = self.secret.role_of(token) if self.secret is not None else None
         return NO_ROLES if role is None else frozenset({role})
 

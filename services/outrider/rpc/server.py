@@ -1,4 +1,4 @@
-"""A server's life: bound, serving, draining, gone. The same for every process of ours.
+"""The life cycle of a gRPC server, the same in every process: bind, serve, drain, stop.
 
 server = create_server()
 add_DraftServiceServicer_to_server(servicer, server)
@@ -40,28 +40,28 @@ class ServerLife:
     """One running server. `leaving`, then `draining`, are set once and stay set."""
 
     address: str
-    """HOST:PORT it is bound to; a port asked for as 0 is the real one here."""
+    """The bound HOST:PORT; for port 0 the one that the system chose."""
     health: Health
     server: grpc.aio.Server
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    """What runs is to end, and nothing new begins."""
+    """Running calls should end, and no new work begins."""
     drain_delay_s: float = 0.0
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
-    """Health says NOT_SERVING for good; what comes all the same is served until `draining` is set."""
+    """The health status is NOT_SERVING from now on. Calls that arrive anyway are served until `draining` is set."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def problem(self) -> str:
-        """Why it should be sent nothing now; empty when it should."""
+        """Why it should get no calls now; empty if it should."""
         return "draining" if self.leaving.is_set() else "" if self.health.serving else "starting"
 
     async def ready(self) -> None:
-        """Health says SERVING from now on, unless the drain has begun."""
+        """Sets the health status to SERVING, unless the drain has begun."""
         if not self.leaving.is_set():
             await self.health.set_serving()
 
     async def drain(self) -> None:
-        """Health says NOT_SERVING; `drain_delay_s` later `draining` is set."""
+        """Sets the health status to NOT_SERVING, and `draining` after `drain_delay_s`."""
         if self.leaving.is_set():
             return
         self.leaving.set()
@@ -70,7 +70,7 @@ class ServerLife:
         self.draining.set()
 
     def go_away(self, grace_s: float) -> None:
-        """Takes no further call, and tells clients to connect elsewhere (GOAWAY). Those running have `grace_s`."""
+        """Accepts no further call, and asks clients to connect elsewhere (GOAWAY). Running calls have `grace_s`."""
         self._keep(self.server.stop(grace_s))
 
     def on_signal(self, number: signal.Signals) -> None:
@@ -95,11 +95,11 @@ def create_server(
     on_refused: OnRefused = lambda method, reason: None,
     on_tls_call: Callable[[str], None] = lambda peer: None,
 ) -> grpc.aio.Server:
-    """A server with our limits, keepalive and error handling, and `more` options. Give it servicers, then `serving`.
+    """A server with our limits, keepalive and error handling, and `more` options. Add servicers, then use `serving`.
 
-    `guard` finds out who calls; the default lets everybody in. `strict`: services (full names) for callers from outside
-    the cluster, which refuse requests with fields that this release does not know. `on_refused` hears of each call that
-    its caller should not have made so, `on_tls_call` of each over TLS, with its peer.
+    `guard` checks callers; the default admits all. `strict`: services (full names) for callers from outside the
+    cluster, which refuse requests with fields that this release does not know. `on_refused` is called for each
+    invalid or forbidden call, `on_tls_call` for each call over TLS, with its peer.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
     return grpc.aio.server(
@@ -120,13 +120,13 @@ async def serving(
     grace_s: float = 1.0,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[ServerLife]:
-    """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end. Without credentials
-    in plain text.
+    """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end of the block. Plain
+    text without credentials.
 
-    Signals given start the drain; a second one ends the process at once. `draining` is set when nothing new is to
-    begin, `drain_delay_s` after health has said so: for servicers, which are made before. Calls still running when the
-    block is left get `grace_s` to end. Raises OSError when the address cannot be bound, Undeclared for a service with a
-    call that nobody has said who may make.
+    One of the `signals` starts the drain; a second one ends the process at once. `draining` is set `drain_delay_s`
+    after the health status changes; pass an event for servicers, which are made earlier. At the end of the block
+    running calls have `grace_s` to end. Raises OSError when the address cannot be bound, Undeclared for a service with
+    a method that is missing in the table of `roles`.
     """
     check_declared(services)
     health = await add_health(server, services)
@@ -141,7 +141,7 @@ async def serving(
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-        # Not `drain`: who leaves the block has no time for a delay.
+        # Not `drain`, because its delay would hold up the end of the block.
         life.leaving.set()
         life.draining.set()
         await health.set_not_serving()
@@ -149,7 +149,7 @@ async def serving(
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
-    """Binds to HOST:PORT and says where. Raises OSError when that is not possible."""
+    """Binds to HOST:PORT and returns the bound address. Raises OSError when that is not possible."""
     try:
         check_listen("listen", address)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Domain errors as gRPC statuses with `google.rpc` details (ErrorInfo, BadRequest, RetryInfo), and back.
+"""Converts errors to gRPC statuses with `google.rpc` details (ErrorInfo, BadRequest, RetryInfo), and back.
 
-Raise an `OutriderError` anywhere: the server's interceptor answers with its status.
+A handler can raise an `OutriderError` anywhere: the server's interceptor answers with its status.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 
 def from_rpc_error(error: grpc.RpcError) -> OutriderError:
-    """What a failed call says, with the server's reason, field and retry delay if it gave them.
+    """The error of a failed call, with the server's reason, field and retry delay if it sent them.
 
-    Details that cannot be decoded are ignored: the code alone is the answer then, and `reason` is None.
+    Details that cannot be decoded are ignored; then only the code is known, and `reason` is None.
     """
     code = Code(error.code().value[0]) if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else Code.UNKNOWN
     message = (error.details() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None) or code.name
@@ -65,7 +65,7 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
 
 
 def from_status(status: status_pb2.Status) -> OutriderError:
-    """The error a google.rpc.Status describes. Details of unknown kinds are ignored."""
+    """The error that a google.rpc.Status describes. Ignores unknown kinds of details."""
     info = _unpack(status.details, error_details_pb2.ErrorInfo())
     bad = _unpack(status.details, error_details_pb2.BadRequest())
     retry = _unpack(status.details, error_details_pb2.RetryInfo())

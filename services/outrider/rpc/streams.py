@@ -1,4 +1,4 @@
-"""The client's two halves of a stream: what it reads, and what it writes as it comes. For `until_first_ends`."""
+"""The reading and writing halves of a client's stream, for `until_first_ends`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import grpc
 
 
 class StreamEnded(Exception):
-    """The stream is unusable; the message says why."""
+    """The stream is unusable; the message has the reason."""
 
 
 async def read_stream(call: Any, received: Callable[[Any], None]) -> NoReturn:
-    """Passes each message on. Raises StreamEnded, or RpcError with the status of a server that broke it off."""
+    """Passes each message to `received`. Raises StreamEnded, or RpcError with the status of a server that ended it."""
     while (message := await call.read()) is not grpc.aio.EOF:
         if message is None:
-            # What gRPC gives for bytes that do not parse.
+            # gRPC returns this for bytes that do not parse.
             raise StreamEnded("a message cannot be read")
         received(message)
     raise StreamEnded(f"stream ended: {await call.details() or await call.code()}")
 
 
 async def write_stream(call: Any, take: Callable[[], Awaitable[Any]]) -> NoReturn:
-    """Writes what `take` gives. Raises StreamEnded."""
+    """Writes the messages that `take` returns. Raises StreamEnded."""
     while True:
         message = await take()
         try:

@@ -1,1 +1,1 @@
-"""Logs, metrics and spans. Prompts and answers stay out of all of them."""
+"""Logs, metrics and spans. None of them contains prompts or answers."""

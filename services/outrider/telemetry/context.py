@@ -1,4 +1,4 @@
-"""Which distributed trace a request belongs to: W3C Trace Context (w3.org/TR/trace-context), passed on as it came."""
+"""A request's W3C Trace Context (w3.org/TR/trace-context), passed on unchanged."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _MAX_TRACESTATE_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """Two headers of HTTP, two keys of gRPC metadata. Empty when the caller sent none that can be used."""
+    """Two HTTP headers or gRPC metadata entries. Empty if the caller sent no valid ones."""
 
     traceparent: str = ""
     tracestate: str = ""
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str | bytes]] | None) -> TraceContext:
-        """From headers or metadata with lower-case names. What is malformed counts as absent, as the standard says."""
+        """From headers or metadata with lower-case names. Malformed values count as absent, by the standard."""
         found = {key: value for key, value in pairs or () if key in ("traceparent", "tracestate")}
         return cls.named(_text(found.get("traceparent")), _text(found.get("tracestate")))
 
     @classmethod
     def named(cls, traceparent: str, tracestate: str = "") -> TraceContext:
-        """From the two values; what is malformed counts as absent."""
+        """From the two values; malformed ones count as absent."""
         if not _valid(traceparent):
             return cls()
         return cls(traceparent, tracestate if _sendable(tracestate) else "")
@@ -49,7 +49,7 @@ def _valid(traceparent: str) -> bool:
     if match is None or traceparent.startswith("ff"):
         return False
     trace_id, span_id, rest = match.groups()
-    # Version 00 ends after the flags; later ones may go on.
+    # Version 00 ends after the flags; later versions may have more.
     return not (rest and traceparent.startswith("00")) and set(trace_id) != {"0"} and set(span_id) != {"0"}
 
 

@@ -1,8 +1,7 @@
-"""Logs on stderr: one JSON object a line, or on a terminal one short line for people.
+"""Logs on stderr: one JSON object per line, or on a terminal one short line for people.
 
-Never a prompt: what is logged of a request is its id, counts and hashes. An exception is logged by its type and the
-lines of code it went through; its message may quote what a client sent, and is left out. Repeated warnings are limited
-by rate.
+Requests are logged by id, counts and hashes, never with their text. Exceptions are logged by type and traceback,
+without the message, which may quote a client's text. Repeated warnings are limited by rate.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LOG_FORMATS = ("auto", "human", "json")
 """auto: human on a terminal, json elsewhere."""
 
 _MAX_VALUE_CHARS = 200
-# `color_message` is uvicorn's: the message again, with colours for terminals.
+# `color_message` is uvicorn's copy of the message with terminal colours.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
@@ -32,10 +31,7 @@ def configure_logging(
     level: int | str = logging.INFO,
     stream: TextIO | None = None,
 ) -> None:
-    """Sets up the process's logs, once, in its main.
-
-    Raises ValueError for an unknown format or level.
-    """
+    """Sets up the process's logs; to be called once, in its main. Raises ValueError for an unknown format or level."""
     check_log_format(log_format)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     human = log_format == "human" or (log_format == "auto" and handler.stream.isatty())
@@ -44,7 +40,7 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # They tell of single connections and requests at INFO.
+    # At INFO these log single connections and requests.
     for name in ("asyncio", "httpx", "urllib3", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -56,7 +52,7 @@ def check_log_format(log_format: str) -> None:
 
 
 def name_worker(worker_id: str) -> None:
-    """Who this process is. Its JSON lines say so from here on, unless they are about another worker."""
+    """Sets the `worker_id` of this process's JSON lines, except those about another worker."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.worker_id = worker_id
@@ -99,9 +95,9 @@ class HumanFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Of `extra=`. Numbers stay numbers; everything else becomes a short string."""
+    """The fields from `extra=`. Numbers stay numbers; everything else becomes a short string."""
     found = vars(record).items()
-    # What begins so is a library's own, as the time that Ray notes in every record.
+    # A leading underscore marks a library's own fields, such as the time that Ray adds to every record.
     return {name: _plain(value) for name, value in found if name not in _STANDARD and not name.startswith("_")}
 
 

@@ -1,6 +1,6 @@
-"""Prometheus metrics: the names other servers of this field use, under `outrider_`, with base units.
+"""Prometheus metrics, named as in other inference servers but with the prefix `outrider_`, in base units.
 
-Each group lives in a registry given to it, so that two workers in one process do not mix. Times are differences of
+Each group gets its registry as an argument, so that two workers in one process stay separate. Times are differences of
 one process's monotonic clock.
 """
 
@@ -20,19 +20,19 @@ from prometheus_client.registry import Collector
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
 MAX_POSITIONS = 32
-"""Positions of drafted tokens that are counted apart; later ones count as the last."""
-# More connections than a port of ours has at a time.
+"""Positions of drafted tokens that are counted separately; later ones count as the last."""
+# More than the connections of any of our ports at one time.
 _MAX_PEERS = 4096
 PHASES = ("queue", "verify", "other", "draft")
-"""Of a round: before its step (waiting for a draft included), in the step, and what is left: ways and event loops. The
-draft's work lies inside the queue, or beside the step before."""
+"""Phases of a round: before its step (with the wait for a draft), the step, and the rest: network and event loops. The
+draft's work overlaps with the queue phase or with the step before."""
 
 
 class RefusedCalls:
-    """gRPC calls that their callers should not have made so: by whom they may not be made, or with what."""
+    """Counts gRPC calls that are refused because their caller is not allowed or their content is invalid."""
 
     def __init__(self, registry: CollectorRegistry, services: Sequence[str]) -> None:
-        """`services`: full names; calls of others are counted together."""
+        """`services`: full names; calls to others are counted together."""
         names, labels = "Calls refused for their credential, their request or its size.", ["call", "reason"]
         self._services = frozenset(services)
         self._refused = Counter("outrider_refused_calls", names, labels, registry=registry)
@@ -44,7 +44,7 @@ class RefusedCalls:
 
 
 class Handshakes:
-    """TLS connections to the gRPC port: gRPC tells of each that begins, and of none that fails."""
+    """Counts TLS connections to the gRPC port. gRPC reports each that begins, but none that fails."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         began, called = "TLS connections that began.", "TLS connections that made a call; the others failed, or wait."
@@ -53,11 +53,11 @@ class Handshakes:
         self._seen: OrderedDict[str, None] = OrderedDict()
 
     def began(self) -> None:
-        """From any thread."""
+        """To be called at each handshake, from any thread."""
         self._began.inc()
 
     def called(self, peer: str) -> None:
-        """Whose address and port that is, as gRPC writes them. From one thread."""
+        """To be called at each call, from one thread. `peer`: address and port as gRPC writes them."""
         if peer in self._seen:
             self._seen.move_to_end(peer)
             return
@@ -68,10 +68,10 @@ class Handshakes:
 
 
 class SpeculationMetrics(Collector):
-    """What drafts were worth. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts.
+    """Counts of speculation. Acceptance rate is accepted / verified; mean length is 1 + accepted / drafts.
 
-    Plain integers, shown when scraped: a Counter takes its lock for every addition, and a router has tens of thousands
-    of rounds a second. Only one thread may count.
+    Plain integers, converted when scraped: a Counter takes a lock for every addition, and a router has tens of
+    thousands of rounds per second. Only one thread may count.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
@@ -81,12 +81,12 @@ class SpeculationMetrics(Collector):
         self._num_verified = 0
         self._num_wasted = 0
         self._accepted = [0] * (MAX_POSITIONS + 1)
-        """How many drafts had exactly so many tokens accepted; the last entry: as many or more."""
+        """Entry i: drafts with exactly i accepted tokens; in the last entry with i or more."""
         self._num_accepted = 0
         registry.register(self)
 
     def round(self, num_drafted: int, num_verified: int, num_accepted: int, num_dropped: int = 0) -> None:
-        """One sequence's part of one step, as its Commit tells it."""
+        """Counts one sequence's round, with the numbers of its Commit."""
         self._num_wasted += num_drafted - num_accepted + num_dropped
         if num_drafted == 0:
             return
@@ -123,7 +123,7 @@ class SpeculationMetrics(Collector):
         )
         at_least = list(accumulate(reversed(self._accepted)))[::-1]
         counts = at_least[1:]
-        # Later ones count as the last, so that the sum is that of all.
+        # Later positions count as the last, so that the sum is that of all.
         counts[-1] += self._num_accepted - sum(counts)
         for position, count in enumerate(counts):
             family.add_metric([self._model_name, str(position)], count)
@@ -131,7 +131,7 @@ class SpeculationMetrics(Collector):
 
 
 class Durations(Collector):
-    """A histogram with one label, of STEP_BUCKETS_S, that counts without a lock. Only one thread may observe."""
+    """A histogram with one label and STEP_BUCKETS_S that counts without a lock. Only one thread may observe."""
 
     def __init__(self, registry: CollectorRegistry, name: str, meaning: str, label: str, values: Sequence[str]) -> None:
         self._name, self._meaning, self._label = name, meaning, label
@@ -140,14 +140,14 @@ class Durations(Collector):
         registry.register(self)
 
     def observe(self, value: str, durations_s: Sequence[float]) -> None:
-        """Raises KeyError for a value not given before."""
+        """Raises KeyError for an unknown label value."""
         counts = self._counts[value]
         for duration_s in durations_s:
             counts[bisect_left(STEP_BUCKETS_S, duration_s)] += 1
         self._sums_s[value] += sum(durations_s)
 
     def observe_same(self, value: str, duration_s: float, count: int) -> None:
-        """One duration, so many times. Raises KeyError for a value not given before."""
+        """Counts one duration `count` times. Raises KeyError for an unknown label value."""
         self._counts[value][bisect_left(STEP_BUCKETS_S, duration_s)] += count
         self._sums_s[value] += count * duration_s
 
@@ -161,7 +161,7 @@ class Durations(Collector):
 
 
 class WorkerMetrics:
-    """How a draft or target worker fares. A draft has names of its own: a sequence that runs on both is one request."""
+    """The load of a draft or target worker. Drafts have other metric names, as a sequence on both is one request."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class WorkerMetrics:
 
 
 class TokenMetrics:
-    """What a target read and said. Of a request that moves to another target, the prompt is read again."""
+    """Prompt and output tokens of a target. If a request moves to another target, its prompt counts there again."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         counter = partial(_labelled, Counter, registry, model_name, "outrider_")
@@ -222,7 +222,7 @@ class TokenMetrics:
 
 @dataclass(slots=True)
 class LabelCap:
-    """Lets the first `limit` values through and calls the rest "other": a label's values cost memory for ever."""
+    """Keeps the first `limit` values and replaces the rest by "other", because a label's values use memory for ever."""
 
     limit: int
     _seen: set[str] = field(default_factory=set)

@@ -1,7 +1,7 @@
-"""The ops port of one process: does it live, is it ready, what does it count, how is it configured. Plain HTTP.
+"""The ops port of a process: liveness, readiness, metrics and configuration over plain HTTP.
 
-For an operator's tools, never for clients: it listens on the loopback interface unless told otherwise. It runs on
-threads of its own, so that it answers while the event loop or a step hangs, which is what /livez has to tell.
+For operators' tools, never for clients. By default it listens on the loopback interface. It has its own threads, so
+that /livez can answer and report when the event loop or a step hangs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PROBED = ("/livez", "/readyz", "/metrics", "/metrics/vllm")
 _PATHS = (*_PROBED, "/configz")
 
 Check = Callable[[], str]
-"""What is wrong, in one line; empty when nothing is. Called on an ops thread; must not block."""
+"""Returns the problem in one line; empty without one. Called on an ops thread; must not block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +59,30 @@ class Page:
 
 
 PageMaker = Callable[[Mapping[str, str]], Page]
-"""From the query of the URL. Called on an ops thread; may take a while, but has to end."""
+"""Makes a page from the query of the URL. Called on an ops thread; may be slow, but must end."""
 
 
 @dataclass(slots=True)
 class Ops:
-    """What one process shows of itself. Checks may be added at any time, from any thread."""
+    """The state that one process shows. Checks may be added at any time, from any thread."""
 
     component: str
     config: Any
     """The process's configuration: a dataclass."""
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     live: dict[str, Check] = field(default_factory=dict)
-    """By what is checked. A process that fails one should be started again."""
+    """Checks by name. A process that fails one should be restarted."""
     ready: dict[str, Check] = field(default_factory=dict)
-    """By what is checked. A process that fails one should be sent nothing for now."""
+    """Checks by name. A process that fails one should get no work for now."""
     notes: dict[str, str] = field(default_factory=dict)
-    """By what they are about: what /readyz says besides, of a process that is ready."""
+    """Remarks by topic that /readyz adds if the process is ready."""
     pages: dict[str, PageMaker] = field(default_factory=dict)
-    """By path: what this process shows beside what every process does."""
+    """Further pages of this process, by path."""
     beaten_s: float = field(default_factory=time.monotonic)
-    """Monotonic: when the event loop last came round."""
+    """Monotonic time at which the event loop last ran."""
 
     def __post_init__(self) -> None:
-        # A second series for every counter, which nobody asks for.
+        # These would be a second, unused series for every counter.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         ProcessCollector(registry=self.registry)
         build = Gauge(
@@ -97,7 +97,7 @@ class Ops:
         return self.beaten_s
 
     def page(self, path: str, query: Mapping[str, str] = MappingProxyType({})) -> Page:
-        """What a GET of this path answers."""
+        """The answer to a GET of this path."""
         if path in self.pages:
             return self.pages[path](query)
         match path:
@@ -130,7 +130,7 @@ def _verdict(checks: Mapping[str, Check], notes: Mapping[str, str] = MappingProx
 def busy_check(
     since_s: Callable[[], float | None], limit_s: Callable[[], float], clock: Callable[[], float] = time.monotonic
 ) -> Check:
-    """Fails when what began at `since_s`, None while nothing is under way, lasts longer than `limit_s`."""
+    """Fails when work that began at `since_s` (None while there is none) lasts longer than `limit_s`."""
 
     def check() -> str:
         begun_s = since_s()
@@ -145,8 +145,7 @@ def busy_check(
 async def serving_ops(ops: Ops, listen: str) -> AsyncIterator[str]:
     """Serves `ops` at HOST:PORT until the block is left, and yields the bound one; "" for an empty `listen`.
 
-    From here on /livez tells too when the event loop in which this is called no longer comes round. Raises OSError when
-    the address cannot be bound.
+    From now on /livez also fails when the current event loop hangs. Raises OSError when the address cannot be bound.
     """
     if not listen:
         yield ""
@@ -178,7 +177,7 @@ class OpsServer(ThreadingHTTPServer):
 
     daemon_threads = True
     client_timeout_s = _CLIENT_TIMEOUT_S
-    # At its end nobody waits for a client that is slow to read.
+    # Closing does not wait for a client that is slow to read.
     block_on_close = False
 
     def __init__(self, ops: Ops, listen: str) -> None:
@@ -195,31 +194,31 @@ class OpsServer(ThreadingHTTPServer):
         self.bound = f"{listen.rpartition(':')[0]}:{self.server_address[1]}"
 
     def server_bind(self) -> None:
-        """Without HTTPServer's question to DNS for our own name, which nobody reads."""
+        """Skips HTTPServer's DNS lookup of its own name, which is not used."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away, in the middle of its answer or before it asked, is no event."""
+        """Ignores clients that disconnect before or during their answer."""
 
 
 class InlineOpsServer(OpsServer):
-    """Without a thread, for a process that forks: its owner calls `answer` when there is something to read."""
+    """Without a thread, for a process that forks: its owner calls `answer` when the socket is readable."""
 
     timeout = 0
     client_timeout_s = 0.2
 
     def answer(self) -> None:
-        """One request, if one has come. A slow client holds the owner up for `client_timeout_s`."""
+        """Answers one request, if there is one. A slow client can block the owner for `client_timeout_s`."""
         self.handle_request()
 
     process_request = HTTPServer.process_request
 
 
 def _may_ask(path: str, host: str, reached_at: str) -> bool:
-    """Whether a page may go to who asked for that Host at our address.
+    """Whether to answer a request with this Host header (protection against DNS rebinding).
 
-    A page of another site, open in an operator's browser, can have its own name lead to our address, and would read
-    what comes. A name without a dot is nobody's to give out, and Prometheus may know us by any name.
+    A website in an operator's browser can let its own name resolve to our address, and then read the answer. A name
+    without a dot is never a website's. Prometheus may use any name, so probed paths allow all.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
@@ -248,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
-        # Nothing from elsewhere, and in nobody else's frame: this port has no login.
+        # No content from other origins, and no foreign frames, because this port has no login.
         self.send_header("Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cache-Control", "no-store")
@@ -262,4 +261,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "outrider"
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Not a line for every probe."""
+        """Logs nothing, to avoid a line for every probe."""

@@ -1,4 +1,4 @@
-"""Repeated warnings, limited by rate: what a peer can cause at will must not fill a disk or hide all else."""
+"""Limits the rate of repeated warnings, so that a peer cannot fill a disk or hide other messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Some libraries put values into their message: then every record is a kind of its own.
+# A bound, because some libraries put values into their messages, so that every record is another kind.
 _MAX_KINDS = 1024
 
 
@@ -22,8 +22,8 @@ class _Window:
 class RateLimit(logging.Filter):
     """For a logger or a handler. Passes warnings and errors of one kind `limit` times in `interval_s`.
 
-    A kind is a logger, a level and a message before its arguments. The first that passes after others were held back
-    says how many, in its field `num_suppressed`. What is below a warning passes always.
+    A kind is a logger, a level and a message before its arguments. The first record that passes after suppressed ones
+    has their number in its field `num_suppressed`. Levels below warning always pass.
     """
 
     def __init__(self, limit: int = 10, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, where the `otel` extra is installed and an endpoint is configured; nothing at all otherwise.
+"""OpenTelemetry spans, if the `otel` extra is installed and an endpoint is configured; else none.
 
-Configured by the standard variables alone: OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT switches
-it on; protocol, headers, sampler, batching and service name are those of the OpenTelemetry SDK.
+Configured only by the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT enables it.
+Protocol, headers, sampler, batching and service name are configured as in the OpenTelemetry SDK.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-# A request's rounds become spans all at once, when it ends.
+# Large, because all rounds of a request become spans at its end.
 _QUEUED_SPANS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """One process's spans on their way to a collector."""
+    """Exports one process's spans to a collector."""
 
     provider: TracerProvider
 
@@ -39,21 +39,21 @@ class Tracing:
         return self.provider.get_tracer("outrider")
 
     def close(self) -> None:
-        """Sends what is left. Blocks, for as long as the exporter's timeout at most."""
+        """Sends the remaining spans. Blocks at most for the exporter's timeout."""
         self.provider.shutdown()
 
 
 def configured(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether spans are wanted."""
+    """Whether the environment enables spans."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(environ.get(name) for name in _ENDPOINTS)
 
 
 def open_tracing(service: str, environ: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Spans of the process known as `service`, unless OTEL_SERVICE_NAME says otherwise; None when none are wanted.
+    """Opens tracing for `service`, or the name in OTEL_SERVICE_NAME; None if not configured.
 
-    Asked for and not installed is a warning, never an error: spans are no reason not to serve.
+    Without the `otel` extra it only warns, because missing spans are no reason not to serve.
     """
     if not configured(environ):
         return None
@@ -87,7 +87,7 @@ def _exporter(environ: Mapping[str, str]) -> SpanExporter:
 
 
 def parent_of(context: TraceContext) -> Context:
-    """The context in which a span continues the caller's trace; a new trace when the caller is in none."""
+    """The context in which a span continues the caller's trace; a new trace if the caller has none."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -95,7 +95,7 @@ def parent_of(context: TraceContext) -> Context:
 
 
 def context_of(span: Span) -> TraceContext:
-    """What a callee is told, so that its spans become children of `span`."""
+    """The trace context for callees, so that their spans become children of `span`."""
     from opentelemetry.trace import set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -1,4 +1,4 @@
-"""Our metrics under the names that dashboards made for vLLM ask for. Each is told by one kind of process, as there."""
+"""Our metrics under the names in vLLM's dashboards. As in vLLM, one kind of process reports each of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ VLLM_NAMES = {
     "outrider_request_prompt_tokens": "vllm:request_prompt_tokens",
     "outrider_request_generation_tokens": "vllm:request_generation_tokens",
 }
-"""By our family's name, without the suffixes of single series."""
+"""vLLM's names by our family's name, without the suffixes of single series."""
 
 
 class VllmNames(Collector):
-    """What a collector shows that vLLM has a name for, under that name."""
+    """Reports those metrics of a collector that vLLM has too, under vLLM's names."""
 
     def __init__(self, source: Collector) -> None:
         self._source = source
