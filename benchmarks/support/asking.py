@@ -1,4 +1,4 @@
-"""What the measurements share: prompts answered through the gateway, a few at a time, in order."""
+"""Sends prompts through the gateway, a few at a time, and returns the answers in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_request(model: str, prompt: str, speculation: str, **options: Any) -> g
 
 
 class _Keyed(Gateway):
-    """With a key of its own; an empty one: that of the context, if there is any."""
+    """A gateway client with its own API key; an empty one means the context's key, if there is any."""
 
     def __init__(self, address: str, key: str) -> None:
         super().__init__(address)
@@ -62,8 +62,8 @@ async def answers(
     keys: Sequence[str] = (),
     **options: Any,
 ) -> list[Answer]:
-    """One answer per prompt, in their order. `seed` makes one of the prompt's number; `keys`: API keys, one for each
-    prompt. Raises CommandError.
+    """One answer per prompt, in their order. `seed`: makes a seed from the prompt's number; `keys`: API keys, one for
+    each prompt. Raises CommandError.
     """
     done = 0
     room = asyncio.Semaphore(concurrency)
@@ -86,7 +86,7 @@ async def answers(
 
 
 def by_category(prompts: Sequence[Prompt], answered: Sequence[T]) -> dict[str, list[T]]:
-    """Categories in alphabetical order."""
+    """Answers by category, in alphabetical order."""
     found: dict[str, list[T]] = {category: [] for category in sorted({prompt.category for prompt in prompts})}
     for prompt, answer in zip(prompts, answered, strict=True):
         found[prompt.category].append(answer)

@@ -1,4 +1,4 @@
-"""A paced target whose steps take longer with their rows and with uncached prompts, and that says so in its lease."""
+"""A paced target whose step time grows with rows and uncached prompt tokens, and which reports these times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Publish = Callable[[list[bytes]], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a step takes: `base_s`, and this for each row and each token of a prompt."""
+    """Step time: `base_s`, plus a time for each row and for each uncached prompt token."""
 
     base_s: float = 0.01
     row_s: float = 0.005
@@ -26,10 +26,10 @@ class Pace:
 
 
 class CachingTarget(PacedTarget):
-    """Its prefix cache forgets nothing."""
+    """Its prefix cache never evicts."""
 
     def __init__(self, pace: Pace, publish: Publish, **info: Any) -> None:
-        # No KV cache of blocks: what is cached takes no room.
+        # No KV blocks: cached prefixes need no room.
         super().__init__(Marks(), step_s=pace.base_s, **{"num_blocks": 0, **info})
         self.num_opened = 0
         self.num_prompt_tokens = 0
@@ -39,7 +39,7 @@ class CachingTarget(PacedTarget):
         self._publish = publish
         self._cached: set[bytes] = set()
         self._to_read = 0
-        """Tokens of prompts that the next step reads."""
+        """Prompt tokens that the next step prefills."""
         self._set_load(0)
 
     def _set_load(self, num_rows: int) -> None:

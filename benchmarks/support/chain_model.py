@@ -1,4 +1,4 @@
-"""A model whose next token depends on the last one alone, on the real engine: every probability of a text is known."""
+"""A model whose next token depends only on the last one, on the real engine, so that every probability is known."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A real draft worker, changed: python -m benchmarks.support.changed_draft CHANGE OPTIONS, which are outrider.draft's.
 
-It speaks the protocol like any other. `wrong` proposes the neighbour of every token it means; `stalls` holds every
-eighth round, drawn at random, for 200 ms; both cost what a good one costs. `recalls` says what a good one says, and as
-soon, but computes each thing only once: see benchmarks.support.recall.
+It uses the protocol like any other. `wrong` proposes a neighbour of each token that a good draft would propose;
+`stalls` delays one round in eight, at random, by 200 ms; both cost as much as a good draft. `recalls` proposes the same
+as a good draft, in the same time, but computes each forward only once: see benchmarks.support.recall.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STALL_CHANCE = 1 / 8
 
 
 class BadDrafter(Drafter):
-    """Another drafter's proposals, after `spoil` has had them."""
+    """Another drafter's proposals, changed by `spoil`."""
 
     def __init__(self, inner: Drafter, spoil: Callable[[Drafted], Drafted]) -> None:
         self.info = inner.info
@@ -59,7 +59,7 @@ class BadDrafter(Drafter):
 
 
 def wrong(vocab_size: int) -> Callable[[Drafted], Drafted]:
-    """Every token is another than the one that was meant."""
+    """Replaces every token by another one."""
 
     def spoil(drafted: Drafted) -> Drafted:
         tokens = [(token + 1) % vocab_size for token in drafted.token_ids]
@@ -70,14 +70,14 @@ def wrong(vocab_size: int) -> Callable[[Drafted], Drafted]:
 
 
 def stalling(drafted: Drafted) -> Drafted:
-    """Now and then it takes its time."""
+    """Delays a proposal now and then."""
     if random.random() < STALL_CHANCE:
         time.sleep(STALL_S)
     return drafted
 
 
 def recalling(config: DraftConfig, path: Path) -> Drafter:
-    """Each thing is computed once. Not for n-grams, which compute nothing."""
+    """Computes each forward only once. Not for n-grams, which have no model."""
     engine = RecallingEngine(load_engine(path, config.engine))
     return drafter_on(engine, DrafterKind(config.kind), model=config.drafting, ngram=config.ngrams)
 

@@ -1,11 +1,11 @@
-"""A TCP proxy that adds to the round trip and takes nothing from throughput. For measurements, as a process of its own:
+"""A TCP proxy that adds to the round trip without reducing throughput. For measurements, in its own process:
 
 python -m benchmarks.support.delay_proxy CONTROL_PORT LISTEN_PORT=HOST:PORT...
 
-A path in the place of HOST:PORT is that of a Unix socket.
+A path in place of HOST:PORT is that of a Unix socket.
 
-Every chunk leaves half of the added round trip after it came, whatever is on its way before it. A line with a number of
-milliseconds, sent to the control port, changes that for what comes from then on; it is answered with the same line.
+Every chunk leaves half of the added round trip after its arrival, independent of earlier chunks. A line with a number
+of milliseconds, sent to the control port, changes the added round trip for later chunks; the reply is the same line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from outrider_controller.cli.priorities import go_first
 
 _HOST = "127.0.0.1"
-# Above all that an Outrider process asks for.
+# Above the priority of every Outrider process.
 _PRIORITY = 10
 _CHUNK_BYTES = 1 << 16
 Chunk = tuple[float, bytes]
@@ -29,14 +29,14 @@ Chunk = tuple[float, bytes]
 
 @dataclass(slots=True)
 class Delay:
-    """Of one way, in seconds."""
+    """Added delay of one direction, in seconds."""
 
     seconds: float = 0.0
 
 
 @dataclass(slots=True)
 class DelayProxy:
-    """Serves until cancelled. `listens`: port to listen on → HOST:PORT, or socket, to pass on to."""
+    """Serves until cancelled. `listens`: port to listen on → HOST:PORT, or socket, to forward to."""
 
     listens: dict[int, str]
     delay: Delay = field(default_factory=Delay)
@@ -46,7 +46,7 @@ class DelayProxy:
             for port, to in self.listens.items():
                 server = await asyncio.start_server(self._connection(to), _HOST, port)
                 await stack.enter_async_context(server)
-            # Last: who reaches it can reach all.
+            # Last, so that a client of the control port can reach all other ports.
             control = await stack.enter_async_context(await asyncio.start_server(self._control, _HOST, control_port))
             await control.serve_forever()
 
@@ -64,7 +64,7 @@ class DelayProxy:
         return pass_on
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One direction, until its sender has ended and all it sent has arrived."""
+        """Forwards one direction until its sender has ended and everything has arrived."""
         under_way: asyncio.Queue[Chunk] = asyncio.Queue()
         leaving = asyncio.create_task(_leave(under_way, writer))
         loop = asyncio.get_running_loop()
@@ -109,7 +109,7 @@ def _no_delay(writer: asyncio.StreamWriter) -> None:
 
 
 async def set_round_trip(control_port: int, added_ms: float) -> None:
-    """Tells the proxy of this machine that listens for control there. Raises OSError."""
+    """Sets the added round trip of this machine's proxy with that control port. Raises OSError."""
     reader, writer = await asyncio.open_connection(_HOST, control_port)
     try:
         writer.write(f"{added_ms}\n".encode())
@@ -121,7 +121,7 @@ async def set_round_trip(control_port: int, added_ms: float) -> None:
 
 
 def main() -> None:
-    # A network waits for nobody's turn on a core.
+    # High priority, because a real network does not wait for a core.
     go_first(os.getpid(), _PRIORITY)
     listens = {int(port): to for port, _, to in (argument.partition("=") for argument in sys.argv[2:])}
     # epoll waits in whole milliseconds, select in microseconds.

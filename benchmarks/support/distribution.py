@@ -1,8 +1,8 @@
 """Does speculation change the distribution? An experiment on a small-vocabulary model, with faults that it must find.
 
-The model is a Markov chain: p and q at a position depend on the token before it, so every emitted token is one draw
-from a known distribution, and what an accepted block does to the next token is seen too. Text is produced by the
-shipped `propose` and `verify`; the expected distribution is computed apart from them, in numpy.
+The model is a Markov chain: p and q at a position depend on the previous token, so every emitted token is one draw from
+a known distribution, and effects of an accepted block on the next token also show. The shipped `propose` and `verify`
+make the text; numpy code that is independent of them computes the expected distribution.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SIGNIFICANCE = 1e-3
 
 
 class Fault(enum.StrEnum):
-    """Mistakes that published engines have made. None is what ships."""
+    """Mistakes that published engines have made. The shipped code has none of them."""
 
     NONE = "none"
     NOISE_REUSED = "recovery re-uses the draft's noise"
@@ -65,7 +65,7 @@ class DistributionResult:
     total_variation: float
     """Distance between observed and expected frequencies, mean over contexts weighted by their draws."""
     total_variation_bound: float
-    """What it stays under by chance alone but once in a million runs (expectation plus McDiarmid's bound)."""
+    """Bound that a correct sampler exceeds once in a million runs (expectation plus McDiarmid's bound)."""
     chi_square: float
     degrees_of_freedom: int
     p_value: float
@@ -84,9 +84,9 @@ def run_experiment(
     late: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DistributionResult:
-    """Emits `draws` tokens and compares them with what the target alone would emit.
+    """Emits `draws` tokens and compares them with the target's own distribution.
 
-    `late`: in ratio mode every other round judges a draft for its last position, as where one came during the step.
+    `late`: in ratio mode every second round verifies a draft for its last position, like one that came during the step.
     """
     model = Models.make()
     counts = np.zeros((VOCAB, VOCAB))
@@ -118,7 +118,7 @@ class Models:
     def make(cls) -> Models:
         generator = torch.Generator().manual_seed(4)
         target = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5
-        # Near enough that about half is accepted, far enough that a biased recovery shows.
+        # Near enough that about half is accepted, and far enough that a biased recovery shows.
         return cls(target, target + torch.randn(VOCAB, VOCAB, generator=generator))
 
     def expected(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -154,7 +154,7 @@ class _Text:
         bonus = not (self.late and self.num_rounds % 2)
         candidate = Candidate(SAMPLING, self.mode, self.length, draft, q, bonus=bonus)
         if self.fault is Fault.Q_TRUNCATED:
-            # Behind the back of the check at birth, which would refuse it.
+            # Set after construction, whose check would refuse it.
             candidate.q = [_truncated(distribution) for distribution in q]
         [verdict] = verify(self.model.target[[self.last, *draft][: candidate.num_rows]], [candidate])
         self.last = verdict.token_ids[-1]
@@ -172,7 +172,7 @@ class _Text:
 
 
 def _truncated(q: DraftDistribution) -> DraftDistribution:
-    """The eight likeliest tokens of q, made to sum again."""
+    """The eight likeliest tokens of q, normalized."""
     order = sorted(range(len(q.counts)), key=lambda i: -q.counts[i])[:8]
     counts = [q.counts[i] for i in order]
     scaled = [max(1, count * 65536 // sum(counts)) for count in counts]
@@ -182,7 +182,7 @@ def _truncated(q: DraftDistribution) -> DraftDistribution:
 
 @contextmanager
 def _planted(fault: Fault) -> Iterator[None]:
-    """Puts the fault into the shipped verification for as long as the experiment runs."""
+    """Plants the fault in the shipped verification for the block."""
     planted: dict[Fault, tuple[str, Callable[..., Any]]] = {
         Fault.NOISE_REUSED: ("uniform", _draft_noise_for_recovery),
         Fault.RECOVERY_FROM_P: ("recover", _recover_from_p),
@@ -234,7 +234,7 @@ def compare_counts(
 
 
 def _cells(seen: np.ndarray[Any, np.dtype[np.float64]], want: np.ndarray[Any, np.dtype[np.float64]]) -> list[Any]:
-    """(observed, expected) of one context, the rare tokens together: each is expected 5 times at least."""
+    """(observed, expected) counts of one context; rare tokens share a cell, so that each expects at least 5."""
     order = np.argsort(-want)
     cells: list[Any] = []
     for token in order[want[order] > 0]:

@@ -29,5 +29,5 @@ def least_squares(x: Sequence[float], y: Sequence[float]) -> Line:
     intercept = mean_y - slope * mean_x
     total = sum((b - mean_y) ** 2 for b in y)
     left = sum((b - intercept - slope * a) ** 2 for a, b in zip(x, y, strict=True))
-    # All y alike: the flat line explains everything there is.
+    # All y are equal: the flat line explains everything.
     return Line(intercept, slope, 1 - left / total if total else 1.0)

@@ -1,7 +1,7 @@
 """A Llama's checkpoint as a GGUF file, as llama.cpp's converter would write it.
 
-Its tokenizer has every token and merge, but not the rule by which text is cut first: text is not for it, unless it is
-the tiny one's.
+Its tokenizer has every token and merge, but not the pre-tokenization rule, so it must not be used for text, except the
+tiny model's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-# The last one-byte token: 0xAD or its like, which begins no character.
+# The last one-byte token, such as 0xAD, which begins no character.
 _RARE_BYTE = 258
 # Hugging Face's names → llama.cpp's, within a layer.
 _LAYER = {
@@ -76,7 +76,7 @@ def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if not merges:
-        # transformers takes a vocabulary without merges for one with scores. One merge then, of a byte no text has.
+        # transformers takes a vocabulary without merges for one with scores, so add a merge of a byte that no text has.
         tokens[-1] = 2 * tokens[_RARE_BYTE]
         merges = [f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"]
     writer.add_tokenizer_model("gpt2")
@@ -98,7 +98,7 @@ def _gguf_name(name: str) -> str:
 
 
 def permuted(name: str, values: NDArray[np.float32], config: dict[str, Any]) -> NDArray[np.float32]:
-    """llama.cpp rotates neighbours, Hugging Face halves: rows of queries and keys change places."""
+    """Reorders the rows of queries and keys: llama.cpp rotates neighbours, Hugging Face rotates halves."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     for part, count in heads.items():
         if part in name:

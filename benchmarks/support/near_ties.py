@@ -1,4 +1,4 @@
-"""How near the two tokens were at which two texts part. The target is asked again, in a child: it needs torch."""
+"""Logit distance of the two tokens where two texts differ. A child process, which needs torch, reruns the target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from benchmarks.report import Row
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Where two answers to one prompt part."""
+    """The first difference of two answers to one prompt."""
 
     prompt: str
     token_ids: list[int]
-    """The output both have in common."""
+    """The common output before it."""
     plain: int
     other: int
 
@@ -29,18 +29,18 @@ class Tie:
 @dataclass(frozen=True, slots=True)
 class Margin:
     tokens: str
-    """Both, readable."""
+    """Both tokens as text."""
     float32: float
     """Distance of their logits when computed in float32."""
     ranks: str
-    """Of both among all logits in float32; 0 is the greatest."""
+    """Ranks of both among all logits in float32; 0 is the largest."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int:
-    """Its position; the shorter length when one begins with the other."""
+    """Position of the first difference; the shorter length when one begins with the other."""
     for position, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return position
@@ -53,7 +53,7 @@ def tie(prompt: str, plain: Sequence[int], other: Sequence[int]) -> Tie:
 
 
 def tie_rows(names: Iterable[str], ties: Iterable[Tie], gaps: Iterable[Margin]) -> list[Row]:
-    """For people, one for each tie of the prompt that is so named."""
+    """Table rows, one for each tie; `names`: of their prompts."""
     return [
         {
             "PROMPT": name,

@@ -1,4 +1,4 @@
-"""The ideal of a stack: drafting and verification in one process, in turns on one core, without a network."""
+"""The ideal for a stack: drafting and verification in one process, in turns on one core, without a network."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def one_process(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: bool) -> Iterator[Ask]:
-    """Asks a child that stays on `cores`; loaded when it is first asked."""
-    # Spawned: a fork would take over gRPC's threads half alive.
+    """Uses a child process pinned to `cores`, which loads the models at the first request."""
+    # Spawned: gRPC's threads do not survive a fork.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, initializer=_load, initargs=(target, config, cores, ignore_eos)) as pool:
 

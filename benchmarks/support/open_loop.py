@@ -1,7 +1,7 @@
-"""Requests that come when they are due, whether or not those before them have ended; and how each of them ended.
+"""Open-loop load: requests are sent when they are due, even if earlier ones have not ended; with their results.
 
-Also a process of its own, whose work nobody else's times contain: python -m benchmarks.support.open_loop ADDRESS KEY
-RATE SECONDS. It says when it is ready, begins with a line on its stdin, and writes what became of its requests.
+Also runs as its own process, so that its work is in no other measurement: python -m benchmarks.support.open_loop
+ADDRESS KEY RATE SECONDS. It reports when it is ready, starts at a line on its stdin, and writes the results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ended:
     """When it ended, by this process's monotonic clock."""
     took_s: float
     late_s: float
-    """How long after it was due it was sent: this process has other things to do."""
+    """Delay between due and sent, because this process was busy."""
     first_token_s: float | None
     code: str
     """OK, or gRPC's name of the error."""
@@ -49,7 +49,7 @@ class Ended:
 
 @dataclass(slots=True)
 class Client:
-    """With connections of its own."""
+    """A client with its own connections."""
 
     stubs: Sequence[Any]
     key: str = ""
@@ -81,7 +81,7 @@ class Client:
         return Ended(now_s, now_s - sent_s, sent_s - due_s, first_s, code, retry_after_s)
 
     async def open_loop(self, rate: float, seconds: float) -> list[Ended]:
-        """So many a second, at random times; returns when the last has ended."""
+        """Sends `rate` requests per second at random times (Poisson); returns when the last has ended."""
         due_s, until_s = time.monotonic(), time.monotonic() + seconds
         tasks = []
         while (due_s := due_s + _NUMBERS.expovariate(rate)) < until_s:
@@ -90,7 +90,7 @@ class Client:
         return list(await asyncio.gather(*tasks))
 
     async def closed_loop(self, streams: int, seconds: float) -> list[Ended]:
-        """So many at any time."""
+        """Keeps `streams` requests running."""
         until_s = time.monotonic() + seconds
 
         async def stream() -> list[Ended]:
@@ -104,7 +104,7 @@ class Client:
 
 @asynccontextmanager
 async def client(address: str, key: str = "") -> AsyncIterator[Client]:
-    # Channels of one process share connections otherwise, and a connection has a bound on its calls.
+    # Otherwise the channels of a process share connections, whose number of calls is limited.
     options = [*channel_options(_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
     async with AsyncExitStack() as stack:
         channels = [
@@ -116,7 +116,7 @@ async def client(address: str, key: str = "") -> AsyncIterator[Client]:
 
 
 def percentile_ms(seconds: Sequence[float], place: float) -> float | None:
-    """The nearest rank; None of nothing."""
+    """By the nearest rank, in milliseconds; None without values."""
     if not seconds:
         return None
     return round(1e3 * sorted(seconds)[math.ceil(place * len(seconds)) - 1], 1)
@@ -124,7 +124,7 @@ def percentile_ms(seconds: Sequence[float], place: float) -> float | None:
 
 async def _main(address: str, key: str, rate: float, seconds: float) -> None:
     async with client(address, key) as asking:
-        # The first call of a connection pays for it.
+        # The first call opens the connection.
         await asking.ask(time.monotonic())
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)

@@ -1,7 +1,7 @@
-"""As `distribution`, with penalties and masks asked for, whose state is what was committed; and faults of that.
+"""Like `distribution`, with penalties and masks, whose state depends on the committed tokens; and faults of these.
 
-What a token is drawn from depends on all that came before it. So every draw is compared with its own distribution,
-computed apart in numpy from the text itself, and the sums are compared, context by context.
+The distribution of a token depends on all tokens before it. So each draw has its own expected distribution, computed
+from the text by independent numpy code, and the sums are compared for each context.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STOP = 5
 
 
 class Asked(enum.Enum):
-    """Of every text."""
+    """The options of every text."""
 
     PENALTIES = LogitsOptions(presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.3)
     MASKS = LogitsOptions(
@@ -45,7 +45,7 @@ class Asked(enum.Enum):
 
 @dataclass(slots=True)
 class _Text:
-    """One text of `_TEXT_TOKENS` tokens, round by round. Draws differ by their positions in all texts together."""
+    """One text of `_TEXT_TOKENS` tokens, round by round. Positions continue over all texts, so that noise differs."""
 
     models: Models
     mode: VerificationMode
@@ -58,7 +58,7 @@ class _Text:
         self.processor = LogitsProcessor(self.options, _PROMPT, (), (_STOP,))
 
     def round(self) -> Verdict:
-        # What a draft proposes knows nothing of the options.
+        # The draft does not apply the options.
         position, last = self.start + len(self.output), ([*_PROMPT, *self.output])[-1]
         drafted = []
         for offset in range(DRAFT_TOKENS):
@@ -83,7 +83,7 @@ def _commit(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) 
 def run_options_experiment(
     asked: Asked, mode: VerificationMode, *, draws: int = 100_000, fault: Fault = Fault.NONE
 ) -> DistributionResult:
-    """Emits about `draws` tokens and compares them with what the target alone would emit under the options."""
+    """Emits about `draws` tokens and compares them with the target's own distribution under the options."""
     models = Models.make()
     logits = models.target.numpy().astype(np.float64)
     counts, wanted = np.zeros((VOCAB, VOCAB)), np.zeros((VOCAB, VOCAB))
@@ -134,7 +134,7 @@ def _expected(logits: np.ndarray[Any, Any], options: LogitsOptions, output: Sequ
 
 @contextmanager
 def _planted(fault: Fault) -> Iterator[None]:
-    """Puts the fault in for as long as the experiment runs."""
+    """Plants the fault for the block."""
     shipped_commit, shipped_apply = globals()["_commit"], LogitsProcessor.apply
     if fault in _FAULTY_COMMITS:
         globals()["_commit"] = _FAULTY_COMMITS[fault]
@@ -148,7 +148,7 @@ def _planted(fault: Fault) -> Iterator[None]:
 
 
 def _advance_by_steps(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) -> None:
-    """One token a step, as where nothing is drafted."""
+    """Advances by one token per step, as if nothing was drafted."""
     processor.advance(verdict.token_ids[-1:])
 
 
@@ -165,5 +165,5 @@ _apply = LogitsProcessor.apply
 
 
 def _apply_one_late(self: LogitsProcessor, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
-    """Each row as if the drafted token right before it were not there."""
+    """Handles each row as if the drafted token right before it were missing."""
     _apply(self, logits, [prefix[:-1] for prefix in prefixes])

@@ -1,9 +1,9 @@
-"""A fleet that costs next to nothing: real gRPC, answers at fixed times, a text that is a function of the position.
+"""A simulated fleet with little CPU cost: real gRPC, answers at fixed times, text as a function of the position.
 
-Made to load a router, and to time it: whatever passes through is marked where it leaves and found again where it
-arrives, in one process and by one clock. Every target steps at a fixed rate and answers for all its sequences in one
-message. It makes the guesses of its drafts up: a router talks to no draft, and of drafts there are only leases. A
-sequence is known by its prompt's first token.
+It loads and times a router: each message is marked when it is sent and found again when it arrives, in one process and
+by one clock. Every target steps at a fixed rate and answers for all its sequences in one message. The targets make up
+the drafts' proposals; drafts exist only as leases, because a router does not connect to them. A sequence is identified
+by its prompt's first token.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def text_at(position: int, count: int) -> list[int]:
 
 @dataclass(slots=True)
 class Marks:
-    """When things left, until they arrive. Latencies, in seconds, are kept while `recording`."""
+    """Send times of messages until they arrive. Latencies, in seconds, are kept while `recording`."""
 
     recording: bool = False
     to_client_s: list[float] = field(default_factory=list)
     num_messages: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    """By who wrote to whom, of both ends of the router."""
+    """By sender and receiver, on both sides of the router."""
     num_steps: int = 0
     num_commits: int = 0
     num_tokens: int = 0
@@ -58,7 +58,7 @@ class Marks:
             self.num_tokens += num_tokens
 
     def received(self, number: int, now_s: float) -> None:
-        """The client has the oldest commit that was under way. Raises IndexError when there was none."""
+        """The client has received the oldest commit on its way. Raises IndexError when there was none."""
         left_s = self._commits[number].popleft()
         if self.recording:
             self.to_client_s.append(now_s - left_s)
@@ -86,7 +86,7 @@ class _Row:
 
 
 class PacedTarget(FakeTarget):
-    """Steps every `step_s`, waits for nothing. `accuracy` and `draft_step_s` are of its drafts."""
+    """Steps every `step_s` and never waits. `accuracy` and `draft_step_s` are of its drafts."""
 
     def __init__(
         self, marks: Marks, *, step_s: float, accuracy: float = 0.0, draft_step_s: float = 0.0, **info: Any
@@ -119,7 +119,7 @@ class PacedTarget(FakeTarget):
             rows.pop(close.sequence_id, None)
 
     async def _step_forever(self, rows: dict[int, _Row], context: Any) -> None:
-        # Targets of a fleet do not step in time with one another.
+        # Targets of a fleet do not step synchronously.
         next_s = time.monotonic() + random.uniform(0, self.step_s)
         while True:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
@@ -173,7 +173,7 @@ class PacedTarget(FakeTarget):
 
 
 def _guess(num_right: list[int], row: _Row) -> list[int]:
-    """What follows, as far as it is asked for, with the first mistake where `num_right` puts it."""
+    """The next tokens of the text, of the row's draft length, with the first mistake after `num_right` tokens."""
     tokens = text_at(row.length, row.max_draft_tokens)
     right = num_right[row.length % _RING]
     if right < len(tokens):
@@ -190,7 +190,7 @@ def _common(draft: list[int], truth: list[int]) -> int:
 
 
 def _lengths(accuracy: float) -> list[int]:
-    """For each position of the text, how many tokens are guessed right from there on: the same in every run."""
+    """For each position of the text, the number of right tokens in a draft from there; the same in every run."""
     rng = random.Random(0)
     lengths = []
     for _ in range(_RING):

@@ -1,4 +1,4 @@
-"""Paced targets as a process of their own, with leases: python -m benchmarks.support.paced_fleet URL TARGETS PLACES."""
+"""Paced targets in their own process, with leases: python -m benchmarks.support.paced_fleet URL TARGETS PLACES."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def _main(url: str, num_targets: int, places: int) -> None:
 
 
 def _tokenizer() -> bytes:
-    """Any will do: prompts are token ids."""
-    # Only here: whoever asks for the model's name does not need transformers.
+    """Any tokenizer: prompts are token ids."""
+    # Imported here: users of the model's name do not need transformers.
     from outrider.target.tokenizer import describe
     from outrider.testing.tiny import tiny_tokenizer
 
@@ -41,7 +41,7 @@ def _tokenizer() -> bytes:
 
 
 def _unpublished(hashes: list[bytes]) -> None:
-    """Nobody places by prefix here."""
+    """Prefixes are not published: nothing is placed by prefix here."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Redis, paced targets, a router and a gateway, each a process of its own: all that is real but the model."""
+"""Redis, paced targets, a router and a gateway, each in its own process: a real stack without a model."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _STOP_GRACE_S = 5.0
 
 @dataclass(slots=True)
 class PacedStack:
-    """One that serves."""
+    """A running stack."""
 
     address: str
-    """Of public gRPC."""
+    """Address of public gRPC."""
     places: int
-    """Sequences that all targets take together."""
+    """Sequences that all targets hold together."""
     processes: Mapping[str, ManagedProcess]
     store: MetadataStore
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident, of what carries requests."""
+        """Resident memory of the processes that carry requests, in MiB."""
         names = ("gateway", "router")
         return {name: psutil.Process(self.processes[name].pid).memory_info().rss / 2**20 for name in names}
 
     async def tenant(self, name: str, quota: tenants_pb2.Quota | None = None) -> str:
-        """Made anew; returns its API key."""
+        """Makes a tenant and returns its API key."""
         key = f"ork-{name}"
         await self.store.tenants.put([tenants_pb2.Tenant(name=name, quota=quota)], by="benchmark")
         digest = hashlib.sha256(key.encode()).digest()

@@ -1,8 +1,8 @@
-"""As `distribution`, with all that ships between a draw and its verdict in the loop, and with faults of that.
+"""Like `distribution`, with all shipped code between a draw and its verdict in the loop, and with faults of that code.
 
-The same two chains run on the engine, under the combined drafter, the draft worker and the target worker, which talk
-in reckoned time. What comes too late, in part, or is overtaken by a match is thus counted too. Many texts, each under
-conditions of its own: how far it drafts, runs ahead and waits, how long forwards and ways take.
+Two chains run on the engine, under the combined drafter, the draft worker and the target worker, in virtual time. So
+drafts that are late, partial, or replaced by a match are counted too. Each of many texts has its own conditions: draft
+length, run-ahead, wait, and the durations of forwards and messages.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from benchmarks.support.chain_model import ChainEngine
 from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, compare_counts
 from benchmarks.support.timed_pair import TimedPair, Timing
 
-# A way that is certain, and at its end a choice. One branch begins the way again, one enters it anywhere, so that what
-# an earlier pass says of the choice depends on how much of the way is compared; and one ends the text.
+# A certain path, with a choice at its end. One branch begins the path again and one enters it anywhere, so that the
+# n-gram match for the choice depends on the compared length; one branch ends the text.
 _WAY = 8
 _CHOICE, _AGAIN, _ANYWHERE, _STOP = _WAY - 1, _WAY, _WAY + 1, _WAY + 2
 VOCAB = _WAY + 3
@@ -55,14 +55,14 @@ _TARGET = {token: {token + 1: 1.0} for token in range(_CHOICE)} | {
 _DRAFT = _TARGET | {_CHOICE: {_AGAIN: 0.5, _ANYWHERE: 0.4, _STOP: 0.1}}
 _NOTHING = VOCAB
 _OPEN = (_CHOICE, _ANYWHERE)
-"""What comes after others needs no counting."""
+"""Only the tokens after these are counted: the others are certain."""
 _TEXT_TOKENS = 12
 _LONG_MATCH = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """Of one text."""
+    """The conditions of one text."""
 
     prompt: list[int]
     max_draft_tokens: int
@@ -70,14 +70,14 @@ class _Conditions:
     max_wait_s: float = 0.0
     min_confidence: float = 0.0
     steps: tuple[float, ...] = (1.0,)
-    """Durations, one by chance each time."""
+    """Durations of the target's steps, drawn at random."""
     forward: float = 0.02
     way: float = 0.05
-    """At most; half of it on average."""
+    """Longest message delay; uniform from 0."""
     row_prices: tuple[float, ...] = (0.0,)
-    """What a drafted token has to be worth, one by chance for each step."""
+    """Prices of a drafted row, drawn at random for each step."""
     first_only: bool = False
-    """Whether the first choice alone is counted: those after it come under other conditions."""
+    """Whether only the first choice is counted: later ones have other conditions."""
 
 
 def _any(chance: random.Random) -> _Conditions:
@@ -94,18 +94,18 @@ def _any(chance: random.Random) -> _Conditions:
 
 
 def _crossing(chance: random.Random) -> _Conditions:
-    """A choice is guessed some steps before its turn, and what a match says of it changes meanwhile."""
+    """The draft proposes a choice some steps early, and the n-gram match for it changes meanwhile."""
     return _Conditions(_history(chance), max_draft_tokens=1, run_ahead_tokens=6, steps=(0.3, 1.0, 2.0))
 
 
 def _borderline(chance: random.Random) -> _Conditions:
-    """A guess of a choice would come in time if little followed it, and too late if much did."""
+    """The proposal of a choice comes in time if few tokens follow it, and too late if many do."""
     forward = chance.choice((0.29, 0.4))
     return _Conditions([_CHOICE - 1], max_draft_tokens=6, min_confidence=0.3, forward=forward, first_only=True)
 
 
 def _priced(chance: random.Random) -> _Conditions:
-    """Rows are now free, now dearer than the less likely choice is worth."""
+    """Rows are sometimes free, and sometimes cost more than the less likely choice is worth."""
     return _Conditions(
         chance.choice(([_CHOICE - 1], [0])),
         max_draft_tokens=chance.choice((2, 4)),
@@ -116,7 +116,7 @@ def _priced(chance: random.Random) -> _Conditions:
 
 
 class Conditions(enum.Enum):
-    """Under which texts are written."""
+    """The kinds of conditions."""
 
     ANY = enum.member(_any)
     CROSSING = enum.member(_crossing)
@@ -126,7 +126,7 @@ class Conditions(enum.Enum):
 
 @contextmanager
 def _planted(fault: Fault) -> Iterator[None]:
-    """Puts the fault into the shipped code for as long as the experiment runs."""
+    """Plants the fault in the shipped code for the block."""
     planted: dict[Fault, list[tuple[Any, str, Any]]] = {
         Fault.MATCH_TAKES_OVER: [(combined, "_may_follow", _follows_where_it_begins_the_same)],
         Fault.LENGTH_FOLLOWS_THE_DRAW: [
@@ -135,7 +135,7 @@ def _planted(fault: Fault) -> Iterator[None]:
         ],
         Fault.PRICED_BY_THE_DRAW: [
             (Calibration, "_mean", _chance_of_what_was_drawn),
-            # It hides the fault: what was not run is judged by the last row that was.
+            # Off, because it hides the fault: it verifies the first token that was not run from the last row.
             (verify, "_verifies_one_more", lambda row: False),
         ],
         Fault.REPEATED_IN_TIME: [(DraftBuffer, "continued_by", _continued_from_its_end)],
@@ -177,7 +177,7 @@ def run_pair_experiment(
     fault: Fault = Fault.NONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DistributionResult:
-    """Emits at least `draws` tokens in ratio mode and compares them with what the target alone would emit."""
+    """Emits at least `draws` tokens in ratio mode and compares them with the target's own distribution."""
     models, texts = Models(_logits(_TARGET), _logits(_DRAFT)), _Texts()
     with _planted(fault):
         while texts.num_tokens < draws:
@@ -190,7 +190,7 @@ def run_pair_experiment(
 @dataclass(slots=True)
 class _Texts:
     counts: np.ndarray[Any, np.dtype[np.float64]] = field(default_factory=lambda: np.zeros((VOCAB, VOCAB + 1, VOCAB)))
-    """[last token, what followed the last few before, next token]: the second is what a match says, or said."""
+    """[last token, token that followed the same tokens earlier, next token]: the second is an n-gram match."""
     num_texts: int = 0
     num_verified: int = 0
     num_accepted: int = 0
@@ -249,7 +249,7 @@ def _engine(table: Tensor) -> ChainEngine:
 
 
 def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
-    # Noise is keyed by seed and position: every text needs noise of its own.
+    # Noise depends on seed and position, so every text needs another seed.
     sampling = sampling_to_proto(replace(SAMPLING, seed=number, top_p=1.0))
     return sequence_pb2.OpenSequence(
         sequence_id=number,
@@ -260,14 +260,14 @@ def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
         speculation=sequence_pb2.Speculation(
             max_draft_tokens=given.max_draft_tokens,
             run_ahead_tokens=given.run_ahead_tokens,
-            # Of steps that take seconds.
+            # In virtual time steps take seconds.
             max_wait_us=round(1e6 * given.max_wait_s),
         ),
     )
 
 
 def _history(chance: random.Random) -> list[int]:
-    """Two passes and the beginning of another. On the way, a match says the first choice, and then the second."""
+    """A prompt: two passes of the path and the start of a third. A match gives the first choice, later the second."""
     choices = [_AGAIN, _ANYWHERE]
     chance.shuffle(choices)
     return [*range(2, _WAY), choices[0], *range(chance.randrange(3, 5), _WAY), choices[1], 0]

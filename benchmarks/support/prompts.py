@@ -1,4 +1,4 @@
-"""Prompts for measurements: JSON lines with `turns` or `prompt`, an `id`, and perhaps a `category`."""
+"""Prompts for measurements: JSON lines with `turns` or `prompt`, an `id`, and optionally a `category`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def prompts_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_prompts(file: Path) -> list[Prompt]:
-    """Raises CommandError naming the line at fault."""
+    """Raises CommandError that names the faulty line."""
     prompts = []
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
@@ -50,7 +50,7 @@ def read_prompts(file: Path) -> list[Prompt]:
 
 
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """At most `count` prompts, as evenly over the categories as there are, and within each over the file."""
+    """At most `count` prompts, spread evenly over the categories, and within each over the file."""
     by_category: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         by_category[prompt.category].append(prompt)
@@ -63,7 +63,7 @@ def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def _shares(available: dict[str, int], count: int) -> dict[str, int]:
-    """One for each in turn, until `count` are given out or none is left."""
+    """Deals `count` out to the categories in turn, as far as they have prompts."""
     shares = dict.fromkeys(available, 0)
     left = min(count, sum(available.values()))
     while left:

@@ -1,7 +1,7 @@
-"""An engine that computes each thing once and then recalls it, in the time that computing takes.
+"""An engine that computes each forward once and then recalls it, waiting as long as computing takes.
 
-For measurements on one machine of what draft and target do on two. There, what a draft reads from memory does not slow
-the target's step; here it does, by a quarter. Whoever recalls reads next to nothing.
+It lets one machine measure a draft and a target on two machines. On two, the draft's memory reads do not slow the
+target's step; on one they do, by a quarter. A recalled forward reads almost nothing.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _TIMED_TOKENS = 16
 _TIMED_CONTEXT = 200
 _REPEATS = 15
 _PREFILL_TOKENS = 512
-# Sleeping ends late by some ten microseconds: the end of a wait is spun away.
+# A sleep ends some ten microseconds late, so the end of a wait is spun.
 _SPIN_S = 0.0001
 
 
 class RecallingEngine(Engine):
-    """Takes over `inner`, whose logits must not depend on what shares a step."""
+    """Replaces `inner`, whose logits must not depend on the other rows of a step."""
 
     def __init__(self, inner: Engine) -> None:
         vars(self).update(vars(inner))
         self.num_recalled = self.num_computed = 0
-        """Forwards."""
+        """Numbers of forwards."""
         self._known: dict[bytes, Tensor] = {}
         """Logits [width] after a text, by its token ids."""
-        # All that is ever computed: it is cut back to what a text has in common with it.
+        # The only sequence that is computed: it is rewound to its common prefix with the next text.
         self._computed = EngineSequence()
         self.forward_s = [0.0, *self._time_forwards()]
-        """By number of tokens."""
+        """Seconds of a forward, by number of tokens."""
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         started_s = time.perf_counter()
@@ -58,7 +58,7 @@ class RecallingEngine(Engine):
         log.info("%d forwards recalled, %d computed", self.num_recalled, self.num_computed)
 
     def _learn(self, row: Row) -> bool:
-        """Computes what is not known; whether there was any."""
+        """Computes unknown logits. Returns whether there were any."""
         if all(text in self._known for text in _texts(row)):
             return False
         text, computed = [*row.sequence.tokens, *row.token_ids], self._computed

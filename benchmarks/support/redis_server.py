@@ -1,4 +1,4 @@
-"""A running Redis of the product's own kind, for benchmarks and tests. `outrider up` supervises it as any process."""
+"""A Redis like the one that `outrider up` runs, for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class EmbeddedServer:
-    """A running server, for `with`. It ends with it, and on Linux also when the thread that started it dies."""
+    """A running server, for `with`. It ends with the block, and on Linux also when the thread that started it dies."""
 
     def __init__(self, process: subprocess.Popen[bytes], command: ServerCommand, log_path: Path) -> None:
         self.log_path = log_path
@@ -36,7 +36,7 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Ctrl-C in the terminal is for us: the workers still need the server while they drain.
+                # Ctrl-C in the terminal must not reach the server: the workers need it while they drain.
                 start_new_session=True,
             )
         server = cls(process, command, log_path)

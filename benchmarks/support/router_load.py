@@ -1,6 +1,6 @@
-"""The other side of `python -m benchmarks router`: workers and gateways of a fleet, in one process with one clock.
+"""The load of `python -m benchmarks router`: workers and gateways of a fleet, in one process with one clock.
 
-Run as a child, on a core of its own. Reads what to do as JSON from stdin, writes what it measured to stdout.
+Runs as a child process on its own core. Reads the load as JSON from stdin, and writes its measurements to stdout.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _SETTLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One fleet and what it is asked."""
+    """One fleet and its requests."""
 
     sequences: int
     seconds: float
-    """Of the window that is measured."""
+    """Length of the measured window."""
     steps_per_s: float = 30.0
     accuracy: float = 0.7
-    """Of the drafts, token by token."""
+    """Share of right tokens in drafts."""
     draft_step_s: float = 0.01
     max_tokens: int = 512
-    """Of one answer. A client whose answer has ended asks again at once."""
+    """Longest answer. A client sends the next request as soon as an answer has ended."""
     prompt_tokens: int = 128
     per_target: int = 64
     per_draft: int = 256
@@ -66,7 +66,7 @@ class LoadFailed(Exception):
 
 
 class Client:
-    """A gateway, so far as the router can tell: `numbers` are the sequences it keeps under way."""
+    """A gateway, as the router sees it. `numbers`: the sequences that it keeps running."""
 
     def __init__(self, stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load, marks: Marks) -> None:
         self._stub = stub
@@ -75,10 +75,10 @@ class Client:
         self._numbers: dict[int, int] = {}
         self._next_id = 0
         self.answered: set[int] = set()
-        """Sequences that have had a token."""
+        """Sequences that have received a token."""
 
     async def run(self, numbers: Sequence[int]) -> None:
-        """Until cancelled. Raises LoadFailed."""
+        """Runs until cancelled. Raises LoadFailed."""
         call: Any = self._stub.RouteMany()
         try:
             await call.write(router_pb2.RouteManyRequest(calls=[self._call(number) for number in numbers]))
@@ -93,7 +93,7 @@ class Client:
             call.cancel()
 
     def _take(self, message: router_pb2.RouteManyResponse) -> list[router_pb2.RouteCall]:
-        """What has to be asked again."""
+        """Returns the requests to send next."""
         now_s = time.monotonic()
         for error in message.errors:
             raise LoadFailed(f"{error.reason}: {error.message}")
@@ -118,7 +118,7 @@ class Client:
             model=MODEL,
             prompt_token_ids=[number] * self._load.prompt_tokens,
             sampling=sequence.Sampling(top_p=1),
-            # Not all of one length: else all would end in the same step.
+            # Different lengths, so that answers do not all end in the same step.
             stopping=sequence.Stopping(max_new_tokens=self._load.max_tokens // 2 + number * 37 % self._load.max_tokens),
         )
         return router_pb2.RouteCall(call_id=self._next_id, request=request, timeout_us=600_000_000)
@@ -155,7 +155,7 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
         await stack.enter_async_context(serving_target(target, tls=target_tls))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
     for _ in range(load.num_drafts):
-        # A lease is all that a router ever sees of a draft.
+        # A router sees only the lease of a draft.
         info = fake_info(
             worker_pb2.WORKER_ROLE_DRAFT,
             vocab_size=VOCAB_SIZE,
@@ -206,7 +206,7 @@ async def _until_all_answered(asking: _Asking, load: Load) -> None:
 
 
 async def _watched(asking: _Asking, seconds: float) -> None:
-    """Waits. Raises what ended a client meanwhile."""
+    """Waits. Raises the error of a client that ended meanwhile."""
     done, _ = await asyncio.wait(asking.tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
@@ -214,7 +214,7 @@ async def _watched(asking: _Asking, seconds: float) -> None:
 
 @contextmanager
 def _window(marks: Marks, router_pid: int) -> Any:
-    """Records what passes in the block, and the processor time of router and fleet. Fills in the dict at the end."""
+    """Records messages and the processor time of router and fleet during the block; fills the dict at its end."""
     found: dict[str, Any] = {}
     processes = {"router": psutil.Process(router_pid), "fleet": psutil.Process()}
     before = {name: _cpu_s(process) for name, process in processes.items()}
@@ -235,7 +235,7 @@ def _window(marks: Marks, router_pid: int) -> Any:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p99 and the longest, in milliseconds. Raises LoadFailed when nothing arrived."""
+    """p50, p99 and the maximum, in milliseconds. Raises LoadFailed when nothing arrived."""
     if not seconds:
         raise LoadFailed("nothing arrived in the time measured")
     ordered = sorted(seconds)
@@ -249,7 +249,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def pin(pid: int, core: int) -> None:
-    """A process that runs already, all its threads."""
+    """Pins all threads of a running process."""
     for thread in psutil.Process(pid).threads():
         with suppress(ProcessLookupError):
             os.sched_setaffinity(thread.id, {core})

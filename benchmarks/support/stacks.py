@@ -1,6 +1,6 @@
-"""What only measurements do to a stack: other drafts, a longer way to workers, a client that keeps off their cores.
+"""Changes to a stack for measurements: other drafts, a longer round trip to workers, a client off their cores.
 
-All of it through what the stack offers everybody: the command lines of its processes.
+All use the public command lines of the processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROXY = "proxy"
 
 
 def with_options(argv: tuple[str, ...], **values: str) -> tuple[str, ...]:
-    """The same command line with other values. Raises ValueError for an option that it does not have."""
+    """The command line with other values. Raises ValueError for an option that it does not have."""
     changed = list(argv)
     for name, value in values.items():
         changed[argv.index(f"--{name.replace('_', '-')}") + 1] = value
@@ -36,9 +36,9 @@ def with_options(argv: tuple[str, ...], **values: str) -> tuple[str, ...]:
 
 
 def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: str = "") -> ProcessSpec:
-    """A draft at the same address. `change`: one of benchmarks.support.changed_draft; none: as it is shipped."""
+    """A draft at the same address. `change`: one of benchmarks.support.changed_draft; empty: the shipped draft."""
     python, flag, module, *flags = spec.argv
-    # One that has been changed already: its first argument says how.
+    # The first argument of an already changed draft is its change.
     flags = flags[1:] if module == _CHANGED_DRAFT else flags
     program = (_CHANGED_DRAFT, change) if change else ("outrider.draft",)
     argv = with_options((python, flag, *program, *flags), model=path, model_name=served_name(model), kind=kind)
@@ -46,7 +46,7 @@ def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: s
 
 
 def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple[ProcessSpec, ...]:
-    """The same targets, which can be told to run every row: benchmarks.support.unpriced_target."""
+    """The same targets, with a switch to run every row: benchmarks.support.unpriced_target."""
 
     def changed(spec: ProcessSpec) -> ProcessSpec:
         python, flag, _, *flags = spec.argv
@@ -57,8 +57,8 @@ def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple
 
 
 async def replace_drafts(stack: Stack, kind: str, model: str, change: str = "") -> None:
-    """Other drafts in the place of these, each at its predecessor's address. Waits until they are paired."""
-    # Only its vocabulary is read for n-grams, and the target's directory is at hand.
+    """Replaces the drafts, each at the same address. Waits until the new ones are paired."""
+    # An n-gram draft only reads the vocabulary, which the target's directory has.
     path = str(stack.target_path) if model == stack.config.target_model else model
     for number in range(stack.config.drafts):
         old = stack.processes[f"draft-{number}"]
@@ -67,7 +67,7 @@ async def replace_drafts(stack: Stack, kind: str, model: str, change: str = "") 
 
 
 def delayed(plan: Plan, ports: Ports) -> Plan:
-    """Whoever talks to a worker goes through a proxy that can add to the round trip: `added_round_trip`."""
+    """All connections to workers go through a proxy that can add to the round trip: `added_round_trip`."""
     listens: list[str] = []
 
     def advertising(worker: ProcessSpec) -> ProcessSpec:
@@ -84,21 +84,21 @@ def delayed(plan: Plan, ports: Ports) -> Plan:
 
 
 async def added_round_trip(stack: Stack, added_ms: float) -> None:
-    """To workers, from now on. Only for a stack whose plan is `delayed`; raises OSError."""
+    """Sets the round trip added to workers. Only for a stack whose plan is `delayed`. Raises OSError."""
     control = stack.processes[_PROXY].spec.endpoints["control"]
     await set_round_trip(int(control.rpartition(":")[2]), added_ms)
 
 
 def target_cores(stack: Stack) -> tuple[int, ...]:
-    """The first target's; all of ours where workers have none of their own."""
+    """The first target's cores; all cores where workers are not pinned."""
     return stack.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
 
 
 @contextmanager
 def beside(stack: Stack) -> Iterator[None]:
-    """Keeps this process off the targets' cores meanwhile, where workers have cores of their own.
+    """Keeps this process off the targets' cores for the block, where workers are pinned.
 
-    A client that wakes on a target's core for each of its rounds takes a part of the next.
+    A client that wakes on a target's core for each round would take time from the next step.
     """
     before = os.sched_getaffinity(0)
     _confine(stack.cores.rest or before)
@@ -109,12 +109,12 @@ def beside(stack: Stack) -> Iterator[None]:
 
 
 def _confine(cores: Iterable[int]) -> None:
-    """All threads of this process to these cores: gRPC has some of its own."""
+    """Pins all threads of this process, including gRPC's, to these cores."""
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)
 
 
 def _with_benchmarks() -> dict[str, str]:
-    """Environment in which a child finds this package, wherever it is started."""
+    """The environment in which a child finds this package from any directory."""
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}

@@ -1,4 +1,4 @@
-"""Many distinct prompts made of few: the prompts as they are, then their beginnings. Pure."""
+"""Many distinct prompts made from few: the prompts themselves, then their beginnings. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from outrider_controller.cli.exits import CommandError
 
 from benchmarks.support.prompts import Prompt
 
-# Words of a beginning. Short ones: most of the time goes into reading prompts.
+# Words of a beginning. Short, because most of the time is prefill.
 _LENGTHS = (16, 12, 24, 8, 20, 32, 40, 48)
 
 
 def assembled(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """`count` prompts with distinct texts, in an order that is random but always the same: any first part is a sample.
+    """`count` prompts with distinct texts, in a fixed random order, so that any first part is a sample.
 
-    Where there are not enough, the first words of each are prompts of their own; their id says how many words.
-    Raises CommandError when even that is too few.
+    If there are not enough, the first words of each are further prompts, whose id contains the number of words. Raises
+    CommandError when there are still too few.
     """
     found: dict[str, Prompt] = {}
     for prompt in prompts:

@@ -1,7 +1,7 @@
-"""A target worker and a draft worker that talk to each other, in reckoned time: one thread, no network.
+"""A connected target worker and draft worker in virtual time: one thread, no network.
 
-Workers, drafter, engines and messages are those that ship. Only the clock and the wires are made here, so what is late
-is late again in the next run.
+Workers, drafter, engines and messages are the shipped ones. Only clock and connections are simulated, so late messages
+are late again in the next run.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _STREAM = 1
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Asked each time: how long it takes, in whatever unit the target's waiting is told in seconds."""
+    """Functions that are called for each duration, in virtual seconds."""
 
     step: Callable[[], float]
-    """Of the target."""
+    """A step of the target."""
     forward: Callable[[], float]
-    """Of the draft's model."""
+    """A forward of the draft's model."""
     way: Callable[[], float]
-    """From one worker to the other. Nothing overtakes what was said before it."""
+    """A message from one worker to the other. Messages keep their order."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class TimedPair:
     timing: Timing
     max_draft_tokens: int = 8
     row_price: Callable[[StepCost], float] = lambda cost: cost.price
-    """Of a drafted token, in each of the target's steps."""
+    """Price of a drafted row, called for each target step."""
     _now: float = 0.0
     _step_ends: float = 0.0
     _draft_free_at: float = 0.0
     _to_draft: deque[tuple[float, draft_pb2.DraftRequest]] = field(default_factory=deque)
-    """With the time of arrival."""
+    """Requests with their times of arrival."""
     _to_target: deque[tuple[float, Event]] = field(default_factory=deque)
     _limits: Limits = field(init=False)
     _draft_limits: draft_wire.Limits = field(init=False)
@@ -75,11 +75,11 @@ class TimedPair:
 
     @property
     def stats(self) -> TargetStats:
-        """What the target counted."""
+        """The target's counters."""
         return self._target_worker.stats
 
     def answer(self, opening: sequence_pb2.OpenSequence) -> Iterator[list[int]]:
-        """What each step commits, until the sequence ends. Raises what a worker failed with."""
+        """The tokens that each step commits, until the sequence ends. Raises a worker's error."""
         for event in target_wire.events_of(target_pb2.VerifyRequest(opens=[opening]), _STREAM, self._limits, self._now):
             self._target_worker.apply(event)
         self._tell_draft(draft_pb2.DraftRequest(opens=[opening]))
@@ -110,7 +110,7 @@ class TimedPair:
     # -- the target
 
     def _turn(self) -> list[Committed]:
-        """One step of the target, or the wait for what it waits for."""
+        """One step of the target, or its wait for a draft."""
         for event in self._arrived():
             self._target_worker.apply(event)
         self._step_ends = self._now + self.timing.step()
@@ -124,10 +124,10 @@ class TimedPair:
         return _checked(self._target_worker.take_report()).commits
 
     def _take_late(self, wanted: Callable[[Event], bool]) -> Iterable[Event]:
-        """The model has been run: what came meanwhile is there."""
+        """The events that arrived while the model ran."""
         self._advance(self._step_ends)
         arrived = self._arrived()
-        # What is not wanted keeps its turn.
+        # Other events stay in the queue, in order.
         self._to_target.extendleft((self._now, event) for event in reversed(arrived) if not wanted(event))
         return [event for event in arrived if wanted(event)]
 
@@ -138,7 +138,7 @@ class TimedPair:
         return found
 
     def _next_arrival(self) -> float:
-        """Of something at the target, or at the draft, whose answer is not known yet."""
+        """The next arrival at the target, else the draft's next round."""
         if self._to_target:
             return self._to_target[0][0]
         return self._next_round()
@@ -146,7 +146,7 @@ class TimedPair:
     # -- the draft
 
     def _advance(self, until: float) -> None:
-        """The draft works on while the target does, or waits."""
+        """Runs the draft while the target works or waits."""
         while (at := self._next_round()) <= until:
             self._round(at)
         self._now = max(self._now, until)

@@ -1,8 +1,8 @@
-"""A real target that can be told to run every drafted row: python -m benchmarks.support.unpriced_target FILE OPTIONS,
-which are outrider.target's.
+"""A real target with a switch to run every drafted row: python -m benchmarks.support.unpriced_target FILE OPTIONS.
+OPTIONS are outrider.target's.
 
-SIGUSR1: every row, whatever it costs; SIGUSR2: by its price again, as it is shipped. With each it writes to FILE what
-its steps have cost so far.
+SIGUSR1: every row at any price; SIGUSR2: by price again, as shipped. At each signal it writes the cost of its steps so
+far to FILE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EVERY_ROW, BY_PRICE = signal.SIGUSR1, signal.SIGUSR2
 
 
 class Pricing:
-    """Of one target's rows: by what its steps cost, or all for nothing."""
+    """The price of one target's rows: from the cost of its steps, or 0."""
 
     def __init__(self, file: Path) -> None:
         self.priced = True
@@ -43,7 +43,7 @@ class Pricing:
 
 
 def step_line(cost: StepCost) -> StepLine:
-    """The line that was fitted through the last steps."""
+    """The line fitted to the last steps."""
     return StepLine(max(0.0, cost._seconds - cost.row_s * cost._rows), cost.row_s)
 
 

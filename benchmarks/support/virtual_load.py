@@ -1,7 +1,7 @@
-"""Many streams on one target in virtual time: scheduler, calibration and step cost that ship; steps that are reckoned.
+"""Many streams on one target in virtual time: the shipped scheduler, calibration and step cost, with simulated steps.
 
-A step takes `base_s` and `row_s` for each of its rows. A draft says of each token how likely it is, and a text says how
-far that is true. What is not here: the draft's own time, and the network.
+A step takes `base_s` plus `row_s` per row. A draft gives a confidence for each token, and the text defines how far it
+is true. The draft's own time and the network are not simulated.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ARMS: dict[str, Price] = {"off": lambda cost: 1e9, "on": lambda cost: 0.0, "auto
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What one tenant's requests are like."""
+    """The text of one tenant's requests."""
 
     says: tuple[float, float]
     """A draft's confidence in its tokens: uniform between these."""
     true: float = 1.0
-    """How often a token comes, as a share of what is said."""
+    """Real probability of a drafted token over the draft's confidence."""
     tenant: str = ""
     lost_s: tuple[float, float] = (math.inf, math.inf)
-    """Between these seconds of a run no token comes that is drafted."""
+    """Between these seconds of a run every drafted token is wrong."""
 
     def chance(self, confidence: float, now_s: float) -> float:
         return 0.0 if self.lost_s[0] <= now_s < self.lost_s[1] else confidence * self.true
@@ -52,12 +52,12 @@ FAR = Text((0.2, 0.9), true=0.35)
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """By one stream's part of one step."""
+    """The result of one stream in one step."""
 
     at_s: float
     text: Text
     offered: int
-    """Drafted tokens; then how many of them were run, judged and accepted."""
+    """Drafted tokens; then the numbers of them that were run, verified and accepted."""
     run: int
     verified: int
     accepted: int
@@ -69,7 +69,7 @@ Watch = Callable[[Committed], None]
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """Of one machine."""
+    """Step time of one machine."""
 
     base_s: float
     row_s: float
@@ -80,12 +80,12 @@ class StepLine:
 
 @dataclass(slots=True)
 class Ran:
-    """What came of it."""
+    """The result of a run."""
 
     seconds: float = 0.0
     tokens: dict[Text, int] = field(default_factory=dict)
     drafted: dict[Text, int] = field(default_factory=dict)
-    """Rows of drafted tokens."""
+    """Drafted rows that were run, by text."""
 
     @property
     def goodput(self) -> float:
@@ -104,7 +104,7 @@ def run(
     answer_tokens: int = ANSWER_TOKENS,
     watch: Watch = lambda committed: None,
 ) -> Ran:
-    """One stream for each of `texts`; each begins a new answer as the last one ends. Nobody drafts for `plain` ones."""
+    """One stream for each of `texts`; each begins a new answer when the last one ends. `plain` ones have no drafts."""
     chance, serials = random.Random(5), iter(range(1 << 30))
     ran = Ran(tokens=dict.fromkeys(texts, 0), drafted=dict.fromkeys(texts, 0))
     cost, calibration, price = StepCost(), Calibration(), ARMS[arm]
@@ -154,7 +154,7 @@ class _Stream:
         self.sequence.kv = EngineSequence(tokens=[])
 
     def draft(self, chance: random.Random, price: float, now_s: float) -> None:
-        """A new guess, as far as the draft believes in it. What is right is token 7."""
+        """Offers a new draft, up to the first token below the price. The right token is always 7."""
         tokens, confidences = [], []
         for confidence in self._confidences(chance, price):
             confidences.append(confidence)

@@ -1,4 +1,4 @@
-"""One tenant's plan second by second, in virtual time: evidence of so many streams goes in, modes come out."""
+"""One tenant's plan second by second, in virtual time: evidence of some streams goes in, modes come out."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from outrider_controller.autoscaler.plan import Mode, Plan, TargetState, plan
 PAIRING = Pairing("acme", "target", "draft@1")
 FLEET = {"target": TargetState(frozenset({"draft@1"}))}
 TOKENS = 2.2
-"""Of a round."""
+"""Tokens per round."""
 
 Saving = Callable[[float], float]
-"""Of a round at a second, in plain rounds."""
+"""Saving of a round at a given second, in plain rounds."""
 
 
 @dataclass(slots=True)
 class Planned:
-    """What came of so many seconds."""
+    """The result of a run."""
 
     modes: list[Mode] = field(default_factory=list)
-    """At each second."""
+    """Mode at each second."""
     goodput: float = 0.0
-    """Tokens, in those of plain decoding."""
+    """Tokens relative to plain decoding."""
     always_on: float = 0.0
 
     @property
@@ -36,12 +36,12 @@ class Planned:
 
     @property
     def of_best(self) -> float:
-        """Beside the better of always and never."""
+        """Goodput over that of the better of always and never."""
         return self.goodput / max(self.always_on, float(len(self.modes)))
 
 
 def swinging(period_s: float, share: float = 0.1) -> Saving:
-    """About the crossing: a round with drafts is by up to this share faster than plain ones, then slower."""
+    """Around the crossing: a round with drafts is up to `share` faster than a plain one, then slower."""
     return lambda second: TOKENS * share * math.sin(2 * math.pi * second / period_s)
 
 

@@ -1,6 +1,6 @@
-"""A router as shipped before paced targets, in virtual time: what admission and batching do, without the CPU's share.
+"""The shipped router with paced targets, in virtual time: effects of admission and batching, without those of the CPU.
 
-The gateway's part is not here: a tenant asks as often as its quota lets it, and what is refused costs nobody anything.
+There is no gateway: each tenant sends at its quota's rate, and refused requests cost nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.simulation.processes import RouterProcess
 from tests.simulation.store import SimulatedStore
 from tests.simulation.virtual_time import VirtualLoop, run_virtually
 
-# One way, as on loopback.
+# Delay of one direction, as on loopback.
 _DELAY_S = (0.0001, 0.0005)
 _SETTLE_S = 5.0
 
 
 def first_tokens_s(rates: Mapping[str, float], seconds: float, *, targets: int, places: int) -> dict[str, list[float]]:
-    """By tenant, which asks so many times a second at random times, how long each answer's first token took."""
+    """By tenant: the times to first token. `rates`: requests per second of each tenant, at random times."""
     return run_virtually(_first_tokens_s(rates, seconds, targets, places), VirtualLoop())
 
 
@@ -84,4 +84,4 @@ async def _ask(stream: RouterStream, tenant: str, chance: random.Random, found: 
 
 
 def _unpublished(hashes: Sequence[bytes]) -> None:
-    """Nobody places by prefix here."""
+    """Prefixes are not published: nothing is placed by prefix here."""
