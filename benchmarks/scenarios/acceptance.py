@@ -61,7 +61,7 @@ async def _acceptance(
     measured: Measured = {}
 
     def amend(plan: Plan, ports: Ports) -> Plan:
-        """A client may ask for no more than its router allows."""
+        """Raises the router's limit: a client cannot ask for more than its router allows."""
         most = ("--max-draft-tokens", str(options["max_draft_tokens"])) if "max_draft_tokens" in options else ()
         return replace(plan, controller=replace(plan.controller, argv=(*plan.controller.argv, *most)))
 
@@ -77,7 +77,7 @@ async def _acceptance(
 
 
 def _rows(measured: Measured) -> Iterator[Row]:
-    """One for each category, then the mean over them."""
+    """One row per category, then their mean."""
     for category in next(iter(measured.values())):
         yield _row(category, {kind: figures[category].summary() for kind, figures in measured.items()})
     yield _row("mean", {kind: _means(figures) for kind, figures in measured.items()})
@@ -94,7 +94,7 @@ def _row(name: str, figures: Mapping[str, Mapping[str, float]]) -> Row:
 
 
 def _means(figures: dict[str, Figures]) -> dict[str, float]:
-    """Over categories, each counting alike."""
+    """Means over the categories, with equal weights."""
     return {
         "acceptance": round(mean([f.acceptance for f in figures.values()]), 4),
         "tokens_per_round": round(mean([f.tokens_per_round for f in figures.values()]), 4),

@@ -32,7 +32,7 @@ _STEPS = 7
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One that has a bar."""
+    """A figure that has a bar."""
 
     question: str
     value: float
@@ -87,7 +87,7 @@ def _two_tenants() -> Iterator[Figure]:
 
 
 def _shift() -> Iterator[Figure]:
-    """Of one answer among others."""
+    """Figures of a shift in one stream's text."""
     shifting, seen = replace(NEAR, tenant="shifting", lost_s=(_SHIFT_S, _BACK_S)), list[Committed]()
     texts = [shifting, *[NEAR] * (_STREAMS - 1)]
 
@@ -118,7 +118,7 @@ def _tokens_per_s(rounds: list[Committed], since_s: float, seconds: float) -> fl
 
 
 def _swings() -> Iterator[Figure]:
-    """Ten minutes each."""
+    """Figures of swings around the crossing, ten minutes each."""
     ran = [planned(swinging(period_s), 600, streams=_STREAMS, seed=seed) for period_s in _SWINGS_S for seed in range(3)]
     yield at_most("load ±10 % about the crossing: most changes of mode in 10 min", max(one.changes for one in ran), 2)
     yield at_least("tokens / the better of always and never, at worst", min(one.of_best for one in ran), 0.99)

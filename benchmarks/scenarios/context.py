@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
 
 _CHUNK = 512
-# Of the variance of the step times, what the line must explain.
+# Share of the step times' variance that the line must explain.
 _LINEAR = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one token at one context."""
+    """Cost of one token at one context."""
 
     context: int
-    """Tokens that the step attends to, its own included."""
+    """Tokens that the step attends to, including its own."""
     kv_bytes: int
-    """Keys and values it reads."""
+    """Bytes of keys and values that it reads."""
     best_ms: float
     typical_ms: float
 
@@ -94,7 +94,7 @@ def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
 
 
 def _measure(engine: Engine, contexts: Sequence[int], rounds: int) -> list[Cost]:
-    """Turn by turn, so that a slow minute falls on all contexts alike."""
+    """Measures the contexts in turns, so that a slow minute hits all equally."""
     draw = random.Random(0)
     prompt = [draw.randrange(3, engine.info.vocab_size) for _ in range(contexts[-1])]
     sequences = _opened(engine, prompt, contexts)
@@ -104,7 +104,7 @@ def _measure(engine: Engine, contexts: Sequence[int], rounds: int) -> list[Cost]
         for taken, sequence in zip(seconds, sequences, strict=True):
             taken.append(_step_s(engine, sequence, prompt))
         report(number + 1, "")
-    # The first round pays for what is made once for each shape.
+    # Without the first round, which includes one-time work for each shape.
     return [
         Cost(
             count, count * engine.kv_bytes_per_token, round(min(taken[1:]) * 1e3, 3), round(median(taken[1:]) * 1e3, 3)
@@ -114,11 +114,11 @@ def _measure(engine: Engine, contexts: Sequence[int], rounds: int) -> list[Cost]
 
 
 def _opened(engine: Engine, prompt: Sequence[int], contexts: Sequence[int]) -> list[EngineSequence]:
-    """One sequence for each context, without its last token. All share the blocks of the longest."""
+    """One sequence per context, without its last token. All share the blocks of the longest."""
     from outrider.engine import Row
 
     sequences = []
-    # The longest first: the others find their prefixes in the cache.
+    # The longest first, so that the others find their prefixes in the cache.
     for count in reversed(contexts):
         sequence = engine.open(prompt[:count])
         while sequence.cached_len < count - 1:
@@ -130,7 +130,7 @@ def _opened(engine: Engine, prompt: Sequence[int], contexts: Sequence[int]) -> l
 
 
 def _step_s(engine: Engine, sequence: EngineSequence, prompt: Sequence[int]) -> float:
-    """One token, which is then taken back."""
+    """Time of a step of one token, which is then rewound."""
     from outrider.engine import Row
 
     length = sequence.cached_len
@@ -142,7 +142,7 @@ def _step_s(engine: Engine, sequence: EngineSequence, prompt: Sequence[int]) -> 
 
 
 def fitted(costs: Sequence[Cost]) -> Line:
-    """Milliseconds over bytes of keys and values."""
+    """Line of milliseconds over bytes of keys and values."""
     return least_squares([cost.kv_bytes for cost in costs], [cost.best_ms for cost in costs])
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _Run = tuple[str, bool, str]
 _LATE = "ratio, late drafts"
-# What is run: verification mode, or the conditions of two workers (a name of support.pair_distribution.Conditions);
-# whether it speculates; planted fault (a name of support.distribution.Fault).
+# Verification mode, or the conditions of two workers (a name of support.pair_distribution.Conditions); whether it
+# speculates; planted fault (a name of support.distribution.Fault).
 _RUNS: tuple[_Run, ...] = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
@@ -52,7 +52,7 @@ _PAIRS = {
     "BORDERLINE": "ratio, barely in time",
     "PRICED": "ratio, rows have a price",
 }
-# A draw under options takes some four times as long.
+# A draw under options takes about four times as long.
 _OPTIONS_DRAWS_SHARE = 0.25
 # A draw of two workers takes ten times as long as one of the two functions alone.
 _PAIR_DRAWS_SHARE = 0.1
@@ -90,7 +90,7 @@ def distribution(draws: int, modes: tuple[str, ...], json_file: Path | None) -> 
 
 
 def _measure(runs: Sequence[_Run], draws: int) -> list[DistributionResult]:
-    """All of them, one on each core at a time."""
+    """Measures all runs, one per core at a time."""
     cores = len(os.sched_getaffinity(0))
     # Spawned: torch's threads do not survive a fork.
     pool = ProcessPoolExecutor(min(cores, len(runs)), mp_context=get_context("spawn"))

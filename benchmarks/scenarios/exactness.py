@@ -29,7 +29,7 @@ _BFLOAT16 = "bfloat16 keeps 8 bits of a logit: between 16 and 32 its numbers are
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One way of answering against plain decoding."""
+    """One way of answering, compared with plain decoding."""
 
     mode: str
     dtype: str
@@ -78,7 +78,7 @@ def exactness(
 async def _exactness(
     config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int, json_file: Path | None
 ) -> int:
-    # What computes a target in float32 is no kernel of ours; the drafts' is.
+    # A float32 target does not run our native kernels; the drafts do.
     found = await _float32(replace(config, dtype="float32", require_native=False), prompts, max_tokens, concurrency)
     async with Stack(config, note) as stack:
         target = stack.target_path
@@ -136,7 +136,7 @@ async def _ask(
 def compare(
     mode: str, dtype: str, against: str, plain: Sequence[Answer], other: Sequence[Answer], *, required: bool = True
 ) -> Comparison:
-    """Texts and token ids, prompt by prompt."""
+    """Compares texts and token ids by prompt."""
     different = [
         (number, a, b)
         for number, (a, b) in enumerate(zip(plain, other, strict=True))

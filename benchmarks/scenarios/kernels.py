@@ -28,7 +28,7 @@ Measure = Callable[[], object]
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds of one variant, a list for each measure."""
+    """Milliseconds of one variant, a list per measure."""
 
     variant: str
     measures: dict[str, Measure]
@@ -105,7 +105,7 @@ def _times(variant: str, path: Path, draft: Path, prompt_tokens: int) -> Times:
 
 
 def _step_of(engine: Engine, tokens: int) -> Measure:
-    """So many tokens after a context, again and again."""
+    """A measure that repeats a step of `tokens` tokens after a context."""
     from outrider.engine import Row
 
     sequence = engine.open([])

@@ -29,19 +29,19 @@ from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spr
 from benchmarks.support.stacks import added_round_trip, beside, delayed, replace_drafts, target_cores
 
 _MODES = {"off": "off", "auto": "auto", "on": "on", "in-step": "on"}
-"""Arm → how the stack is asked. `one-process` asks none."""
+"""Arm → the request's speculation mode. `one-process` uses no stack."""
 ARMS = (*_MODES, "one-process")
 _CHANGES = {"good": "", "wrong": "wrong", "stalls": "stalls", "dies": "", "recalls": "recalls"}
 """Draft → its benchmarks.support.changed_draft."""
 _LIFE_S = 5.0
 _PROBES = 20
-# What a draft runs ahead to depends on when it hears what: once is not enough for all that it may be asked.
+# A draft's run-ahead depends on the arrival times of commits, so one rehearsal does not compute all that may be needed.
 _REHEARSALS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is measured, under every condition."""
+    """The parts of a measurement that all conditions share."""
 
     prompts: Sequence[Prompt]
     arms: tuple[str, ...]
@@ -52,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What an arm is up against."""
+    """The draft's behaviour and the added round trip of a measurement."""
 
     draft: str
     added_ms: float | None
@@ -65,7 +65,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A ratio of two arms' figures, and what it must be."""
+    """A bound on the ratio of two arms' figures."""
 
     arm: str
     base: str
@@ -97,7 +97,7 @@ _ROUNDS = (
 
 
 def bars_of(condition: Condition, arms: Sequence[str]) -> list[Bar]:
-    """What must hold: a bad draft and a long way against plain decoding, a stack against the ideal of one process."""
+    """The bars: bad drafts and long round trips against plain decoding, a stack against the ideal of one process."""
     least = 0.95 if condition.draft not in ("good", "recalls") else 0.98 if condition.added_ms is not None else None
     plain = [] if least is None else [Bar("auto", "off", "tokens_per_second", least)]
     return [bar for bar in (*plain, *_ROUNDS) if bar.arm in arms and bar.base in arms]
@@ -235,7 +235,7 @@ async def _prepare(stack: Stack, condition: Condition) -> None:
 
 
 async def _round_trip_ms(stack: Stack) -> float:
-    """To the target as the router reaches it: the shortest of a few health checks."""
+    """Round trip to the target on the router's path: the shortest of a few health checks."""
     address = next(row["address"] for row in worker_rows(await stack.workers()) if row["role"] == "target")
     took_s = []
     async with create_channel(address) as channel:
@@ -249,7 +249,7 @@ async def _round_trip_ms(stack: Stack) -> float:
 
 @asynccontextmanager
 async def _dying(stack: Stack, wanted: bool) -> AsyncIterator[list[int]]:
-    """While the block runs, the draft is killed `_LIFE_S` after it came, and started again. Yields the pids so far."""
+    """During the block, kills the draft `_LIFE_S` after each start and restarts it. Yields the pids killed so far."""
     deaths: list[int] = []
     if not wanted:
         yield deaths
@@ -260,7 +260,7 @@ async def _dying(stack: Stack, wanted: bool) -> AsyncIterator[list[int]]:
     finally:
         killing.cancel()
         await asyncio.gather(killing, return_exceptions=True)
-        # It may have been between two lives.
+        # The task may have been cancelled between kill and restart.
         await stack.restart("draft-0")
         await stack.assembled()
 
@@ -276,7 +276,7 @@ async def _kill_again_and_again(stack: Stack, deaths: list[int]) -> None:
 
 
 def judged(prompts: Sequence[Prompt], samples: Samples, condition: Condition) -> dict[str, Any]:
-    """All that is said of one condition."""
+    """The results of one condition."""
     base = next(iter(samples))
     parts = {arm: by_category(prompts, taken) for arm, taken in samples.items()}
     categories = {name: _part({arm: part[name] for arm, part in parts.items()}) for name in parts[base]}
@@ -284,7 +284,7 @@ def judged(prompts: Sequence[Prompt], samples: Samples, condition: Condition) ->
     arms = whole["arms"]
     bars = bars_of(condition, list(samples))
     verdicts = [Verdict(bar, round(arms[bar.arm][bar.figure] / arms[bar.base][bar.figure], 4)) for bar in bars]
-    # A bad draft may cost time, never a token.
+    # A bad draft may cost time, but must never change a token.
     exact = condition.draft in ("good", "recalls") or all(
         one["texts_equal"] == len(prompts) for one in whole["compared"].values()
     )
@@ -312,7 +312,7 @@ def _part(samples: Samples) -> dict[str, Any]:
 
 
 def rows(found: dict[str, Any], *, with_categories: bool) -> Iterator[Row]:
-    """One for each category, if wanted, then their mean and the whole; for each arm but the base."""
+    """One row per category, if wanted, then their mean and the total; for each arm except the base."""
     about = {
         "DRAFT": found["draft"] if found["draft"] != "good" else None,
         "DEATHS": found["deaths"] or None,
@@ -320,7 +320,7 @@ def rows(found: dict[str, Any], *, with_categories: bool) -> Iterator[Row]:
         "ROUND TRIP MS": None if found["measured_ms"] is None else f"{found['measured_ms']:.1f}",
     }
     base, *others = found["all"]["arms"]
-    # Its figures stand beside those of one other arm, but are not to be repeated beside each of several.
+    # The base's figures are in the row of a single other arm, but get a row of their own next to several.
     for arm in others if len(others) == 1 else (base, *others):
         for name, part in found["categories"].items() if with_categories else ():
             yield {**about, "CATEGORY": name, **_cells(part, arm)}

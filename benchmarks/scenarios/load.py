@@ -33,9 +33,9 @@ from benchmarks.support.virtual_load import ARMS, FAR, NEAR, StepLine, run
 
 _STREAMS = (1, 2, 4, 8, 16, 32)
 _STEPS = 1500
-# Measured: what a run on a busy machine can tell. In virtual time nothing is in the way.
+# Measured: as precise as a run on a busy machine allows. Virtual time has no noise.
 _MIN_OF_BEST, _MIN_OF_BEST_VIRTUAL = 0.97, 0.99
-# Where texts differ, the price beats always and never by so much, at so many numbers of streams.
+# With differing texts, auto must beat both on and off by this factor, at this many of the numbers of streams.
 _GAIN, _MIN_GAINS = 1.05, 2
 _TENANTS = ("inside", "outside")
 
@@ -46,7 +46,7 @@ Reckoned = dict[int, dict[str, float]]
 
 @dataclass(slots=True)
 class Blocks:
-    """Of one number of streams: what each arm did in each block."""
+    """The results of each arm in each block, for one number of streams."""
 
     tokens: dict[str, list[int]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
     seconds: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for arm in ARMS})
@@ -63,7 +63,7 @@ class Blocks:
         }
 
     def of_best(self, draws: int = 2000) -> tuple[float, float, float]:
-        """auto ÷ the better of off and on, between the bounds of its 90 % bootstrap interval over blocks."""
+        """(lower bound, auto ÷ the better of off and on, upper bound): a 90 % bootstrap interval over blocks."""
         draw, blocks = random.Random(0), range(len(self.tokens["off"]))
         drawn = sorted(of_best(self.rates(draw.choices(blocks, k=len(blocks)))) for _ in range(draws))
         return drawn[draws // 20], of_best(self.rates()), drawn[-draws // 20]
@@ -74,7 +74,7 @@ def of_best(rates: Mapping[str, float]) -> float:
 
 
 def verdict(low: float, high: float) -> str:
-    """Whether the ratio keeps to its bar, beyond the doubt that its interval leaves."""
+    """Whether the ratio's interval is above its bar, below it, or neither."""
     if low >= _MIN_OF_BEST:
         return "holds"
     return "does not hold" if high < _MIN_OF_BEST else "open"
@@ -144,7 +144,7 @@ def _reckon(line: StepLine, count: int) -> dict[str, float]:
 
 
 def asked_of(inside: Sequence[Prompt], outside: Sequence[Prompt], count: int) -> list[tuple[str, Prompt]]:
-    """Tenant and prompt: as many of each tenant, in turns; of nobody in particular where there is only one."""
+    """(tenant, prompt): equally many of each tenant, in turns; an empty tenant if there is only one."""
     if not outside:
         return [("", prompt) for prompt in spread(inside, min(len(inside), 2 * count))]
     each = min(len(inside), len(outside), max(1, count))
@@ -183,12 +183,12 @@ async def _stack(line_file: Path) -> AsyncIterator[Stack]:
 
 
 def _switch(stack: Stack, *, priced: bool) -> None:
-    """Whether the target runs only the rows that are worth their price."""
+    """Switches whether the target runs only the rows that are worth their price."""
     os.kill(stack.processes["target-0"].pid, BY_PRICE if priced else EVERY_ROW)
 
 
 async def _tenants(stack: Stack) -> dict[str, str]:
-    """Their keys."""
+    """Makes the tenants and returns their API keys."""
     given = [tenants_pb2.Tenant(name=name) for name in _TENANTS]
     await call_control(stack.control, lambda stub: stub.PutTenants(control_pb2.PutTenantsRequest(tenants=given)))
     made = [control_pb2.CreateKeyRequest(tenant=name) for name in _TENANTS]

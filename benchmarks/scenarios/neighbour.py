@@ -37,7 +37,7 @@ _ARMS = ("alone", "beside")
 
 @dataclass(slots=True)
 class Noise:
-    """What became of the noisy tenant's requests."""
+    """The results of the noisy tenant's requests."""
 
     codes: Counter[str] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
@@ -119,7 +119,7 @@ def _cells(arm: str, found: Sequence[float]) -> report.Row:
 
 @asynccontextmanager
 async def _noise(address: str, key: str, rate: float, seconds: float, found: Noise) -> AsyncIterator[None]:
-    """The noisy tenant, in a process of its own: from a while before the block begins until after its end."""
+    """Runs the noisy tenant in its own process, from some time before the block until after its end."""
     argv = (sys.executable, "-m", "benchmarks.support.open_loop", address, key, str(rate), str(seconds + 2 * _SETTLE_S))
     child = await asyncio.create_subprocess_exec(*bound_to_us(argv), stdin=PIPE, stdout=PIPE)
     try:
@@ -138,7 +138,7 @@ async def _noise(address: str, key: str, rate: float, seconds: float, found: Noi
 
 
 def _ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
-    """Of the 99th percentiles, between the bounds of its 90 % bootstrap interval."""
+    """Ratio of the 99th percentiles, between the bounds of its 90 % bootstrap interval."""
     draw = random.Random(0)
     drawn = sorted(
         _p99(draw.choices(above, k=len(above))) / _p99(draw.choices(below, k=len(below))) for _ in range(draws)

@@ -26,20 +26,20 @@ _MAX_REFUSAL_MS, _MIN_GOODPUT, _MAX_GROWTH_MIB = 50.0, 0.9, 16.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What became of the requests at one rate."""
+    """The results of the requests at one rate."""
 
     factor: float
     offered: float
-    """Requests a second."""
+    """Requests per second."""
     goodput: float
-    """Answers a second, once it has settled."""
+    """Answers per second, after the settling time."""
     codes: dict[str, int]
     refused_p50_ms: float | None
     refused_p99_ms: float | None
     without_retry_after: int
     first_token_p99_ms: float | None
     late_p99_ms: float | None
-    """Of the client: how long after a request was due it was sent."""
+    """Delay of the client between due and sent."""
     memory_mib: dict[str, float]
 
     def problems(self, peak: float) -> list[str]:
@@ -133,7 +133,7 @@ async def _load(asking: Client, stack: PacedStack, factor: float, fits: float, s
 
 
 def _goodput(ended: Sequence[Ended], started_s: float, seconds: float) -> float:
-    """Answers a second, in the time after it has settled and before the last was asked for."""
+    """Answers per second, between the settling time and the last request."""
     since_s = started_s + _SETTLE_S
     return sum(one.code == "OK" and since_s <= one.at_s < since_s + seconds for one in ended) / seconds
 

@@ -40,7 +40,7 @@ _SETTLE_S, _FIND_TIMEOUT_S = 3.0, 30.0
 
 @dataclass(slots=True)
 class Fleet:
-    """One router and its targets, kept busy by as many streams as `running` says."""
+    """One router and its targets, kept busy by a number of streams."""
 
     targets: list[CachingTarget]
     stub: router_pb2_grpc.RouterServiceAsyncStub
@@ -61,7 +61,7 @@ class Fleet:
             await self.ask()
 
     async def ask(self) -> None:
-        """One request: the system prompt that all share, and a few tokens of its own."""
+        """Sends one request: the shared system prompt and a few tokens of its own."""
         number = next(self.numbers)
         own = [1 + (number * 31 + i * 17) % 60_000 for i in range(_OWN_TOKENS)]
         request = router_pb2.RouteRequest(
@@ -105,9 +105,9 @@ class Block:
 
     tokens_per_s: float
     hit_rate: float
-    """Of the tokens of prompts, found in a prefix cache."""
+    """Share of the prompt tokens that were in a prefix cache."""
     shares: list[float]
-    """Of the sequences, by target."""
+    """Share of the sequences, by target."""
 
 
 @click.command("placement")
@@ -177,7 +177,7 @@ async def _turn(fleet: Fleet, streams: int, seconds: float) -> Block:
 
 @asynccontextmanager
 async def _fleet(num_targets: int) -> AsyncIterator[Fleet]:
-    """With one request behind it."""
+    """A fleet after one warm-up request."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         server = await asyncio.to_thread(EmbeddedServer.start, directory)
@@ -219,7 +219,7 @@ async def _leased(store: MetadataStore) -> AsyncIterator[CachingTarget]:
 
 
 def _ratio(below: Sequence[float], above: Sequence[float], draws: int = 2000) -> tuple[float, float, float]:
-    """Of the medians, between the bounds of its 90 % bootstrap interval."""
+    """Ratio of the medians, between the bounds of its 90 % bootstrap interval."""
     draw = random.Random(0)
     drawn = sorted(
         statistics.median(draw.choices(above, k=len(above))) / statistics.median(draw.choices(below, k=len(below)))

@@ -1,4 +1,4 @@
-"""python -m benchmarks placement --real: how two real targets share sequences that begin alike."""
+"""python -m benchmarks placement --real: how two real targets share sequences with the same beginning."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from benchmarks import report
 _SYSTEM = "Be brief. " * 50
 _OWN_CHARACTERS, _MAX_TOKENS, _CONTEXT_LEN = 32, 48, 1024
 _ANSWERS = 4
-"""Of each stream, one after the other."""
+"""Answers per stream, one after the other."""
 _LEAST, _MOST = 0.35, 0.65
 _TIMEOUT_S = 60.0
 
 
 async def real_targets(streams: int, json_file: Path | None) -> int:
     """Raises ProcessFailed, and CommandError for a request that fails."""
-    # Not with the module: it brings torch.
+    # Imported here because it imports torch.
     from outrider.testing.tiny import tiny_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="placement-") as scratch:
@@ -49,13 +49,13 @@ async def real_targets(streams: int, json_file: Path | None) -> int:
 
 
 async def _ask(gateway: Gateway, model: str, numbers: Iterator[int]) -> None:
-    """One stream: it takes the next number until there is none."""
+    """One stream: sends a request for each next number until there is none."""
     for number in numbers:
         await gateway.answer(_request(model, number), _TIMEOUT_S)
 
 
 def _request(model: str, number: int) -> generation.GenerateRequest:
-    """A prompt of its own, as long as all others."""
+    """A request with a unique prompt of the common length."""
     request = generation.GenerateRequest(model=model)
     request.options.MergeFrom(generation.GenerationOptions(max_tokens=_MAX_TOKENS, ignore_eos=True))
     request.options.speculation = SPECULATION_MODES["off"]
@@ -64,7 +64,7 @@ def _request(model: str, number: int) -> generation.GenerateRequest:
 
 
 async def _prompt_tokens(stack: Stack) -> dict[str, float]:
-    """Of all sequences so far, by target."""
+    """Prompt tokens of all sequences so far, by target."""
     targets = [name for name in stack.ops if name.startswith("target-")]
     async with httpx.AsyncClient() as http:
         pages = [(await http.get(f"http://{stack.ops[name]}/metrics")).text for name in targets]
@@ -72,12 +72,12 @@ async def _prompt_tokens(stack: Stack) -> dict[str, float]:
 
 
 def _value(page: str, metric: str) -> float:
-    """Over all labels."""
+    """Sum of the metric over all labels."""
     samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
     return sum(sample.value for sample in samples if sample.name == metric)
 
 
 def shares_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Of the sequences, by target. Their prompts are equally long: tokens of prompts count them."""
+    """Share of the sequences, by target. All prompts are equally long, so prompt tokens count sequences."""
     read = {name: after[name] - before[name] for name in after}
     return {name: round(tokens / max(1, sum(read.values())), 3) for name, tokens in read.items()}

@@ -69,7 +69,7 @@ def _through(gateway: Gateway, model: str, arm: str, predicted: dict[str, str]) 
 
 
 def with_edits(text: str, share: float, seed: str) -> str:
-    """The text with a share of its words replaced, at least one where there are any."""
+    """The text with a share of its words replaced, at least one if it has any."""
     rng, words = random.Random(seed), text.split(" ")
     for at in rng.sample(range(len(words)), max(1, round(share * len(words)))):
         words[at] = "edited"

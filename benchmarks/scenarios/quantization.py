@@ -30,15 +30,15 @@ _CONTEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Milliseconds of steps, round by round."""
+    """Milliseconds of steps, by round."""
 
     one: list[float]
     several: list[float]
-    """Of five positions."""
+    """Steps of five positions."""
 
     @property
     def ratio(self) -> float:
-        """Several over one, of the same rounds."""
+        """Median of several over one, within the same rounds."""
         return median(b / a for a, b in zip(self.one, self.several, strict=True))
 
 
@@ -54,10 +54,10 @@ class Measured:
     step_median_ms: float
     verify_ratio: float
     acceptance: float
-    """Of this target with the plain draft, or of this draft with the plain target."""
+    """With the other model unquantized."""
     tokens_per_round: float
     agreement: float
-    """With the plain model's favourite, at every position of the plain target's own answers."""
+    """Share of positions, in the plain target's own answers, with the plain model's likeliest token."""
 
 
 @click.command("quantization")
@@ -135,7 +135,7 @@ def _measure(
     answers: dict[tuple[str, str], Any] = {}
     report = Progress("pairs", 2 * len(wanted) - 1)
     for pair in dict.fromkeys(pairs.values()):
-        # Under a salt of its own: no pair lives off the prefixes that another has cached.
+        # A salt per pair, so that no pair uses prefixes that another has cached.
         salt = "/".join(pair).encode()
         answers[pair] = _answers(targets[pair[0]][0], drafts[pair[1]][0], prompts, max_tokens, salt)
         report(len(answers), "")
@@ -163,7 +163,7 @@ def _measure(
 
 
 def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[Engine, float]]:
-    """Each with the seconds it took."""
+    """Engines by name, each with its load time in seconds."""
     from outrider.engine.loader import load_engine
 
     found = {}
@@ -186,7 +186,7 @@ def _encoded(path: Path, texts: Sequence[str]) -> list[list[int]]:
 def _speeds(
     models: Mapping[str, tuple[Engine, float]], prompts: Sequence[Sequence[int]], rounds: int
 ) -> dict[str, Speed]:
-    """In turns, after the same context."""
+    """Measures the engines in turns, after the same context."""
     joined = [token for prompt in prompts for token in prompt]
     some = (joined * (1 + (_CONTEXT + _POSITIONS) // len(joined)))[: _CONTEXT + _POSITIONS]
     speeds = {how: Speed([], []) for how in models}
@@ -195,7 +195,7 @@ def _speeds(
         engine = models[how][0]
         one = _step_ms(engine, opened[how], some[_CONTEXT:][:1])
         several = _step_ms(engine, opened[how], some[_CONTEXT:])
-        # The first round pays for what is made once for each shape.
+        # Without the first round, which includes one-time work for each shape.
         if number:
             speeds[how].one.append(one)
             speeds[how].several.append(several)
@@ -234,7 +234,7 @@ def _answers(
 
 
 def _favourites(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> list[int]:
-    """Of the model, at every position of the answers."""
+    """The model's likeliest token at every position of the answers."""
     from outrider.engine import Row
 
     found: list[int] = []

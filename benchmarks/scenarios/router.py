@@ -40,7 +40,7 @@ _WAYS = ("target to router", "router to gateway", "router to target")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One load, and what follows from it."""
+    """The measurements of one load."""
 
     measured: dict[str, Any]
 
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def steps_per_s(self) -> float:
-        """Of each sequence."""
+        """Steps per second of each sequence."""
         return float(self.measured["commits"] / self.measured["window_s"] / self.sequences)
 
     @property
@@ -66,11 +66,11 @@ class Row:
         return float(1e6 * self.measured["router_cpu_s"] / self.measured["tokens"])
 
     def messages_per_step(self, way: str) -> float:
-        """Per step of a target, of all its sequences."""
+        """Messages per target step, for all its sequences together."""
         return float(self.measured["messages"].get(way, 0) / self.measured["steps"])
 
     def problems(self) -> list[str]:
-        """What is checked and does not hold."""
+        """The failed checks."""
         found = []
         if self.steps_per_s < 0.98 * self.measured["steps_per_s"]:
             found.append(f"{self.sequences} sequences: only {self.steps_per_s:.1f} steps/s each")
@@ -130,10 +130,10 @@ async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | 
 
 
 async def _tls(sequences: tuple[int, ...], seconds: float, turns: int, json_file: Path | None) -> int:
-    """Certificates between all three, or none, in turns: what a token costs the router, the median of the turns."""
+    """Median cost of a token in the router, with and without certificates between all three, in turns."""
     costs: dict[tuple[bool, int], list[float]] = {}
     for turn in range(turns):
-        # Who is first has no advantage.
+        # The order alternates, so that the first has no advantage.
         for tls in (False, True) if turn % 2 == 0 else (True, False):
             for row in [Row(one) for one in await measured(sequences, seconds, tls=tls)]:
                 costs.setdefault((tls, row.sequences), []).append(row.us_per_token)
@@ -145,7 +145,7 @@ async def _tls(sequences: tuple[int, ...], seconds: float, turns: int, json_file
 
 
 def tls_cost(sequences: int, plain: list[float], tls: list[float]) -> dict[str, Any]:
-    """Of one load; microseconds of the router's processor time a token."""
+    """The cost of TLS at one load, in microseconds of the router's processor time per token."""
     ratio = median(tls) / median(plain)
     return {
         "SEQUENCES": sequences,
@@ -157,7 +157,7 @@ def tls_cost(sequences: int, plain: list[float], tls: list[float]) -> dict[str, 
 
 
 def growth(rows: list[Row]) -> list[str]:
-    """The cost of a token must not grow with the number of sequences."""
+    """Problems if the cost of a token grows with the number of sequences."""
     first, last = rows[0], rows[-1]
     if last.us_per_token <= first.us_per_token:
         return []
@@ -183,7 +183,7 @@ async def measured(sequences: tuple[int, ...], seconds: float, *, tls: bool = Fa
 
 
 def _certificates(directory: Path) -> Path:
-    """One for each role."""
+    """Makes a certificate for each role."""
     from outrider_controller.certificates import Authority
 
     authority, roles = Authority.new(), {role.value: [role.dns_name] for role in Role}
@@ -202,7 +202,7 @@ def _listens(address: str) -> bool:
 
 @asynccontextmanager
 async def _router_process(directory: Path, core: int, certificates: Path | None) -> AsyncIterator[str]:
-    """One router as `outrider up` runs it, in an actor. Ray's own daemons keep to `core`. Yields the metadata URL."""
+    """One router in an actor, as in `outrider up`. Ray's daemons stay on `core`. Yields the metadata URL."""
     try:
         redis = EmbeddedServer.start(directory)
     except (FileNotFoundError, RuntimeError) as error:
@@ -213,7 +213,7 @@ async def _router_process(directory: Path, core: int, certificates: Path | None)
         if certificates is not None:
             flags += ("--tls-dir", str(certificates / "controller"))
         argv = (sys.executable, "-m", "outrider_controller", *flags)
-        # The fleet waits for the router's lease.
+        # Ready when the control port listens: the fleet waits for the router's lease.
         spec = ProcessSpec("controller", argv, control, cores=(core,), answers=partial(_listens, control))
         process = ManagedProcess(spec, directory / "controller.log")
         try:

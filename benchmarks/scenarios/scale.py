@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from outrider.local import Answered
 
 _REQUIRED = 0.9997
-"""Of the answers, equal with and without speculation."""
+"""Share of the answers that must be equal with and without speculation."""
 # Two steps of a bfloat16 logit between 16 and 32.
 _NEAR = 0.25
-# Answered plainly, then with speculation, then written to the checkpoint.
+# Prompts that are answered plainly, then with speculation, then written to the checkpoint.
 _PART = 256
 
 
 class Answering(Protocol):
-    """What answers: outrider.local.Pair."""
+    """The interface of outrider.local.Pair."""
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, speculate: bool, salt: bytes = b""
@@ -47,7 +47,7 @@ class Answering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """What answers, before it is loaded."""
+    """The parameters from which an Answering is loaded."""
 
     target_model: str
     draft_model: str
@@ -57,24 +57,24 @@ class Loading:
     threads: int
     kv_cache_bytes: int | None
     shared_prompts: bool
-    """The speculative answer finds what the plain one has left of its prompt in the prefix cache."""
+    """Whether the speculative answer may use the prefix cache of the plain one's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Prompts of one part: how many come before them, and their token ids."""
+    """Prompts of one part: the number of prompts before them, and their token ids."""
 
     start: int
     prompts: Sequence[list[int]]
 
 
 AnswerParts = Callable[[Iterable[Asked], int], "Iterator[Part]"]
-"""Parts, and the most tokens of an answer, to what was found; in any order."""
+"""(parts, most tokens of an answer) → results of the parts, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A prompt whose two answers are not the same tokens."""
+    """A prompt whose two answers have different tokens."""
 
     number: int
     plain: list[int]
@@ -90,7 +90,7 @@ class Part:
     count: int = 0
     tokens: int = 0
     steps: int = 0
-    """Of the sequences, with speculation."""
+    """Steps of the sequences, with speculation."""
     verified: int = 0
     accepted: int = 0
     plain_s: float = 0.0
@@ -205,7 +205,7 @@ def _load(loading: Loading) -> Answering:
     kind = loading.draft_kind
     try:
         path = resolve(loading.target_model, note)
-        # Only its vocabulary is read for n-grams.
+        # An n-gram draft only reads the vocabulary.
         draft = path
         if kind != "ngram":
             draft = resolve(loading.draft_model or default_draft(loading.target_model, kind), note)
@@ -217,7 +217,7 @@ def _load(loading: Loading) -> Answering:
 
 
 def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
-    """Each as a chat of one turn. Raises CommandError for one that leaves no room for its answer."""
+    """Token ids of each prompt as a chat of one turn. Raises CommandError for one that leaves no room for an answer."""
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -233,7 +233,7 @@ def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[lis
 
 
 class Checkpoint:
-    """What is done, as lines of JSON: what was asked, then part after part. Kept nowhere without a file."""
+    """The finished parts, as lines of JSON after a line with the parameters. Without a file nothing is kept."""
 
     def __init__(self, file: Path | None, asked: dict[str, Any]) -> None:
         self._file = file
@@ -264,7 +264,7 @@ class Checkpoint:
 
 
 def run(answers: AnswerParts, prompts: Sequence[list[int]], max_tokens: int, checkpoint: Checkpoint) -> list[Part]:
-    """All prompts, those that the checkpoint has and the rest."""
+    """All parts: those in the checkpoint, then the rest."""
     parts = checkpoint.read()
     done = sum(part.count for part in parts)
     report = Progress("prompts", len(prompts))
@@ -286,15 +286,15 @@ def _missing(prompts: Sequence[list[int]], parts: Sequence[Part]) -> Iterator[As
 
 
 def answers_of(pair: Answering, shared_prompts: bool = False) -> AnswerParts:
-    """One part after another, in this process."""
+    """Answers one part after another, in this process."""
     return lambda asked, max_tokens: (_answered(pair, part, max_tokens, shared_prompts) for part in asked)
 
 
 def _answers_of_processes(loading: Loading, count: int) -> AnswerParts:
-    """Each with a pair of its own; a part is handed to whichever is free."""
+    """Answers in processes, each with its own pair; a free process gets the next part."""
 
     def answer(asked: Iterable[Asked], max_tokens: int) -> Iterator[Part]:
-        # Spawned: a fork would take over torch's threads half alive.
+        # Spawned: torch's threads do not survive a fork.
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(count, spawn, initializer=_prepare, initargs=(loading,)) as pool:
             for done in as_completed([pool.submit(_answered_there, part, max_tokens) for part in asked]):
@@ -320,7 +320,7 @@ def _answered(pair: Answering, asked: Asked, max_tokens: int, shared_prompts: bo
     start, prompts = asked.start, asked.prompts
     part = Part(start, len(prompts))
     began_s = time.monotonic()
-    # Under different salts neither lives off what the other has cached.
+    # With different salts neither uses prefixes that the other has cached.
     salt = b"speculation" if shared_prompts else b"plain"
     plain = pair.answer(prompts, max_tokens, speculate=False, salt=salt)
     between_s = time.monotonic()
@@ -337,7 +337,7 @@ def _answered(pair: Answering, asked: Asked, max_tokens: int, shared_prompts: bo
 
 
 def summary(parts: Sequence[Part], gaps: Sequence[Margin], dtype: str) -> dict[str, Any]:
-    """What was found, and whether it holds."""
+    """The sums, and whether they meet the requirement."""
     count, different = sum(part.count for part in parts), sum(len(part.different) for part in parts)
     verified, steps = sum(part.verified for part in parts), sum(part.steps for part in parts)
     accepted, tokens = sum(part.accepted for part in parts), sum(part.tokens for part in parts)

@@ -27,7 +27,7 @@ from outrider_controller.cli.stack_options import run_async
 from benchmarks import report
 from benchmarks.support.asking import make_request
 
-# Redis last: who restarts meanwhile needs it.
+# Redis last: the other processes need it to restart.
 _PROCESSES = ("gateway", "controller", "draft-0", "target-0", "redis")
 _DRAINED = ("gateway", "target-0")
 _TOGETHER = "all together"
@@ -38,17 +38,17 @@ _LOOK_S, _LOOK_TIMEOUT_S = 0.02, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One process started, or stopped, once."""
+    """One start or stop of a process."""
 
     process: str
     ready_s: float | None = None
-    """Its start to ready."""
+    """From start to ready."""
     exit_s: float | None = None
-    """SIGTERM to its exit, with nothing to do."""
+    """From SIGTERM to exit, while idle."""
     drain_s: float | None = None
     """The same, with one stream running."""
     after_stream_s: float | None = None
-    """Of that, after the client had the stream's end."""
+    """The part of `drain_s` after the client had the stream's end."""
     problem: str = ""
 
 
@@ -91,7 +91,7 @@ async def _one_stack() -> list[Turn]:
         started_s = time.monotonic()
         await exits.enter_async_context(stack)
         ready_s = time.monotonic() - started_s
-        # Also the first request of all, which pays for what is made once.
+        # Also the warm-up: the first request includes one-time work.
         expected = await _answer(stack)
         turns = [turn for name in _DRAINED for turn in await _drained(stack, name, expected)]
         turns += [turn for name in _PROCESSES for turn in await _restarted(stack, name)]
@@ -100,14 +100,14 @@ async def _one_stack() -> list[Turn]:
 
 
 async def _restarted(stack: Stack, name: str) -> list[Turn]:
-    """With nothing to do."""
+    """Stops and starts an idle process."""
     process = stack.processes[name]
     sent_s, exited_s = await _stopped(process, stack.config.stop_timeout_s)
     return [Turn(name, exit_s=exited_s - sent_s, problem=_problem(process)), await _started(stack, name)]
 
 
 async def _drained(stack: Stack, name: str, expected: Sequence[int]) -> list[Turn]:
-    """SIGTERM comes with the first token of a stream."""
+    """Stops a process with SIGTERM at the first token of a stream, and starts it again."""
     process, stops = stack.processes[name], list[asyncio.Task[tuple[float, float]]]()
 
     def stop(_: generation_pb2.StreamGenerateResponse) -> None:
@@ -136,7 +136,7 @@ async def _answer(stack: Stack, on_chunk: Callable[..., None] = lambda chunk: No
 
 
 async def _stopped(process: ManagedProcess, grace_s: float) -> tuple[float, float]:
-    """When SIGTERM was sent, and when it was over."""
+    """Times of SIGTERM and of the exit."""
     process.stopping = True
     sent_s = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)
@@ -159,7 +159,7 @@ async def _started(stack: Stack, name: str) -> Turn:
     except TimeoutError:
         raise ProcessFailed(f"{name} is not ready after {stack.config.start_timeout_s:g} s") from None
     ready_s = time.monotonic() - started_s
-    # The next one finds all others as they are.
+    # The next turn must find all other processes ready.
     await stack.assembled()
     return Turn(name, ready_s=ready_s)
 
@@ -173,7 +173,7 @@ async def _ready(stack: Stack, process: ManagedProcess) -> None:
 
 
 async def _is_ready(stack: Stack, process: ManagedProcess, http: httpx.AsyncClient) -> bool:
-    """As its probes see it: gRPC's health would be asked anew up to 2 s later, when a channel connects again."""
+    """Ready by its HTTP probe. A gRPC health check could be up to 2 s late, until its channel reconnects."""
     if (answers := process.spec.answers) is not None:
         return await asyncio.to_thread(answers)
     with suppress(httpx.HTTPError):
@@ -201,7 +201,7 @@ def row(name: str, turns: Sequence[Turn]) -> report.Row:
 
 
 def spread(values: Sequence[float | None]) -> str | None:
-    """Median (least to most), of those that there are."""
+    """Median (least to most) of the values that are not None."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return f"{known[0]:.2f}" if known else None

@@ -27,15 +27,15 @@ from benchmarks.support.asking import make_request, max_tokens_option
 
 _FREE = "no schema"
 _AT_ONCE = 8
-"""Schemas that are asked for at a time."""
+"""Schemas in concurrent requests."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What came of the answers."""
+    """The results of the answers."""
 
     ends: Counter[str] = field(default_factory=Counter)
-    """valid, invalid, cut off; and different, where the text without speculation is another."""
+    """valid, invalid, cut off; and different, if the text without speculation differs."""
     structured: list[Answer] = field(default_factory=list)
     free: list[Answer] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ def structured(directory: Path, num_schemas: int, max_tokens: int, json_file: Pa
 
 
 def supported(directory: Path, count: int) -> tuple[list[Any], int]:
-    """The first `count` schemas that can be asked for, and how many could not before that."""
+    """The first `count` supported schemas, and the number of unsupported ones before the last of them."""
     found: list[Any] = []
     refused = 0
     for schema in _schemas(directory):
@@ -123,7 +123,7 @@ async def _ask(gateway: Gateway, model: str, schema: Any, max_tokens: int, found
 
 
 def end_of(text: str, finish_reason: str, schema: Any) -> str:
-    """What an answer is."""
+    """The kind of an answer's end, a key of `Found.ends`."""
     if finish_reason == "length":
         return "cut off"
     try:
