@@ -50,7 +50,7 @@ def turns(count: int, arms: Sequence[str], block: int = 1) -> Iterator[tuple[int
 async def take_turns(
     prompts: Sequence[str], arms: Mapping[str, Ask], max_tokens: int, label: str, block: int = 1
 ) -> Samples:
-    """Each arm warms up on the first prompt. Raises what an arm raises."""
+    """Samples of all arms. Each arm warms up on the first prompt. Raises an arm's error."""
     samples: Samples = {arm: [] for arm in arms}
     report = Progress(label, len(prompts) * len(arms))
     for ask in arms.values():

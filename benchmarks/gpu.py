@@ -3,7 +3,7 @@
     PYTHONPATH=services python -m benchmarks.gpu --json FILE
 
 Needs PyTorch, Triton and transformers; no checkpoint: the model has random weights in the shape that --shape names.
-Times of steps are the caller's clock from the rows going in to the verdicts coming out; medians.
+Step times are medians by the caller's clock, from the rows to the verdicts.
 """
 
 from __future__ import annotations

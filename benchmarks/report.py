@@ -1,4 +1,4 @@
-"""How a measurement is told: one table for people, one JSON document for programs, one exit code."""
+"""The output of a measurement: a table, a JSON document and an exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, write_json
 
 Row = Mapping[str, object]
-"""Column → cell, in the order in which they stand; None: there is no value."""
+"""Column → cell, in order of the columns; None: no value."""
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -33,6 +33,6 @@ def show(*paragraphs: str) -> None:
 
 
 def finish(name: str, body: Mapping[str, Any], json_file: Path | None) -> int:
-    """Writes the figures where `--json` asked for it. The exit code: whether what is checked holds, if anything is."""
+    """Writes the figures to the file of `--json`, if given. Returns the exit code: ERROR if `holds` is false."""
     write_json(json_file, f"bench-{name}", {**body, "hardware": hardware()})
     return ExitCode.OK if body.get("holds", True) else ExitCode.ERROR

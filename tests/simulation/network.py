@@ -302,7 +302,7 @@ class Stream:
             if host is not None and self in host.streams:
                 host.streams.remove(self)
 
-    # -- what travels
+    # -- messages
 
     def _send(self, to_server: bool, message: Any) -> None:
         if self.broken:

@@ -29,7 +29,7 @@ from outrider_controller.router.sequences import Events
 
 
 class Planted(Enum):
-    """Value: what goes wrong."""
+    """The value describes the fault."""
 
     UNJUDGED = "a drafted token is accepted unjudged"
     SHIFTED_NOISE = "noise is keyed one position too far when there are drafts"

@@ -69,7 +69,7 @@ _HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, R
 
 
 class Setting(enum.StrEnum):
-    """What operators set for a tenant."""
+    """An operator's setting for a tenant."""
 
     AUTO = "auto"
     ON = "on"
@@ -78,7 +78,7 @@ class Setting(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What operators have set for one tenant."""
+    """The operators' settings for one tenant."""
 
     speculation: Setting = Setting.AUTO
     until_s: float = math.inf
@@ -133,7 +133,7 @@ class Decision:
     draft_shares: tuple[tuple[str, float], ...] = ()
     """Share of requests that each draft version gets. The rest decodes plainly."""
     policy: TenantPolicy = field(default_factory=TenantPolicy)
-    """What operators have set."""
+    """The tenant's policy."""
     saving: float = 0.0
     """Believed saving of a round with the best draft, in plain rounds: a new request starts from it."""
     lower: float = 0.0

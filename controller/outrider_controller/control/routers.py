@@ -1,4 +1,4 @@
-"""Calls all routers at once for what they know of requests, so that operators need only the control plane's address."""
+"""Collects the routers' knowledge of requests, so that operators need only the control plane's address."""
 
 from __future__ import annotations
 

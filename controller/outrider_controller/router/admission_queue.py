@@ -1,4 +1,4 @@
-"""Where requests wait until a target has room, and with what they are refused when there is none in time.
+"""Requests wait here until a target has room, and are refused with a retry-after when none has room in time.
 
 Each router has one queue per model. `fair_queue` decides the order; this module knows how long each request may wait
 and how much room the targets have.

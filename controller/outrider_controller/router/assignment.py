@@ -118,7 +118,7 @@ class WorkerPicker:
         return drafts[best] if best is not None and drafts[best].leased else None
 
     def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
-        """Whether the draft is live, takes work and fits this target, and the target is not known to miss it."""
+        """Whether the draft is live, takes work and fits this target, and their connection did not fail recently."""
         now_s = asyncio.get_running_loop().time()
         return (
             draft.leased

@@ -1,4 +1,4 @@
-"""The fault behind a lost sequence, and what follows: the workers that a request avoids, and when it is given up.
+"""The faults behind lost sequences, and from these: the workers that a request avoids, and when it is given up.
 
 Pure: faults in, avoid-lists and "give up" out. The clock is an argument.
 """
