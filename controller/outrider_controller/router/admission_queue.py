@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -21,6 +21,8 @@ from outrider_controller.router.fair_queue import FairQueue, Room, Ticket
 from outrider_controller.router.fleet import TargetLink
 from outrider_controller.router.loads import BELIEVED_S, WorkerLoads
 from outrider_controller.router.telemetry import RouterTelemetry
+
+OnAccepted = Callable[[], None]
 
 # Time left for a refusal to reach the client before the client's own deadline.
 _ANSWER_S = 0.25
@@ -79,11 +81,14 @@ class AdmissionQueue:
         return sum(pool.queue.num_running for pool in self._pools.values())
 
     @asynccontextmanager
-    async def place(self, request: Request, deadline_s: float | None) -> AsyncIterator[float]:
+    async def place(
+        self, request: Request, deadline_s: float | None, on_accepted: OnAccepted = lambda: None
+    ) -> AsyncIterator[float]:
         """Waits for a place for one request, which it has during the block. Raises Overloaded.
 
-        Yields until when, by the loop's clock, it may look for a target with room. A request that another router has
-        begun does not wait.
+        `on_accepted` is called once the request has a place or waits for one; not if it is refused at once. Yields until
+        when, by the loop's clock, it may look for a target with room. A request that another router has begun does not
+        wait.
         """
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + self._patience_s(deadline_s)
@@ -92,8 +97,9 @@ class AdmissionQueue:
         try:
             if request.resume:
                 pool.queue.admit(ticket, now_s)
+                on_accepted()
             else:
-                await self._admitted(request, pool, ticket, until_s)
+                await self._admitted(request, pool, ticket, until_s, on_accepted)
             yield until_s
         finally:
             pool.queue.leave(ticket, asyncio.get_running_loop().time())
@@ -117,7 +123,9 @@ class AdmissionQueue:
             return timeout_s
         return min(timeout_s, deadline_s - min(_ANSWER_S, _ANSWER_SHARE * deadline_s))
 
-    async def _admitted(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
+    async def _admitted(
+        self, request: Request, pool: _Pool, ticket: Ticket, until_s: float, on_accepted: OnAccepted
+    ) -> None:
         """Returns when the request has a place. Raises Overloaded."""
         wait_s = pool.queue.wait_s(ticket)
         pool.queue.put(ticket, ticket.arrived_s)
@@ -128,14 +136,20 @@ class AdmissionQueue:
                     request, ticket, f"{request.model!r} has more requests waiting than get a place in time"
                 )
             with self._telemetry.queued(ticket.tenant, request.model):
-                await self._turn(request, pool, ticket, until_s)
+                await self._turn(request, pool, ticket, until_s, on_accepted)
+        else:
+            on_accepted()
         self._telemetry.waited(ticket.tenant, request.model, asyncio.get_running_loop().time() - ticket.arrived_s)
 
-    async def _turn(self, request: Request, pool: _Pool, ticket: Ticket, until_s: float) -> None:
+    async def _turn(
+        self, request: Request, pool: _Pool, ticket: Ticket, until_s: float, on_accepted: OnAccepted
+    ) -> None:
         turn = pool.turns[ticket] = asyncio.get_running_loop().create_future()
         try:
             if pool.queue.num_waiting > self._config.max_queued:
                 pool.turns[pool.queue.push_out()].cancel()
+            if not turn.cancelled():
+                on_accepted()
             async with asyncio.timeout_at(until_s):
                 await asyncio.wait({turn})
         except TimeoutError:

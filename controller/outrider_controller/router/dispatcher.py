@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from outrider.errors import Cancelled, DeadlineExceeded, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -83,9 +84,10 @@ class Dispatcher:
         recorder = self.traces.start(request, now_us())
         self._num_runs += 1
         try:
-            async with _within(deadline_s), self.admission.place(request, deadline_s) as until_s:
+            on_accepted = partial(_send_phase, new_response, router_pb2.ROUTE_PHASE_ACCEPTED)
+            async with _within(deadline_s), self.admission.place(request, deadline_s, on_accepted) as until_s:
                 active = await self._assigner.begin(request, new_response, recorder, until_s)
-                new_response().phase = router_pb2.ROUTE_PHASE_OPENED
+                _send_phase(new_response, router_pb2.ROUTE_PHASE_OPENED)
                 while not active.state.finished:
                     await active.events.next()
                     await self._assigner.reopen(active)
@@ -192,6 +194,10 @@ class Dispatcher:
         for active in self.table.requests:
             if active.lacks_draft:
                 active.events.wake()
+
+
+def _send_phase(new_response: NewResponse, phase: router_pb2.RoutePhase.ValueType) -> None:
+    new_response().phase = phase
 
 
 @asynccontextmanager

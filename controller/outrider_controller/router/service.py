@@ -225,7 +225,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
                 response.finish_reason = request.finish_reason
                 response.metrics.SetInParent()
             else:
-                new_response().phase = router.ROUTE_PHASE_ACCEPTED
                 await self._dispatcher.run(request, new_response, deadline_s)
         finally:
             self._calls.leave(tenant, asyncio.get_running_loop().time() - began_s if taken else None)

@@ -82,16 +82,20 @@ class Router:
     refusals: list[tuple[str, float, Overloaded]] = field(default_factory=list)
     """By tenant, with the time that it took."""
     done: list[str] = field(default_factory=list)
+    num_accepted: int = 0
 
     async def ask(self, tenant: str = "t", seconds: float = 1.0, deadline_s: float | None = None, **more: Any) -> None:
         started_s = asyncio.get_running_loop().time()
         request = a_request(tenant=tenant, expected_tokens=97, **more)
         try:
-            async with self.queue.place(request, deadline_s):
+            async with self.queue.place(request, deadline_s, self._accepted):
                 await asyncio.sleep(seconds)
             self.done.append(tenant)
         except Overloaded as refused:
             self.refusals.append((tenant, asyncio.get_running_loop().time() - started_s, refused))
+
+    def _accepted(self) -> None:
+        self.num_accepted += 1
 
     def asks(self, times: int, tenant: str = "t", **more: Any) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self.ask(tenant, **more)) for _ in range(times)]
@@ -117,6 +121,7 @@ def test_who_finds_no_place_waits_for_one() -> None:
             tasks = one.asks(6)
             await asyncio.sleep(0)
             assert one.held == (2, 4)
+            assert one.num_accepted == 6
             assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 4
             await asyncio.gather(*tasks)
             assert (one.held, len(one.done)) == ((0, 0), 6)
@@ -142,6 +147,8 @@ def test_whom_nobody_could_serve_in_time_is_refused_at_once_with_the_time_until_
             assert error.retry_after_s == pytest.approx(5.5)
             await asyncio.gather(*tasks)
             assert len(one.refusals) == 88
+            # Nobody who is refused at once was accepted before.
+            assert one.num_accepted == len(one.done) == 14
 
     run_virtually(work(), VirtualLoop())
 
