@@ -153,7 +153,7 @@ class QuotaKeeper:
         account.given_back += account.tokens.settle(now_s)
         answers = charge.num_answers
         short = (request_rate and account.requests.missing(answers)) or (
-            token_rate and account.tokens.missing(charge.price)
+            token_rate and charge.price and account.tokens.missing(charge.price)
         )
         if short and now_s < account.closed.until_s:
             raise self._exceeded(tenant, account.closed.quota, account.closed.refilled_s - now_s)
@@ -168,7 +168,7 @@ class QuotaKeeper:
             if request_rate and account.requests.missing(answers):
                 retry_after_s = wait_s(1 - granted.requests_left, request_rate)
                 raise self._closed(tenant, account, "requests_per_second", retry_after_s)
-            if token_rate and account.tokens.missing(charge.price):
+            if token_rate and charge.price and account.tokens.missing(charge.price):
                 retry_after_s = wait_s(-granted.tokens_left, token_rate)
                 raise self._closed(tenant, account, "tokens_per_minute", retry_after_s)
         if request_rate:
@@ -188,7 +188,7 @@ class QuotaKeeper:
             self._bounded.add(tenant.name)
         answers = math.ceil(account.requests.missing(charge.num_answers)) if request_rate else 0
         num_requests = max(float(answers), request_rate * SLICE_S) if answers else 0.0
-        missing = account.tokens.missing(charge.price) if token_rate else 0.0
+        missing = account.tokens.missing(charge.price) if token_rate and charge.price else 0.0
         num_tokens = missing + token_rate * SLICE_S if missing else 0.0
         given_back, account.given_back = account.given_back, 0.0
         granted = await self.store.quotas.take(
@@ -219,7 +219,7 @@ class QuotaKeeper:
         tokens.refill(token_rate, token_rate * BURST_S, now_s)
         if request_rate and requests.level < 1:
             raise self._exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate))
-        if token_rate and tokens.level <= 0:
+        if token_rate and charge.price and tokens.level <= 0:
             raise self._exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
         if request_rate:
             requests.level -= charge.num_answers

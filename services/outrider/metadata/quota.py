@@ -46,20 +46,25 @@ if tonumber(ARGV[8]) > 0 then
 end
 local known = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local elapsed = known[3] and math.max(0, now - tonumber(known[3])) or 0
+local level = {}
+for i = 1, 2 do
+  local rate, capacity = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
+  local back = i == 2 and tonumber(ARGV[13]) or 0
+  level[i] = math.min(capacity, (known[i] and tonumber(known[i]) or capacity) + rate * elapsed + back)
+end
+-- A request that gets no tokens is refused, and must leave no debt of requests.
+local served = tonumber(ARGV[12]) == 0 or level[2] > 0
 local given, left = {}, {}
 for i = 1, 2 do
-  local rate, capacity, wanted = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1]), place * tonumber(ARGV[3 * i])
-  local back = i == 2 and tonumber(ARGV[13]) or 0
-  local level = math.min(capacity, (known[i] and tonumber(known[i]) or capacity) + rate * elapsed + back)
-  given[i] = math.max(0, math.min(level, wanted))
+  given[i] = math.max(0, math.min(level[i], place * tonumber(ARGV[3 * i])))
   -- The whole price, which may leave a debt here: it is paid off whether anybody asks or not.
   if i == 1 then
     given[i] = math.floor(given[i])
-    if level >= 1 then given[i] = math.max(given[i], place * tonumber(ARGV[14])) end
-  elseif level > 0 then
+    if served and level[i] >= 1 then given[i] = math.max(given[i], place * tonumber(ARGV[14])) end
+  elseif level[i] > 0 then
     given[i] = math.max(given[i], place * tonumber(ARGV[12]))
   end
-  left[i] = level - given[i]
+  left[i] = level[i] - given[i]
 end
 redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', left[1]), 'tokens', string.format('%.6f', left[2]),
   'at', string.format('%.6f', now))

@@ -63,6 +63,15 @@ async def test_requests_beyond_the_bucket_are_taken_whole_and_paid_off_by_time(s
     assert (await take(store, wanted, num_requests=1)).requests >= 1
 
 
+async def test_a_request_without_tokens_leaves_no_debt_of_requests(store: MetadataStore) -> None:
+    requests, tokens = Wanted(rate=0.001, capacity=2, amount=0), Wanted(rate=0.001, capacity=5, amount=0)
+    assert (await take(store, requests, tokens, price=20)).tokens == 20
+    refused = await take(store, requests, tokens, num_requests=50, price=20)
+    assert (refused.requests, refused.tokens) == (0, 0)
+    assert refused.requests_left == pytest.approx(2, abs=0.1)
+    assert (await take(store, requests, tokens, num_requests=50)).requests == 50
+
+
 async def test_what_comes_back_is_kept_where_no_place_is_free(store: MetadataStore) -> None:
     wanted = Wanted(rate=0.001, capacity=5, amount=20)
     assert (await take(store, tokens=wanted, price=20)).tokens == 20

@@ -256,6 +256,15 @@ async def test_a_request_that_never_came_to_be_costs_no_tokens(store: Store, clo
     assert await asks(one, who)
 
 
+async def test_what_costs_no_tokens_is_let_in_whatever_the_debt(store: Store, clock: Clock) -> None:
+    one, who = keeper(store), tenant(tokens_per_minute=600)
+    assert await asks(one, who, 10_000)
+    assert not await asks(one, who, 1)
+    for store.away in (False, True):
+        async with one.held(who, 0, 0):
+            pass
+
+
 async def test_without_a_quota_nobody_asks_the_store(store: Store) -> None:
     assert await asks(keeper(store), tenants_pb2.Tenant(name="t"))
     assert store.num_takes == 0
