@@ -26,6 +26,8 @@ MAX_VARIABLES_CHARS = 16_384
 """Most characters of a chat template's variables, written as JSON."""
 MAX_VARIABLES_DEPTH = 8
 MAX_VARIABLE_NAME_CHARS = 64
+_TEXTS = ("content", "reasoning_content", "reasoning")
+"""Parts of a message that a template may write."""
 _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
@@ -74,7 +76,8 @@ class ChatPrompt:
         calls = sum(len(str(message["tool_calls"])) for message in self.messages if "tool_calls" in message)
         tools = len(str(self.tools.definitions)) if self.tools is not None else 0
         variables = len(str(self.variables or ""))
-        return sum(len(message["content"]) for message in self.messages) + calls + tools + variables
+        texts = sum(len(str(message.get(name) or "")) for message in self.messages for name in _TEXTS)
+        return texts + calls + tools + variables
 
 
 @dataclass(frozen=True, slots=True)
