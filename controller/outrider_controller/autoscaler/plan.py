@@ -240,9 +240,11 @@ class Plan:
 
     def _decision(self, number: int) -> Decision:
         if self._rows is None:
-            self._rows = [[] for _ in self.cells]
+            rows: list[list[int]] = [[] for _ in self.cells]
             for row, cell in enumerate(self._cell_of.tolist()):
-                self._rows[cell].append(row)
+                rows[cell].append(row)
+            # Assigned whole: the thread of the ops port asks too.
+            self._rows = rows
         policy, best = self._policies[number], int(self.best[number])
         assert self._estimate is not None
         saving, error = float(self._estimate.saving[best]), Z_80 * float(self._estimate.error[best])
@@ -307,7 +309,9 @@ class _Before:
 
     def __init__(self, beliefs: Beliefs, last: Plan) -> None:
         cells, known = beliefs.cells, len(last.cells)
-        self.aligned = last.cells == cells[:known]
+        # Pairings move up when a tenant is forgotten.
+        same_pairings = np.array_equal(last._cell_of, beliefs.cell_of[: len(last._cell_of)])
+        self.aligned = last.cells == cells[:known] and same_pairings
         numbers = np.arange(known) if self.aligned else np.array([last.index.get(c, _NEVER) for c in cells], dtype=int)
         here = np.arange(known) if self.aligned else np.flatnonzero(numbers >= 0)
         there = numbers[here] if not self.aligned else here
