@@ -49,12 +49,13 @@ class ClusterController:
         """Finds or starts the actors, then stops those of other configurations. Blocks. Raises StartError."""
         for address in addresses_of(self._control_planes(), self._start_timeout_s):
             log.info("control plane at %s", address)
-        self.resize(self._min_routers)
+        # Routers outlive a controller: those that the load needs are kept.
+        self.resize(max(self._min_routers, min(self.num_wanted(), _MAX_ROUTERS)))
         stop([name for name in ray.util.list_named_actors() if self._digest not in name], self._drain_timeout_s)
 
     def run(self, stopping: threading.Event) -> None:
         """Runs until `stopping`. Meanwhile Ray restarts actors that die."""
-        follow(self, self._min_routers, stopping)
+        follow(self, self._min_routers, stopping, running=self._num_routers)
         log.info("routers and control planes go on")
 
     def resize(self, num_routers: int) -> None:
@@ -70,9 +71,11 @@ class ClusterController:
     def num_wanted(self) -> int:
         """Routers that the load needs, from the leading control plane; 0 if none leads. Blocks."""
         try:
-            asked = [one.num_routers.remote() for one in self._control_planes()]
+            # Found and not started: another controller may have ended them.
+            found = [ray.get_actor(self._name(f"control-{number}")) for number in range(len(self._controls))]
+            asked = [one.num_routers.remote() for one in found]
             answered, _ = ray.wait(asked, num_returns=len(asked), timeout=_ASK_S)
-        except ray.exceptions.RayError:
+        except (ray.exceptions.RayError, ValueError):
             return 0
         return max((self._answer(one) for one in answered), default=0)
 
@@ -143,12 +146,19 @@ class Resizable(Protocol):
     def num_wanted(self) -> int: ...
 
 
-def follow(controller: Resizable, num_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S) -> None:
-    """Keeps as many routers as the load needs until `stopping`, and at least `num_routers`, which run already.
+def follow(
+    controller: Resizable,
+    num_routers: int,
+    stopping: threading.Event,
+    every_s: float = _RESIZE_S,
+    running: int | None = None,
+) -> None:
+    """Keeps as many routers as the load needs until `stopping`, and at least `num_routers`.
 
-    While the need is not known the number stays. A cluster that does not answer is asked again.
+    `running`: how many run already; `num_routers` unless given. While the need is not known the number stays. A cluster
+    that does not answer is asked again.
     """
-    running = num_routers
+    running = running or num_routers
     while not stopping.wait(every_s):
         wanted = controller.num_wanted() or running
         if (wanted := max(num_routers, min(wanted, _MAX_ROUTERS))) == running:
