@@ -169,7 +169,7 @@ async def _measure(
                 asked = asked_of(inside, outside, count)
                 found[count] = await _blocks(stack, asked, keys, count, blocks, max_tokens)
             _switch(stack, priced=True)
-            line = read_line(line_file)
+        line = read_line(line_file)
     return _report(found, _reckoned(line, _STREAMS), line, json_file, max_tokens=max_tokens, blocks=blocks)
 
 

@@ -39,7 +39,10 @@ class Pricing:
     def switch(self, number: int, frame: object) -> None:
         self.priced = number == BY_PRICE
         line = step_line(self._cost)
-        self._file.write_text(json.dumps({"base_s": line.base_s, "row_s": line.row_s}))
+        # Whoever reads meanwhile finds the file before.
+        written = self._file.with_suffix(".new")
+        written.write_text(json.dumps({"base_s": line.base_s, "row_s": line.row_s}))
+        written.replace(self._file)
 
 
 def step_line(cost: StepCost) -> StepLine:
