@@ -77,8 +77,8 @@ async def _ask(stream: RouterStream, tenant: str, chance: random.Random, found: 
     )
     asked_s, first_s = asyncio.get_running_loop().time(), None
     with suppress(Overloaded):
-        async for _ in stream.route(request, 60.0):
-            if first_s is None:
+        async for response in stream.route(request, 60.0):
+            if first_s is None and response.token_ids:
                 first_s = asyncio.get_running_loop().time() - asked_s
                 found.append(first_s)
 

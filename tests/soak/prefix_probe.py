@@ -113,7 +113,7 @@ async def _ask(stay: Stay, tenant: str, prompt: Sequence[int]) -> tuple[int, flo
     started_s = time.perf_counter()
     first_s, cached = None, 0
     async for response in RouteCall(stay.stub, request, _TIMEOUT_S):
-        if first_s is None:
+        if first_s is None and response.token_ids:
             first_s, cached = time.perf_counter() - started_s, response.num_cached_tokens
     assert first_s is not None
     return cached, first_s, time.perf_counter() - started_s
