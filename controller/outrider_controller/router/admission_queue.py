@@ -86,9 +86,9 @@ class AdmissionQueue:
     ) -> AsyncIterator[float]:
         """Waits for a place for one request, which it has during the block. Raises Overloaded.
 
-        `on_accepted` is called once the request has a place or waits for one; not if it is refused at once. Yields until
-        when, by the loop's clock, it may look for a target with room. A request that another router has begun does not
-        wait.
+        `on_accepted` is called once the request has a place or waits for one, but not if it is refused at once. The
+        block gets the time, by the loop's clock, until which the request may look for a target with room. A request
+        that another router has begun does not wait.
         """
         now_s = asyncio.get_running_loop().time()
         until_s = now_s + self._patience_s(deadline_s)

@@ -27,9 +27,10 @@ if tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0') > tonumber(ARGV[1]) the
 redis.call('HSET', KEYS[1], 'epoch', unpack(ARGV))
 return 1
 """
-# If any tenants are defined, an undefined one is taken for a misspelling and refused. A setting can always be removed.
+# If any tenants are defined, an undefined one is taken for a misspelling and refused. What is set can be removed.
 _OVERRIDE = f"""
-if ARGV[2] ~= '' and ARGV[1] ~= '{DEFAULT_TENANT}'
+local removes = ARGV[2] == '' and redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1
+if not removes and ARGV[1] ~= '{DEFAULT_TENANT}'
   and redis.call('ZCARD', KEYS[3]) > 0 and redis.call('EXISTS', KEYS[4]) == 0 then
   return 0
 end

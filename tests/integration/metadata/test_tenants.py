@@ -149,3 +149,7 @@ async def test_speculation_is_set_only_for_tenants_that_are_defined_where_any_is
         with pytest.raises(NotFound, match="misspelt") as caught:
             await store.plans.set_override("misspelt", override)
         assert caught.value.field == "tenant"
+    # Set while no tenant was defined.
+    await store.plans.set_override("anybody", None)
+    with pytest.raises(NotFound):
+        await store.plans.set_override("anybody", on)
