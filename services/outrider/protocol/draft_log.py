@@ -102,8 +102,7 @@ class DraftLog:
 
 
 def drafted_us(verified: Sequence[SentDraft]) -> tuple[int, int, int]:
-    """Total draft time, the compute part of it, and the network time of the last answer, in µs. Each fits a message.
-    """
+    """Total draft time, the compute part of it, and the network time of the last answer, in µs. Each fits a message."""
     draft_us = compute_us = wire_us = 0
     for sent in verified:
         draft_us += sent.draft_us
