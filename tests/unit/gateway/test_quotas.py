@@ -191,11 +191,13 @@ async def test_a_request_larger_than_the_bucket_is_let_in_and_paid_off(store: St
 
 
 async def test_a_price_is_paid_whatever_its_decimals(store: Store, clock: Clock) -> None:
-    one, who = keeper(store), tenant(tokens_per_minute=600)
+    one, who, paid = keeper(store), tenant(tokens_per_minute=600), 0
     for num_tokens in range(60):
         async with one.held(who, num_tokens / 7, None) as charge:
             charge.ended(0, num_tokens)
+            paid += 1
         clock.now_s += 60
+    assert paid == 60
 
 
 async def test_a_request_with_more_answers_than_the_bucket_holds_is_let_in_and_paid_off(
