@@ -43,7 +43,7 @@ class ClusterController:
         self._router, self._controls = config.routers()[0], config.controls()
         given = pickle.dumps((package_version(), self._router, self._controls))
         self._digest = hashlib.sha256(given).hexdigest()[:12]
-        self._num_routers = 0
+        self.num_routers = 0
 
     def start(self) -> None:
         """Finds or starts the actors, then stops those of other configurations. Blocks. Raises StartError."""
@@ -55,16 +55,16 @@ class ClusterController:
 
     def run(self, stopping: threading.Event) -> None:
         """Runs until `stopping`. Meanwhile Ray restarts actors that die."""
-        follow(self, self._min_routers, stopping, running=self._num_routers)
+        follow(self, self._min_routers, stopping)
         log.info("routers and control planes go on")
 
     def resize(self, num_routers: int) -> None:
         """Starts routers, or drains surplus ones. Blocks. Raises StartError."""
         names = [self._name(f"router-{number}") for number in range(num_routers)]
         actors = [self._actor(Router, self._router, f"router-{number}") for number in range(num_routers)]
-        for address in addresses_of(actors, self._start_timeout_s)[self._num_routers :]:
+        for address in addresses_of(actors, self._start_timeout_s)[self.num_routers :]:
             log.info("router at %s", address)
-        self._num_routers = num_routers
+        self.num_routers = num_routers
         ours = [name for name in ray.util.list_named_actors() if name.endswith(self._digest)]
         stop([name for name in ours if name.startswith("router-") and name not in names], self._drain_timeout_s)
 
@@ -141,30 +141,23 @@ def _joined(config: ControllerConfig) -> Iterator[None]:
 class Resizable(Protocol):
     """The part of a controller that `follow` needs."""
 
+    num_routers: int
+
     def resize(self, num_routers: int) -> None: ...
 
     def num_wanted(self) -> int: ...
 
 
-def follow(
-    controller: Resizable,
-    num_routers: int,
-    stopping: threading.Event,
-    every_s: float = _RESIZE_S,
-    running: int | None = None,
-) -> None:
-    """Keeps as many routers as the load needs until `stopping`, and at least `num_routers`.
+def follow(controller: Resizable, min_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S) -> None:
+    """Keeps as many routers as the load needs until `stopping`, and at least `min_routers`.
 
-    `running`: how many run already; `num_routers` unless given. While the need is not known the number stays. A cluster
-    that does not answer is asked again.
+    While the need is not known the number stays. A cluster that does not answer is asked again.
     """
-    running = running or num_routers
     while not stopping.wait(every_s):
-        wanted = controller.num_wanted() or running
-        if (wanted := max(num_routers, min(wanted, _MAX_ROUTERS))) == running:
+        wanted = controller.num_wanted() or controller.num_routers
+        if (wanted := max(min_routers, min(wanted, _MAX_ROUTERS))) == controller.num_routers:
             continue
         try:
             controller.resize(wanted)
-            running = wanted
         except (StartError, ray.exceptions.RayError) as error:
-            log.warning("%d routers are wanted, %d run: %s", wanted, running, error)
+            log.warning("%d routers are wanted, %d run: %s", wanted, controller.num_routers, error)
