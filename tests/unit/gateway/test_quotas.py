@@ -200,10 +200,12 @@ async def test_a_price_is_paid_whatever_its_decimals(store: Store, clock: Clock)
     assert paid == 60
 
 
+@pytest.mark.parametrize("away", [False, True])
 async def test_a_request_with_more_answers_than_the_bucket_holds_is_let_in_and_paid_off(
-    store: Store, clock: Clock
+    store: Store, clock: Clock, away: bool
 ) -> None:
     one, who = keeper(store), tenant(requests_per_second=4)
+    store.away = away
     let_in = 0
     for _ in range(100):
         with suppress(Overloaded):
@@ -211,18 +213,6 @@ async def test_a_request_with_more_answers_than_the_bucket_holds_is_let_in_and_p
                 let_in += 1
         clock.now_s += 0.5
     # 50 s at half a request of eight answers each second.
-    assert let_in == pytest.approx(25, abs=1)
-
-
-async def test_without_the_store_many_answers_are_let_in_and_paid_off_too(store: Store, clock: Clock) -> None:
-    one, who = keeper(store), tenant(requests_per_second=4)
-    store.away = True
-    let_in = 0
-    for _ in range(100):
-        with suppress(Overloaded):
-            async with one.held(who, 1, 1, num_answers=8):
-                let_in += 1
-        clock.now_s += 0.5
     assert let_in == pytest.approx(25, abs=1)
 
 
