@@ -268,7 +268,7 @@ def engine_steps(model: LlamaForCausalLM, context: int, options: argparse.Namesp
 
 def prefilled(engine: Engine, context: int) -> EngineSequence:
     tokens = torch.randint(3, engine.info.vocab_size, (context,)).tolist()
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     for start in range(0, context, _PROMPT_CHUNK):
         engine.forward([Row(sequence, tokens[start : start + _PROMPT_CHUNK], 0)])
     return sequence
@@ -284,7 +284,7 @@ def step_s(engine: Engine, sequences: list[EngineSequence], positions: int, opti
         logits = engine.forward([Row(sequence, drafted, positions) for sequence in sequences])
         verify(logits, [Candidate(params, mode, length + 1, drafted[1:]) for length in lengths])
         for sequence, length in zip(sequences, lengths, strict=True):
-            engine.rewind(sequence, length)
+            engine.kv.rewind(sequence, length)
 
     return median_s(step, torch.device(options.device), options.steps, warm_up=5)
 

@@ -28,7 +28,7 @@ class Ours:
 
     def open(self, prompts: list[list[int]]) -> dict[str, Any]:
         """Prefills the prompts; `decode` continues from there."""
-        self._sequences = [self._engine.open(prompt, self._salt()) for prompt in prompts]
+        self._sequences = [self._engine.kv.open(prompt, self._salt()) for prompt in prompts]
         self._next = [self._prefill(s, p) for s, p in zip(self._sequences, prompts, strict=True)]
         return {}
 
@@ -39,29 +39,29 @@ class Ours:
     def close(self) -> dict[str, Any]:
         """Forgets the open sequences."""
         for sequence in self._sequences:
-            self._engine.close(sequence)
+            self._engine.kv.close(sequence)
         self._sequences = []
         return {}
 
     def prefill(self, prompt: list[int]) -> dict[str, Any]:
         """An uncached prompt, in chunks of the target worker's size."""
-        sequence = self._engine.open(prompt, self._salt())
+        sequence = self._engine.kv.open(prompt, self._salt())
         ms = timed_ms(lambda: self._prefill(sequence, prompt))
-        self._engine.close(sequence)
+        self._engine.kv.close(sequence)
         return {"ms": [ms]}
 
     def verify(self, prompt: list[int], positions: int, repeats: int) -> dict[str, Any]:
         """Steps of one position and of several, in turns, after the same context."""
-        sequence = self._engine.open(prompt, self._salt())
+        sequence = self._engine.kv.open(prompt, self._salt())
         self._prefill(sequence, prompt)
         one: list[float] = []
         many: list[float] = []
         for _ in range(repeats):
             one.append(timed_ms(lambda: self._run(sequence, prompt[:1], 1)))
-            self._engine.rewind(sequence, len(prompt))
+            self._engine.kv.rewind(sequence, len(prompt))
             many.append(timed_ms(lambda: self._run(sequence, prompt[:positions], positions)))
-            self._engine.rewind(sequence, len(prompt))
-        self._engine.close(sequence)
+            self._engine.kv.rewind(sequence, len(prompt))
+        self._engine.kv.close(sequence)
         return {"one_ms": one, "many_ms": many}
 
     def limit(self, prompt: list[int], weight_bytes: int, repeats: int) -> dict[str, Any]:
@@ -70,15 +70,15 @@ class Ours:
         The read is one thread's int64 sum of a buffer of that size, far larger than the caches.
         """
         buffer = torch.ones(weight_bytes // 8, dtype=torch.int64)
-        sequence = self._engine.open(prompt, self._salt())
+        sequence = self._engine.kv.open(prompt, self._salt())
         self._prefill(sequence, prompt)
         step: list[float] = []
         read: list[float] = []
         for _ in range(repeats):
             step.append(timed_ms(lambda: self._run(sequence, prompt[:1], 1)))
-            self._engine.rewind(sequence, len(prompt))
+            self._engine.kv.rewind(sequence, len(prompt))
             read.append(timed_ms(buffer.sum))
-        self._engine.close(sequence)
+        self._engine.kv.close(sequence)
         return {"step_ms": step, "read_ms": read, "bytes": buffer.nbytes}
 
     def prefix(self, shared: list[int], suffixes: list[list[int]]) -> dict[str, Any]:
@@ -91,12 +91,12 @@ class Ours:
         opened: list[EngineSequence] = []
 
         def first_token() -> None:
-            opened.append(self._engine.open(prompt, salt))
+            opened.append(self._engine.kv.open(prompt, salt))
             self._prefill(opened[0], prompt)
-            self._engine.publish(opened[0], len(prompt))
+            self._engine.kv.publish(opened[0], len(prompt))
 
         ms = timed_ms(first_token)
-        self._engine.close(opened[0])
+        self._engine.kv.close(opened[0])
         return ms
 
     def _prefill(self, sequence: EngineSequence, prompt: list[int]) -> int:

@@ -120,11 +120,11 @@ def _opened(engine: Engine, prompt: Sequence[int], contexts: Sequence[int]) -> l
     sequences = []
     # The longest first, so that the others find their prefixes in the cache.
     for count in reversed(contexts):
-        sequence = engine.open(prompt[:count])
+        sequence = engine.kv.open(prompt[:count])
         while sequence.cached_len < count - 1:
             start = sequence.cached_len
             engine.forward([Row(sequence, prompt[start : min(start + _CHUNK, count - 1)], 0)])
-        engine.publish(sequence, count - 1)
+        engine.kv.publish(sequence, count - 1)
         sequences.append(sequence)
     return sequences[::-1]
 
@@ -137,7 +137,7 @@ def _step_s(engine: Engine, sequence: EngineSequence, prompt: Sequence[int]) -> 
     started_s = time.perf_counter()
     engine.forward([Row(sequence, prompt[length : length + 1], 1)]).argmax(-1).tolist()
     taken_s = time.perf_counter() - started_s
-    engine.rewind(sequence, length)
+    engine.kv.rewind(sequence, length)
     return taken_s
 
 

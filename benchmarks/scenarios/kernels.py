@@ -108,20 +108,20 @@ def _step_of(engine: Engine, tokens: int) -> Measure:
     """A measure that repeats a step of `tokens` tokens after a context."""
     from outrider.engine import Row
 
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     _run(engine, sequence, [3 + 5 * i for i in range(_CONTEXT)])
 
     def step() -> None:
         engine.forward([Row(sequence, [9] * tokens, tokens)]).argmax(-1).tolist()
-        engine.rewind(sequence, _CONTEXT)
+        engine.kv.rewind(sequence, _CONTEXT)
 
     return step
 
 
 def _read_prompt(engine: Engine, prompt: list[int]) -> None:
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     _run(engine, sequence, prompt)
-    engine.close(sequence)
+    engine.kv.close(sequence)
 
 
 def _run(engine: Engine, sequence: EngineSequence, tokens: list[int]) -> None:

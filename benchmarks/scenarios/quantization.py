@@ -200,14 +200,14 @@ def _speeds(
             speeds[how].one.append(one)
             speeds[how].several.append(several)
     for how, (engine, _) in models.items():
-        engine.close(opened[how])
+        engine.kv.close(opened[how])
     return speeds
 
 
 def _opened(engine: Engine, tokens: Sequence[int]) -> EngineSequence:
     from outrider.engine import Row
 
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, tokens[:_CONTEXT], 0)])
     return sequence
 
@@ -219,7 +219,7 @@ def _step_ms(engine: Engine, sequence: EngineSequence, tokens: Sequence[int]) ->
     started_s = time.perf_counter()
     engine.forward([Row(sequence, tokens, len(tokens))]).argmax(-1).tolist()
     taken_ms = (time.perf_counter() - started_s) * 1e3
-    engine.rewind(sequence, length)
+    engine.kv.rewind(sequence, length)
     return taken_ms
 
 
@@ -240,9 +240,9 @@ def _favourites(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequ
     found: list[int] = []
     for prompt, answer in zip(prompts, answered, strict=True):
         tokens = [*prompt, *answer[:-1]]
-        sequence = engine.open([])
+        sequence = engine.kv.open([])
         found += engine.forward([Row(sequence, tokens, len(answer))]).argmax(-1).tolist()
-        engine.close(sequence)
+        engine.kv.close(sequence)
     return found
 
 

@@ -100,11 +100,11 @@ def _margin(engine: Any, tokenizer: Any, tie: Tie) -> Margin:
     chat = [{"role": "user", "content": tie.prompt}]
     text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     token_ids = [*tokenizer.encode(text, add_special_tokens=False), *tie.token_ids]
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     for start in range(0, len(token_ids), 512):
         part = token_ids[start : start + 512]
         logits = engine.forward([Row(sequence, part, int(start + len(part) == len(token_ids)))])
-    engine.close(sequence)
+    engine.kv.close(sequence)
     plain, other = float(logits[0, tie.plain]), float(logits[0, tie.other])
     ranks = [int((logits[0] > value).sum()) for value in (plain, other)]
     readable = " | ".join(repr(tokenizer.decode([token])) for token in (tie.plain, tie.other))

@@ -6,7 +6,6 @@ target's step; on one they do, by a quarter. A recalled forward reads almost not
 
 from __future__ import annotations
 
-import logging
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,6 @@ from statistics import median
 import torch
 from outrider.engine import Engine, EngineSequence, Row
 from torch import Tensor
-
-log = logging.getLogger(__name__)
 
 _TIMED_TOKENS = 16
 _TIMED_CONTEXT = 200
@@ -42,7 +39,7 @@ class RecallingEngine(Engine):
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         started_s = time.perf_counter()
-        self._reserve(rows)
+        self.kv.allocate(rows)
         computed = [self._learn(row) for row in rows if row.num_logits]
         logits = [self._known[text] for row in rows for text in _texts(row)]
         self._advance(rows)
@@ -53,16 +50,12 @@ class RecallingEngine(Engine):
             _wait_until(started_s + self._forward_s(sum(len(row.token_ids) for row in rows)))
         return torch.stack(logits) if logits else torch.empty(0)
 
-    def close(self, sequence: EngineSequence) -> None:
-        super().close(sequence)
-        log.info("%d forwards recalled, %d computed", self.num_recalled, self.num_computed)
-
     def _learn(self, row: Row) -> bool:
         """Computes unknown logits. Returns whether there were any."""
         if all(text in self._known for text in _texts(row)):
             return False
         text, computed = [*row.sequence.tokens, *row.token_ids], self._computed
-        self.rewind(computed, _common_len(computed.tokens, text[: len(text) - row.num_logits]))
+        self.kv.rewind(computed, _common_len(computed.tokens, text[: len(text) - row.num_logits]))
         while len(text) - computed.cached_len > max(_PREFILL_TOKENS, row.num_logits):
             super().forward([Row(computed, text[computed.cached_len :][:_PREFILL_TOKENS], 0)])
         logits = super().forward([Row(computed, text[computed.cached_len :], row.num_logits)])
@@ -84,7 +77,7 @@ class RecallingEngine(Engine):
                 began_s = time.perf_counter()
                 super().forward([Row(computed, [1] * count, count)])
                 took_s.append(time.perf_counter() - began_s)
-                self.rewind(computed, start)
+                self.kv.rewind(computed, start)
             yield median(took_s)
 
 

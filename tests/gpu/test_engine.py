@@ -50,7 +50,7 @@ def test_the_fused_execution_is_what_a_llama_gets(checkpoint: Path) -> None:
 def play(engine: Engine) -> list[Tensor]:
     """A prefill, then steps of ragged rows, some of whose tokens are taken back."""
     rng = random.Random(1)
-    sequences = [engine.open([]) for _ in range(5)]
+    sequences = [engine.kv.open([]) for _ in range(5)]
     out = [engine.forward([Row(s, PROMPT[: 5 + 7 * n], 1) for n, s in enumerate(sequences)]).clone()]
     for step in range(12):
         rows = []
@@ -59,9 +59,9 @@ def play(engine: Engine) -> list[Tensor]:
             rows.append(Row(sequence, [rng.randrange(300) for _ in range(count)], rng.randint(1, count)))
         out.append(engine.forward(rows).clone())
         for row in rows:
-            engine.rewind(row.sequence, row.sequence.cached_len - rng.randrange(len(row.token_ids)))
+            engine.kv.rewind(row.sequence, row.sequence.cached_len - rng.randrange(len(row.token_ids)))
     for sequence in sequences:
-        engine.close(sequence)
+        engine.kv.close(sequence)
     return out
 
 
@@ -79,10 +79,10 @@ def test_recorded_steps_say_what_transformers_says(engine: Engine, checkpoint: P
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).cuda()
     with torch.inference_mode():
         want = model(torch.tensor([PROMPT], device="cuda")).logits[0]
-    sequence, found = engine.open([]), []
+    sequence, found = engine.kv.open([]), []
     for start in range(0, len(PROMPT), 4):
         found.append(engine.forward([Row(sequence, PROMPT[start : start + 4], 4)]).clone())
-    engine.close(sequence)
+    engine.kv.close(sequence)
     assert_close(torch.cat(found), want)
 
 
@@ -108,7 +108,7 @@ def copies(run: Callable[[], object]) -> dict[str, int]:
     ids=["greedy", "coupled", "ratio"],
 )
 def test_a_step_brings_back_one_copy(engine: Engine, mode: VerificationMode, params: SamplingParams, sent: int) -> None:
-    sequences = [engine.open([]) for _ in range(3)]
+    sequences = [engine.kv.open([]) for _ in range(3)]
     engine.forward([Row(s, PROMPT[:20], 1) for s in sequences])
     drafted = [11, 12, 13]
     q = [DraftDistribution((token,), (1 << 16,)) for token in drafted] if mode is VerificationMode.RATIO else []
@@ -117,11 +117,11 @@ def test_a_step_brings_back_one_copy(engine: Engine, mode: VerificationMode, par
         logits = engine.forward([Row(s, [9, *drafted], 4) for s in sequences])
         verify(logits, [Candidate(params, mode, 21, drafted, q) for _ in sequences])
         for sequence in sequences:
-            engine.rewind(sequence, 20)
+            engine.kv.rewind(sequence, 20)
 
     assert copies(step) == {"HtoD": sent, "DtoH": 1}
     for sequence in sequences:
-        engine.close(sequence)
+        engine.kv.close(sequence)
 
 
 def generate(
@@ -129,7 +129,7 @@ def generate(
 ) -> list[int]:
     """80 tokens after PROMPT; `drafts` is what is guessed for each of them, `k` of them at a time."""
     text = list(PROMPT)
-    sequence: EngineSequence = engine.open([])
+    sequence: EngineSequence = engine.kv.open([])
     while len(text) < len(PROMPT) + 80:
         at = len(text) - len(PROMPT)
         guess = list(drafts[at : at + k])
@@ -137,8 +137,8 @@ def generate(
         logits = engine.forward([Row(sequence, pending, len(guess) + 1)])
         [verdict] = verify(logits, [Candidate(params, mode, len(text), guess)])
         text += verdict.token_ids
-        engine.rewind(sequence, len(text) - 1)
-    engine.close(sequence)
+        engine.kv.rewind(sequence, len(text) - 1)
+    engine.kv.close(sequence)
     return text[len(PROMPT) :][:80]
 
 
@@ -160,13 +160,13 @@ def test_the_bits_of_a_verified_token_are_those_of_a_decoded_one(checkpoint: Pat
     engine = load(checkpoint, dtype="bfloat16")
     found = []
     for size in (1, 2, 5, 8):
-        sequence = engine.open([])
+        sequence = engine.kv.open([])
         engine.forward([Row(sequence, PROMPT[:20], 0)])
         parts = [
             engine.forward([Row(sequence, PROMPT[start : start + size], size)]).clone()
             for start in range(20, 100, size)
         ]
-        engine.close(sequence)
+        engine.kv.close(sequence)
         found.append(torch.cat(parts))
     for other in found[1:]:
         assert torch.equal(other, found[0])

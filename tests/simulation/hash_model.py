@@ -134,7 +134,8 @@ class HashEngine(Engine):
 
     def leaks(self) -> str:
         """The blocks that the pool lacks although no sequence is open; empty if none."""
-        held = [block for block, count in enumerate(self._pool._references) if count]
-        if held or self._pool.num_free != self._pool.num_blocks:
-            return f"{self._pool.num_blocks - self._pool.num_free} of {self._pool.num_blocks} blocks, held: {held[:8]}"
+        pool = self.kv._pool
+        held = [block for block, count in enumerate(pool._references) if count]
+        if held or pool.num_free != pool.num_blocks:
+            return f"{pool.num_blocks - pool.num_free} of {pool.num_blocks} blocks, held: {held[:8]}"
         return ""

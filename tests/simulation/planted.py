@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any
 
 from outrider.draft.worker import DraftWorker
-from outrider.engine import Engine
 from outrider.engine.blocks import BlockPool
+from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation import _Job
 from outrider.speculation import verification
 from outrider.target import events, verify, worker
@@ -102,15 +102,15 @@ def _uncounted(shipped: Any) -> Any:
 
 
 def _leak(shipped: Any) -> Any:
-    def close(engine: Any, sequence: Any) -> None:
+    def close(manager: Any, sequence: Any) -> None:
         del sequence.blocks[-1:]
-        shipped(engine, sequence)
+        shipped(manager, sequence)
 
     return close
 
 
 def _mistake_sibling(shipped: Any) -> Any:
-    def accept_branch(engine: Any, sequence: Any, number: int) -> None:
+    def accept_branch(manager: Any, sequence: Any, number: int) -> None:
         sibling = sequence.siblings[number]
         sequence.tokens[sibling.position :] = [sibling.token_id]
 
@@ -203,8 +203,8 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
-    Planted.BLOCK_LEAKED: (Engine, "close", _leak),
-    Planted.SIBLING_MISTAKEN: (Engine, "accept_branch", _mistake_sibling),
+    Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),
+    Planted.SIBLING_MISTAKEN: (KVCacheManager, "accept_branch", _mistake_sibling),
     Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),

@@ -152,7 +152,7 @@ async def _soak(num_requests: int, concurrency: int, num_blocks: int, seed: int)
         await _settled(stay)
         soaked.held, soaked.still_open = stay.held, stay.num_open
         soaked.preemptions = stay.target.stats.num_preemptions
-        soaked.evictions = stay.target_engine.num_evicted_blocks
+        soaked.evictions = stay.target_engine.kv.num_evicted_blocks
     return soaked
 
 

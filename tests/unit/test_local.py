@@ -44,7 +44,7 @@ def test_every_block_is_given_back(tiny: Path) -> None:
     target = load_engine(tiny, CONFIG)
     drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
     Pair(target, drafter, max_sequences=3).answer(PROMPTS, 12, speculate=True)
-    assert target.num_free_blocks == drafter.num_free_blocks == 256
+    assert target.kv.num_free_blocks == drafter.num_free_blocks == 256
 
 
 def test_a_prompt_that_does_not_fit_is_refused_by_name(pair: Pair) -> None:

@@ -71,10 +71,10 @@ class ModelDrafter(Drafter):
 
     @property
     def num_free_blocks(self) -> int:
-        return self._engine.num_free_blocks
+        return self._engine.kv.num_free_blocks
 
     def take_prefix_changes(self) -> tuple[list[bytes], list[bytes]]:
-        changes = self._engine.take_prefix_changes()
+        changes = self._engine.kv.take_prefix_changes()
         return changes.added, changes.removed
 
     def on_open(self, sequence: DraftSequence) -> None:
@@ -86,12 +86,12 @@ class ModelDrafter(Drafter):
         if kv is None or kv.cached_len <= known_len:
             return
         expected = [*sequence.tokens[known_len:], *_standing(sequence).token_ids]
-        self._engine.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
+        self._engine.kv.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
 
     def release(self, sequence: DraftSequence) -> None:
         kv = self._kv.pop(sequence, None)
         if kv is not None:
-            self._engine.close(kv)
+            self._engine.kv.close(kv)
 
     def on_close(self, sequence: DraftSequence) -> None:
         self.release(sequence)
@@ -134,8 +134,8 @@ class ModelDrafter(Drafter):
         runs = [_Run(sequence, self._kv_of(sequence, chain), chain) for sequence, chain in growing]
         admitted: list[_Run] = []
         # The last token of a chain is never run.
-        needs = [self._engine.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]
-        free = self._engine.num_free_blocks
+        needs = [self._engine.kv.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]
+        free = self._engine.kv.num_free_blocks
         for run, needed in zip(runs, needs, strict=True):
             if needed <= free:
                 free -= needed
@@ -147,9 +147,9 @@ class ModelDrafter(Drafter):
     def _kv_of(self, sequence: DraftSequence, chain: Chain) -> EngineSequence:
         kv = self._kv.get(sequence)
         if kv is None:
-            kv = self._kv[sequence] = self._engine.open(sequence.tokens, sequence.opening.salt)
+            kv = self._kv[sequence] = self._engine.kv.open(sequence.tokens, sequence.opening.salt)
         # The last token is run again if it was run before: its logits give the chain's next token.
-        self._engine.rewind(kv, sequence.committed_len + len(chain) - 1)
+        self._engine.kv.rewind(kv, sequence.committed_len + len(chain) - 1)
         return kv
 
     def _first_forward(self, runs: list[_Run]) -> None:
@@ -162,7 +162,7 @@ class ModelDrafter(Drafter):
         logits = self._engine.forward(rows)
         for run in runs:
             # One short of the end: a published block cannot be cut, and the last token may be run again.
-            self._engine.publish(run.kv, run.sequence.committed_len - 1)
+            self._engine.kv.publish(run.kv, run.sequence.committed_len - 1)
         self._grow([run for run in runs if not run.behind], logits)
 
     def _grow(self, runs: list[_Run], logits: Tensor) -> None:

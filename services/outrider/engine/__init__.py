@@ -6,10 +6,11 @@ Knows one model and its sequences; not the network, not verification, not whethe
 import outrider.engine._quiet  # noqa: F401
 from outrider.engine.checkpoints import CheckpointError, tokenizer_fingerprint, weights_revision
 from outrider.engine.config import EngineConfig
-from outrider.engine.engine import Engine, ModelInfo, Row
+from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.fetching import resolve
 from outrider.engine.revision import revision
 from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
+from outrider.engine.step import Row
 
 __all__ = [
     "CheckpointError",

@@ -32,7 +32,7 @@ def verify_rows(
         raise
     except Exception as error:
         for row, length in zip(rows, before, strict=True):
-            engine.retract(kv_of(row.sequence), length)
+            engine.kv.retract(kv_of(row.sequence), length)
         if len(rows) == 1:
             if not (rows[0].num_drafted or rows[0].siblings):
                 return [error]

@@ -71,7 +71,7 @@ class TargetWorker:
     def load(self) -> Load:
         running = sum(1 for s in self._sequences.values() if s.kv is not None)
         waiting = len(self._sequences) - running
-        free, cost = self._engine.num_free_blocks, self._cost
+        free, cost = self._engine.kv.num_free_blocks, self._cost
         times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
         return Load(running, waiting, free, len(self._sequences), self.draining, *times_ns)
 
@@ -80,7 +80,7 @@ class TargetWorker:
         report, self._report = self._report, Report()
         report.row_price = self._row_price(self._cost)
         report.best_chance = self._calibration.best(Fit())
-        report.prefix_added, report.prefix_removed = self._engine.take_prefix_changes()
+        report.prefix_added, report.prefix_removed = self._engine.kv.take_prefix_changes()
         return report
 
     def apply(self, event: Event) -> None:
@@ -138,10 +138,10 @@ class TargetWorker:
             self._fail(key, error)
 
     def _schedule(self, now_s: float) -> Plan:
-        for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.num_free_blocks):
+        for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.kv.num_free_blocks):
             # Cached tokens have no logits, so the prefix cache is not used.
             cached = () if sequence.wants_prompt_logprobs else sequence.tokens
-            sequence.kv = self._engine.open(cached, sequence.opening.salt)
+            sequence.kv = self._engine.kv.open(cached, sequence.opening.salt)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
         price = self._row_price(self._cost)
@@ -152,7 +152,8 @@ class TargetWorker:
             sibling_price=price if self._engine.runs_siblings else math.inf,
         )
         while True:
-            planned = plan(list(self._sequences.values()), self._batching, self._engine.num_free_blocks, now_s, pricing)
+            free_blocks = self._engine.kv.num_free_blocks
+            planned = plan(list(self._sequences.values()), self._batching, free_blocks, now_s, pricing)
             if planned.victim is None:
                 return planned
             self._preempt(planned.victim)
@@ -161,14 +162,14 @@ class TargetWorker:
         """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
         then."""
         if victim.kv is not None:
-            self._engine.close(victim.kv)
+            self._engine.kv.close(victim.kv)
             victim.kv = None
             self.stats.num_preemptions += 1
 
     def _recover(self, rows: Sequence[PlannedRow]) -> None:
         for row in rows:
             if row.sequence.kv is not None:
-                self._engine.rewind(row.sequence.kv, row.sequence.committed_len - 1)
+                self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
     def _poll_late_drafts(self, rows: Sequence[PlannedRow]) -> None:
@@ -197,7 +198,7 @@ class TargetWorker:
                 if not isinstance(error, InvalidRequest):
                     log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
                     self.stats.num_step_failures += 1
-                self._engine.discard(kv_of(row.sequence))
+                self._engine.kv.discard(kv_of(row.sequence))
                 row.sequence.kv = None
                 self._fail(row.sequence.key, error)
         ended_s = self._clock()
@@ -233,7 +234,7 @@ class TargetWorker:
         if isinstance(result, Exception):
             raise result
         finish = Finish.NONE if result is None else self._commit(row, result)
-        self._engine.publish(kv_of(sequence), sequence.committed_len)
+        self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
 
@@ -252,12 +253,12 @@ class TargetWorker:
         sequence.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
         draft_useful_s = sum(arrival.draft_s for arrival in sequence.drafts.arrivals[: outcome.num_accepted])
         if number is not None:
-            self._engine.accept_branch(kv_of(sequence), number)
+            self._engine.kv.accept_branch(kv_of(sequence), number)
             # A stop token before it may have ended the text.
             self.stats.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
-        self._engine.rewind(kv_of(sequence), sequence.committed_len - 1)
+        self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
@@ -329,5 +330,5 @@ class TargetWorker:
             return
         self._report.removed.append((key, sequence.times))
         if sequence.kv is not None:
-            self._engine.close(sequence.kv)
+            self._engine.kv.close(sequence.kv)
             sequence.kv = None

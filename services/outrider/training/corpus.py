@@ -128,7 +128,7 @@ def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, seed: int) -> I
 
     def begin() -> _Writing:
         conversation = Conversation.begin(chat, encode, rng, max_len)
-        return _Writing(conversation, engine.open([]), list(conversation.token_ids))
+        return _Writing(conversation, engine.kv.open([]), list(conversation.token_ids))
 
     writing = [begin() for _ in range(config.concurrency)]
     while True:
@@ -143,7 +143,7 @@ def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, seed: int) -> I
             w.pending = list(w.conversation.accept(chosen[number]))
             if w.conversation.finished:
                 yield w.sample()
-                engine.close(w.sequence)
+                engine.kv.close(w.sequence)
                 writing[number] = begin()
 
 

@@ -30,15 +30,15 @@ def make_engine(checkpoint: Path) -> Engine:
 
 def logits_of(engine: Engine) -> list[torch.Tensor]:
     """A prompt in two parts, a few tokens, a rewind, another way on, and both at once."""
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, TEXT[:20], 0)])
     found = [engine.forward([Row(sequence, TEXT[20:23], 2)]).clone()]
-    other = engine.open([])
+    other = engine.kv.open([])
     engine.forward([Row(other, TEXT[:22], 0)])
-    engine.rewind(sequence, 21)
+    engine.kv.rewind(sequence, 21)
     found.append(engine.forward([Row(sequence, TEXT[30:33], 3), Row(other, TEXT[33:34], 1)]).clone())
-    engine.close(other)
-    engine.close(sequence)
+    engine.kv.close(other)
+    engine.kv.close(sequence)
     return found
 
 
@@ -50,7 +50,7 @@ def test_what_is_recalled_is_what_would_have_been_computed(checkpoint: Path) -> 
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert recalling.num_computed == 2, "the second time all is known"
     assert recalling.num_recalled == 6, "nobody wants to know anything of two of the parts, either time"
-    assert recalling.num_free_blocks == plain.num_free_blocks - 2, "those of what was computed last"
+    assert recalling.kv.num_free_blocks == plain.kv.num_free_blocks - 2, "those of what was computed last"
 
 
 def test_recalling_takes_as_long_as_computing_did(checkpoint: Path) -> None:

@@ -29,12 +29,12 @@ def greedy_continuation(make_engine: MakeEngine) -> Continue:
     engine = make_engine()
 
     def go_on(prompt: list[int], count: int) -> list[int]:
-        kv, output, feed = engine.open(prompt), [], list(prompt)
+        kv, output, feed = engine.kv.open(prompt), [], list(prompt)
         feed = feed[kv.cached_len :]
         for _ in range(count):
             feed = [int(engine.forward([Row(kv, feed, 1)])[0].argmax())]
             output += feed
-        engine.close(kv)
+        engine.kv.close(kv)
         return output
 
     return go_on

@@ -173,12 +173,12 @@ def test_alone_a_long_prompt_is_ingested_as_fast_as_the_batch_allows(engine: Cou
 def test_a_paused_sequence_holds_no_blocks_and_catches_up_after_the_pause(
     drafter: ModelDrafter, engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
 ) -> None:
-    free = engine.num_free_blocks
+    free = engine.kv.num_free_blocks
     sequence = drafter.open(greedy(PROMPT))
     draft_one(drafter, sequence)
-    assert engine.num_free_blocks < free
+    assert engine.kv.num_free_blocks < free
     drafter.set_limits(sequence, DraftLimits(0))
-    assert engine.num_free_blocks == free
+    assert engine.kv.num_free_blocks == free
     missed = [random.Random(1).randrange(384) for _ in range(40)]
     for token in missed:
         drafter.commit(sequence, sequence.committed_len, [token])
@@ -206,14 +206,14 @@ def test_room_that_becomes_free_is_used_at_the_next_round(make_engine: MakeEngin
 
 
 def test_every_block_comes_back(drafter: ModelDrafter, engine: CountingEngine, greedy: Greedy) -> None:
-    free = engine.num_free_blocks
+    free = engine.kv.num_free_blocks
     sequences = [drafter.open(greedy([i] * 20)) for i in range(1, 9)]
     for sequence, drafted in zip(sequences, drafter.draft(sequences), strict=True):
         drafter.commit(sequence, 20, [*tokens_of(drafted), 3])
     drafter.draft(sequences)
     for sequence in sequences:
         drafter.close(sequence)
-    assert engine.num_free_blocks == free
+    assert engine.kv.num_free_blocks == free
 
 
 def test_only_committed_blocks_become_findable(drafter: ModelDrafter, greedy: Greedy) -> None:

@@ -171,7 +171,7 @@ def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path)
     ids = [5, 9, 200, 31]
     with torch.inference_mode():
         want = student(torch.tensor([ids])).logits[0, -1]
-    got = engine.forward([Row(engine.open(ids), ids, 1)])[0]
+    got = engine.forward([Row(engine.kv.open(ids), ids, 1)])[0]
     # Eight bits a weight: close, not equal.
     assert got.shape == want.shape == (100,)
     assert torch.nn.functional.cosine_similarity(got, want, dim=0) > 0.999

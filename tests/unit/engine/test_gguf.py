@@ -26,7 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logits(path: Path, quantization: str = "none") -> torch.Tensor:
     engine = load_engine(path, EngineConfig(dtype="float32", quantization=quantization, num_blocks=8))
-    return engine.forward([Row(engine.open(PROMPT), PROMPT, len(PROMPT))])
+    return engine.forward([Row(engine.kv.open(PROMPT), PROMPT, len(PROMPT))])
 
 
 @pytest.mark.parametrize(

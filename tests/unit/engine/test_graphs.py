@@ -45,8 +45,8 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
     )
     engine = load_engine(tiny, config)
     # The last block is the scratch block here.
-    engine._pool.allocate(NUM_BLOCKS + 1)
-    engine._pool.release(list(range(NUM_BLOCKS)))
+    engine.kv._pool.allocate(NUM_BLOCKS + 1)
+    engine.kv._pool.release(list(range(NUM_BLOCKS)))
     return engine
 
 
@@ -58,7 +58,7 @@ def recorded(engine: Engine) -> Unrecorded:
 def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:
     """A prefill, then steps of ragged rows, some of whose tokens are taken back."""
     rng = random.Random(1)
-    sequences = [engine.open([]) for _ in range(3)]
+    sequences = [engine.kv.open([]) for _ in range(3)]
     out = [engine.forward([Row(s, [rng.randrange(300) for _ in range(5 + 7 * n)], 1) for n, s in enumerate(sequences)])]
     for step in range(6):
         rows = []
@@ -67,7 +67,7 @@ def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:
             rows.append(Row(sequence, [rng.randrange(300) for _ in range(count)], rng.randint(1, count)))
         out.append(engine.forward(rows).clone())
         for row in rows:
-            engine.rewind(row.sequence, row.sequence.cached_len - rng.randrange(len(row.token_ids)))
+            engine.kv.rewind(row.sequence, row.sequence.cached_len - rng.randrange(len(row.token_ids)))
     return out, sequences
 
 
@@ -75,7 +75,7 @@ def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:
 def test_recorded_steps_say_what_eager_ones_say(engine: Engine) -> None:
     eager, sequences = play(engine)
     for sequence in sequences:
-        engine.close(sequence)
+        engine.kv.close(sequence)
     engine._graphs = recorded(engine)
     got, _ = play(engine)
     assert len(engine._graphs._graphs) > 1
@@ -85,7 +85,7 @@ def test_recorded_steps_say_what_eager_ones_say(engine: Engine) -> None:
 
 
 def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, list(range(20)), 1)])
     before = [keys.clone() for keys in engine._cache.keys]
     engine._graphs = recorded(engine)
@@ -98,10 +98,10 @@ def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
 
 def test_a_step_with_siblings_runs_unrecorded(engine: Engine) -> None:
     """There are no copies in a recorded one."""
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, list(range(20)), 1)])
     want = engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]).clone()
-    engine.rewind(sequence, 20)
+    engine.kv.rewind(sequence, 20)
     engine._graphs = recorded(engine)
     assert not engine.runs_siblings
     torch.testing.assert_close(engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]), want)
@@ -110,5 +110,5 @@ def test_a_step_with_siblings_runs_unrecorded(engine: Engine) -> None:
 
 def test_a_chunk_of_prefill_runs_unrecorded(engine: Engine) -> None:
     engine._graphs = recorded(engine)
-    engine.forward([Row(engine.open([]), list(range(33)), 1)])
+    engine.forward([Row(engine.kv.open([]), list(range(33)), 1)])
     assert not engine._graphs._graphs

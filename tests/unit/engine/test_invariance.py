@@ -44,7 +44,7 @@ def alone(engine: Engine) -> Tensor:
 
 def logits_of(engine: Engine, sizes: list[int], beside: list[EngineSequence] | None = None) -> Tensor:
     """Logits from PROMPT on when the text is run in steps of these sizes, beside other sequences' rows."""
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, TOKENS[:PROMPT], 0)])
     found = []
     for size in sizes:
@@ -52,7 +52,7 @@ def logits_of(engine: Engine, sizes: list[int], beside: list[EngineSequence] | N
         others = [Row(other, TOKENS[: 1 + number], 1) for number, other in enumerate(beside or [])]
         row = Row(sequence, TOKENS[start : start + size], size)
         found.append(engine.forward([row, *others])[:size])
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return torch.cat(found)
 
 
@@ -63,18 +63,18 @@ def test_verifying_many_gives_the_bits_of_decoding_one(engine: Engine, alone: Te
 
 
 def test_the_batch_does_not_show(engine: Engine, alone: Tensor) -> None:
-    beside = [engine.open([]) for _ in range(3)]
+    beside = [engine.kv.open([]) for _ in range(3)]
     got = logits_of(engine, [4] * 60, beside)
     for other in beside:
-        engine.close(other)
+        engine.kv.close(other)
     assert torch.equal(got, alone[:240])
 
 
 @pytest.mark.parametrize("chunk", [32, 65, 100, 256])
 def test_recomputing_a_text_in_chunks_gives_its_bits(engine: Engine, alone: Tensor, chunk: int) -> None:
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     for start in range(0, LENGTH - 1, chunk):
         engine.forward([Row(sequence, TOKENS[start : min(start + chunk, LENGTH - 1)], 0)])
     last = engine.forward([Row(sequence, TOKENS[-1:], 1)])
-    engine.close(sequence)
+    engine.kv.close(sequence)
     assert torch.equal(last, alone[-1:])

@@ -90,7 +90,7 @@ def error(got: Tensor, want: Tensor) -> float:
 def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
     path = checkpoint(tmp_path, **shape)
     engine, prompt = load(path), tokens(150)
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     got = [engine.forward([Row(sequence, part, len(part))]) for part in (prompt[:90], prompt[90:97], prompt[97:])]
     want = reference(path, prompt)
     # bfloat16 keeps 8 bits; what transformers itself loses in bfloat16 is the measure.
@@ -103,7 +103,7 @@ def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, load: L
 def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
     path = checkpoint(tmp_path, **shape)
     engine, prompt = load(path, quantization="int8"), tokens(150)
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     # Parts of one strip, of two, and of so many that a panel is widened once for all.
     got = [engine.forward([Row(sequence, part, len(part))]) for part in (prompt[:120], prompt[120:131], prompt[131:])]
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
@@ -129,7 +129,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
     assert error(got, want) < 0.03
     # Inputs are rounded as well, row by row: still the same bits in any shape of a step.
     for size in (1, 5, 6, 7, 13):
-        sequence = engine.open([])
+        sequence = engine.kv.open([])
         parts = [
             engine.forward([Row(sequence, prompt[i : i + size], len(prompt[i : i + size]))]) for i in range(0, 40, size)
         ]
@@ -146,9 +146,9 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
 ) -> None:
     path, prompt = checkpoint(tmp_path, head_dim=head_dim), tokens(60)
     engine = load(path, quantization=quantization, prefix_cache=False)
-    whole = engine.forward([Row(engine.open([]), prompt, 60)]).clone()
+    whole = engine.forward([Row(engine.kv.open([]), prompt, 60)]).clone()
     for size in (1, 5, 7, 11, 13):
-        sequence = engine.open([])
+        sequence = engine.kv.open([])
         parts = [prompt[start : start + size] for start in range(0, 60, size)]
         got = torch.cat([engine.forward([Row(sequence, part, len(part))]).clone() for part in parts])
         assert torch.equal(got, whole), size
@@ -160,15 +160,15 @@ def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, 
     engine = load(path, block_size=block_size, prefix_cache=False)
     alone = load(path, prefix_cache=False)
     prompts = [tokens(n, seed=n) for n in (3, 130, 65, 17, 64)]
-    sequences = [engine.open(p) for p in prompts]
-    want = torch.cat([alone.forward([Row(alone.open(p), p, 2)]) for p in prompts])
+    sequences = [engine.kv.open(p) for p in prompts]
+    want = torch.cat([alone.forward([Row(alone.kv.open(p), p, 2)]) for p in prompts])
     for start in range(0, 130, 7):  # in turns, so that their blocks lie among one another
         rows = [
             Row(s, p[start : start + 7], 0) for s, p in zip(sequences, prompts, strict=True) if p[start : start + 7]
         ]
         engine.forward(rows)
     for s, p in zip(sequences, prompts, strict=True):
-        engine.rewind(s, len(p) - 2)
+        engine.kv.rewind(s, len(p) - 2)
     got = engine.forward([Row(s, p[-2:], 2) for s, p in zip(sequences, prompts, strict=True)])
     assert torch.equal(got, want)
 
@@ -179,9 +179,9 @@ def test_threads_do_not_show(tmp_path: Path, load: Load, quantization: str) -> N
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = engine.forward([Row(engine.open([]), prompt, 200)])
+        one = engine.forward([Row(engine.kv.open([]), prompt, 200)])
         torch.set_num_threads(3)
-        three = engine.forward([Row(engine.open([]), prompt, 200)])
+        three = engine.forward([Row(engine.kv.open([]), prompt, 200)])
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(one, three)
@@ -190,14 +190,14 @@ def test_threads_do_not_show(tmp_path: Path, load: Load, quantization: str) -> N
 def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path, load: Load) -> None:
     path, prompts = checkpoint(tmp_path), [tokens(40 + 60 * i) for i in range(4)]
     alone = load(path, prefix_cache=False)
-    want = [alone.forward([Row(alone.open([]), p, len(p))]) for p in prompts]
+    want = [alone.forward([Row(alone.kv.open([]), p, len(p))]) for p in prompts]
     engines = [load(path, prefix_cache=False, prefill_threads=3) for _ in prompts]
 
     def steps(engine: Engine, prompt: list[int]) -> list[torch.Tensor]:
-        sequence, got = engine.open([]), []
+        sequence, got = engine.kv.open([]), []
         for _ in range(30):
             got.append(engine.forward([Row(sequence, prompt, len(prompt))]))
-            engine.rewind(sequence, 0)
+            engine.kv.rewind(sequence, 0)
         return got
 
     with ThreadPoolExecutor(len(prompts)) as threads:
@@ -208,11 +208,11 @@ def test_engines_that_step_at_the_same_time_share_the_helpers(tmp_path: Path, lo
 
 def test_what_an_earlier_sequence_left_in_the_cache_is_not_seen(tmp_path: Path, load: Load) -> None:
     engine, prompt = load(checkpoint(tmp_path), prefix_cache=False), tokens(20)
-    fresh = engine.forward([Row(engine.open([]), prompt, 20)])
-    for sequence in (engine.open([]) for _ in range(3)):
+    fresh = engine.forward([Row(engine.kv.open([]), prompt, 20)])
+    for sequence in (engine.kv.open([]) for _ in range(3)):
         engine.forward([Row(sequence, tokens(300, seed=5), 0)])
-        engine.close(sequence)
-    assert torch.equal(engine.forward([Row(engine.open([]), prompt, 20)]), fresh)
+        engine.kv.close(sequence)
+    assert torch.equal(engine.forward([Row(engine.kv.open([]), prompt, 20)]), fresh)
 
 
 def with_a_poisoned_token(path: Path, token: int) -> Path:
@@ -228,28 +228,28 @@ def test_no_number_in_the_cache_reaches_only_those_that_see_it(tmp_path: Path, l
     poison = 350
     path = with_a_poisoned_token(checkpoint(tmp_path, head_dim=head_dim), poison)
     engine, prompt = load(path, prefix_cache=False), tokens(90)
-    want = engine.forward([Row(engine.open([]), prompt, 90)]).clone()
+    want = engine.forward([Row(engine.kv.open([]), prompt, 90)]).clone()
     # Every block has been spoiled by another sequence before it is used again.
-    spoiling = [engine.open([]) for _ in range(2)]
+    spoiling = [engine.kv.open([]) for _ in range(2)]
     engine.forward([Row(sequence, [poison] * 464, 0) for sequence in spoiling])
     for sequence in spoiling:
-        engine.close(sequence)
+        engine.kv.close(sequence)
     for size in (1, 3, 7, 90):
-        sequence = engine.open([])
+        sequence = engine.kv.open([])
         for start in range(0, 90, size):
             part = prompt[start : start + size]
             # Guesses that follow, and are taken back.
             got = engine.forward([Row(sequence, [*part, poison, 5, poison], len(part) + 3)])
             assert torch.equal(got[: len(part)], want[start : start + len(part)]), (size, start)
             assert not got[len(part) :].isfinite().any()
-            engine.rewind(sequence, start + len(part))
-        engine.close(sequence)
+            engine.kv.rewind(sequence, start + len(part))
+        engine.kv.close(sequence)
 
 
 def test_the_kv_cache_does_not_count_as_weights(tmp_path: Path, load: Load) -> None:
     engine = load(checkpoint(tmp_path), num_blocks=4000)
     before = engine.weight_bytes
-    engine.forward([Row(engine.open([]), tokens(3), 1)])
+    engine.forward([Row(engine.kv.open([]), tokens(3), 1)])
     # Scratch memory for three tokens, not 4,000 blocks of 8 KB.
     assert engine.weight_bytes - before < 1_000_000
 
@@ -261,6 +261,6 @@ def test_shapes_that_it_does_not_take_run_otherwise(tmp_path: Path, load: Load, 
     path = checkpoint(tmp_path, **shape)
     prompt = tokens(30)
     engine = load(path, "auto")
-    assert error(engine.forward([Row(engine.open([]), prompt, 30)]), reference(path, prompt)) < 0.05
+    assert error(engine.forward([Row(engine.kv.open([]), prompt, 30)]), reference(path, prompt)) < 0.05
     with pytest.raises(CheckpointError, match="execution: native"):
         load(path)

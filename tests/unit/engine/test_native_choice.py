@@ -82,7 +82,7 @@ def test_a_bfloat16_model_starts_where_there_is_no_more_than_avx2(tiny: Path, mo
     has(monkeypatch, AVX2_ALONE)
     engine = load(tiny)
     assert (engine.info.execution, engine.info.dtype) == ("native-avx2", "bfloat16")
-    assert engine.forward([Row(engine.open([]), PROMPT, 1)]).isfinite().all()
+    assert engine.forward([Row(engine.kv.open([]), PROMPT, 1)]).isfinite().all()
 
 
 def test_a_variant_that_the_cpu_cannot_run_is_refused_by_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,12 +29,12 @@ def config(quantization: str, dtype: str = "float32") -> EngineConfig:
 
 def logits(engine: Engine, parts: list[int]) -> torch.Tensor:
     """Of every position of the prompt, run in parts of these sizes."""
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     found = []
     for size in parts:
         start = sequence.cached_len
         found.append(engine.forward([Row(sequence, PROMPT[start : start + size], size)]))
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return torch.cat(found)
 
 
@@ -64,7 +64,7 @@ def test_a_step_over_several_positions_gives_the_bits_of_single_steps(
 @pytest.mark.parametrize("quantization", ON_A_CPU)
 def test_a_step_without_logits_runs(tiny: Path, quantization: str) -> None:
     engine = load_engine(tiny, config(quantization))
-    assert engine.forward([Row(engine.open([]), PROMPT, 0)]).shape == (0, 384)
+    assert engine.forward([Row(engine.kv.open([]), PROMPT, 0)]).shape == (0, 384)
 
 
 @pytest.mark.parametrize("target", ON_A_CPU)

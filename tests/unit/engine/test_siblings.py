@@ -46,15 +46,15 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def alone(engine: Engine) -> Tensor:
     """Logits of plain decoding, from the prompt's last token on."""
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, TEXT[: PROMPT - 1], 0)])
     found = [engine.forward([Row(sequence, [token], 1)]).clone() for token in TEXT[PROMPT - 1 :]]
-    engine.close(sequence)
+    engine.kv.close(sequence)
     return torch.cat(found)
 
 
 def begin(engine: Engine) -> EngineSequence:
-    sequence = engine.open([])
+    sequence = engine.kv.open([])
     engine.forward([Row(sequence, TEXT[: PROMPT - 1], 0)])
     return sequence
 
@@ -68,7 +68,7 @@ def step(engine: Engine, sequence: EngineSequence, guess: list[int], siblings: l
 @pytest.mark.parametrize("right", [0, 1, 2])
 def test_a_sibling_that_is_followed_leaves_what_plain_decoding_would(engine: Engine, alone: Tensor, right: int) -> None:
     """Across every place in a block: the guess is right up to `right` tokens, and its sibling there is the text."""
-    free, sequence = engine.num_free_blocks, begin(engine)
+    free, sequence = engine.kv.num_free_blocks, begin(engine)
     while (at := sequence.cached_len) + 6 < LENGTH:
         guess = [*TEXT[at + 1 : at + 1 + right], WRONG, WRONG]
         siblings = [Sibling(0, 1), Sibling(right, TEXT[at + right + 1]), Sibling(right + 1, 1)]
@@ -76,24 +76,24 @@ def test_a_sibling_that_is_followed_leaves_what_plain_decoding_would(engine: Eng
         want = alone[at - PROMPT + 1 :]
         assert torch.equal(logits[: right + 1], want[: right + 1])
         assert torch.equal(logits[len(guess) + 2], want[right + 1]), at
-        engine.accept_branch(sequence, 1)
-        engine.rewind(sequence, at + right + 2)
+        engine.kv.accept_branch(sequence, 1)
+        engine.kv.rewind(sequence, at + right + 2)
         assert sequence.tokens == TEXT[: at + right + 2]
-        engine.publish(sequence, sequence.cached_len)
-    engine.close(sequence)
-    assert engine.num_free_blocks == free
+        engine.kv.publish(sequence, sequence.cached_len)
+    engine.kv.close(sequence)
+    assert engine.kv.num_free_blocks == free
 
 
 def test_siblings_that_are_not_followed_leave_nothing(engine: Engine, alone: Tensor) -> None:
-    free, sequence = engine.num_free_blocks, begin(engine)
+    free, sequence = engine.kv.num_free_blocks, begin(engine)
     while (at := sequence.cached_len) + 4 < LENGTH:
         logits = step(engine, sequence, TEXT[at + 1 : at + 3], [Sibling(0, WRONG), Sibling(1, 1), Sibling(2, WRONG)])
         assert torch.equal(logits[:3], alone[at - PROMPT + 1 :][:3])
-        engine.rewind(sequence, at + 3)
+        engine.kv.rewind(sequence, at + 3)
     # The last forward's are held until something is done with the sequence.
     step(engine, sequence, [], [Sibling(0, WRONG)])
-    engine.close(sequence)
-    assert engine.num_free_blocks == free
+    engine.kv.close(sequence)
+    assert engine.kv.num_free_blocks == free
 
 
 def test_rows_do_not_see_each_others_siblings(engine: Engine, alone: Tensor) -> None:
@@ -107,7 +107,7 @@ def test_rows_do_not_see_each_others_siblings(engine: Engine, alone: Tensor) -> 
     want = alone[at - PROMPT + 1 :]
     assert torch.equal(logits, torch.stack([want[n] for n in (0, 1, 1, 2, 0, 1)]))
     for sequence in (first, second):
-        engine.close(sequence)
+        engine.kv.close(sequence)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -118,23 +118,23 @@ def test_on_a_gpus_kernels_a_sibling_is_what_a_chain_would_be(tmp_path: Path) ->
         for attention in ("triton", "sdpa")
     )
     at, tokens = 21, TEXT[:26]
-    beside, alone = engine.open([]), chain.open([])
+    beside, alone = engine.kv.open([]), chain.kv.open([])
     engine.forward([Row(beside, tokens[:at], 0)])
     want = chain.forward([Row(alone, tokens, 5)])
     got = engine.forward([Row(beside, [tokens[at], WRONG], 2, [Sibling(0, tokens[at + 1])])])
     torch.testing.assert_close(got[[0, 2]], want[:2])
-    engine.accept_branch(beside, 0)
+    engine.kv.accept_branch(beside, 0)
     torch.testing.assert_close(engine.forward([Row(beside, tokens[at + 2 :], 3)]), want[2:])
 
 
 def test_siblings_need_a_block_each(engine: Engine) -> None:
     sequence = begin(engine)
-    at, free = sequence.cached_len, engine.num_free_blocks
+    at, free = sequence.cached_len, engine.kv.num_free_blocks
     many = [Sibling(0, WRONG)] * (free + 1)
     with pytest.raises(OutOfBlocks):
         engine.forward([Row(sequence, TEXT[at : at + 1], 1, many)])
-    assert (sequence.cached_len, engine.num_free_blocks) == (at, free)
-    engine.close(sequence)
+    assert (sequence.cached_len, engine.kv.num_free_blocks) == (at, free)
+    engine.kv.close(sequence)
 
 
 def test_a_sibling_follows_one_of_the_rows_tokens(engine: Engine) -> None:

@@ -53,22 +53,22 @@ def bench(path: Path, config: EngineConfig) -> Bench:
 
 def logits_alone(path: Path, config: EngineConfig, token_ids: list[int]) -> torch.Tensor:
     engine = load_engine(path, config)
-    return engine.forward([Row(engine.open(token_ids), token_ids, 1)]).clone()
+    return engine.forward([Row(engine.kv.open(token_ids), token_ids, 1)]).clone()
 
 
 def test_blocks_that_held_what_is_not_finite_serve_the_next_sequence(poisoned: Path, config: EngineConfig) -> None:
     engine = load_engine(poisoned, config)
     everywhere = [POISON] * NUM_BLOCKS * config.block_size
-    spoiled = engine.open(everywhere)
+    spoiled = engine.kv.open(everywhere)
     for start in range(0, len(everywhere), 96):
         logits = engine.forward([Row(spoiled, everywhere[start : start + 96], 1)])
     assert not logits.isfinite().all()
-    engine.close(spoiled)
+    engine.kv.close(spoiled)
     for count in (1, 17, 40, 200):
-        sequence = engine.open(prompt(count))
+        sequence = engine.kv.open(prompt(count))
         got = engine.forward([Row(sequence, prompt(count), 1)])
         assert torch.equal(got, logits_alone(poisoned, config, prompt(count)))
-        engine.close(sequence)
+        engine.kv.close(sequence)
 
 
 def test_a_poisoned_sequence_leaves_those_beside_it_their_text(poisoned: Path, config: EngineConfig) -> None:
@@ -94,7 +94,7 @@ def test_what_a_failed_sequence_held_is_found_by_nobody_and_is_wiped(poisoned: P
     worker.open(0, opening(spoiled))
     worker.run()
     assert worker.answers[key(0)].errors
-    assert worker.engine.open(spoiled).cached_len == 0
+    assert worker.engine.kv.open(spoiled).cached_len == 0
     worker.open(1, opening(prompt(9)))
     worker.run()
     assert worker.answers[key(1)].text

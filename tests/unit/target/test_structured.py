@@ -196,7 +196,7 @@ def test_a_grammar_that_is_exhausted_ends_its_sequence_at_the_same_token_and_no_
         grammar = {"logits": LogitsOptions(grammar="x"), "grammar": Exhausted(7)} if number == 1 else {}
         bench.open(number, replace(each, **grammar))  # type: ignore[arg-type]
     retracted: list[object] = []
-    bench.engine.retract = lambda *args: retracted.append(args)  # type: ignore[method-assign]
+    bench.engine.kv.retract = lambda *args: retracted.append(args)  # type: ignore[method-assign]
     bench.run(Liar(texts, how)) if how != "none" else bench.run()
     assert [type(error) for error in bench.answers[key(1)].errors] == [InvalidRequest]
     assert bench.answers[key(1)].text == texts[1][len(PROMPTS[1]) :][:7]

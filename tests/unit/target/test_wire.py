@@ -96,7 +96,7 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
     assert bench.tokens[key(1)] == alone.tokens[key(1)]
     assert bench.worker.stats.num_step_failures == 0
     assert bench.worker.stats.num_committed_tokens > 150, "some of the nonsense made sense"
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
 def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:

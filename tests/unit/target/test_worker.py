@@ -45,7 +45,7 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
         bench.open(i, one)
     bench.run(Liar(texts, how))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
     stats = bench.worker.stats
     assert stats.num_accepted_tokens <= stats.num_verified_tokens <= stats.num_draft_tokens
     assert (stats.num_accepted_tokens > 0) == (how != "gapped")
@@ -127,7 +127,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
     assert len(bench.answers[key(0)].text) == 24
     assert bench.worker.stats.num_draft_tokens > 0
     assert not bench.refused
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
 def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: 
     assert all(len(outcome.token_ids) == min(2, outcome.num_accepted + 1) for outcome in judged)
     bench.run()
     assert len(bench.answers[key(0)].text) == 24 and not bench.refused
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
 @pytest.mark.parametrize("mode", [VerificationMode.COUPLED, VerificationMode.RATIO])
@@ -226,7 +226,7 @@ def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
     assert bench.worker.stats.num_preemptions > 0
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert not any(answer.errors for answer in bench.answers.values())
-    assert bench.engine.num_free_blocks == 12
+    assert bench.engine.kv.num_free_blocks == 12
 
 
 def test_with_a_prefix_cache_a_tiny_kv_pool_gives_the_same_text(tiny: Path) -> None:
@@ -238,7 +238,7 @@ def test_with_a_prefix_cache_a_tiny_kv_pool_gives_the_same_text(tiny: Path) -> N
         bench.open(i, one)
     bench.run(Liar(texts, "random"))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
-    assert bench.engine.num_free_blocks == 14
+    assert bench.engine.kv.num_free_blocks == 14
 
 
 def test_a_cached_prefix_is_reported_in_the_first_commit_only(tiny: Path) -> None:
@@ -273,7 +273,7 @@ def test_32_sequences_of_mixed_lengths_complete_and_return_every_block(tiny: Pat
         bench.open(i, one)
     bench.run(Liar(texts, "random"))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
-    assert bench.engine.num_free_blocks == 100
+    assert bench.engine.kv.num_free_blocks == 100
     assert max(report.batch_sequences for report in bench.reports) > 10
     assert max(report.batch_tokens for report in bench.reports) <= 128
 
@@ -286,9 +286,9 @@ def test_a_close_frees_everything_before_the_next_step(tiny: Path) -> None:
         bench.step()
     bench.close(0)
     held = -(-len(bench.tokens[key(1)]) // 8)
-    assert bench.engine.num_free_blocks >= bench.limits.num_blocks - held
+    assert bench.engine.kv.num_free_blocks >= bench.limits.num_blocks - held
     bench.end_stream()
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
     assert bench.step() is None
 
 
@@ -475,7 +475,7 @@ def test_a_fault_in_the_step_ends_the_guilty_sequence_and_no_other(tiny: Path, n
     assert len(bench.answers[key(9)].errors) == 1
     assert not bench.answers[key(9)].commits
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items() if k.sequence_id != 9} == texts
-    assert bench.engine.num_free_blocks == bench.limits.num_blocks
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
 class TimedEngine:

@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.loader import load_engine
-from outrider.engine.sequence import EngineSequence
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
 from outrider.training.conversation import ChatFormat, Conversation
@@ -46,7 +46,7 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
     assert stages == {"corpus", "train"}
     assert longer.held_out_loss < 0.8 * barely.held_out_loss
     engine = load_engine(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
-    assert engine.forward([Row(engine.open([5]), [5, 6], 1)]).shape == (1, 300)
+    assert engine.forward([Row(engine.kv.open([5]), [5, 6], 1)]).shape == (1, 300)
     assert (tmp_path / "draft" / "recipe.json").exists()
 
 
@@ -55,7 +55,7 @@ def test_the_corpus_holds_what_the_target_s_head_saw(target: Path, tmp_path: Pat
     sample = max(read_corpus(next((tmp_path / "corpus").glob("*.safetensors"))), key=lambda s: len(s.token_ids))
     engine = load_engine(target, EngineConfig(num_blocks=32))
     ids = sample.token_ids[:-1].tolist()
-    _, hidden = engine.forward_with_hidden([Row(engine.open([]), ids, len(ids))])
+    _, hidden = engine.forward_with_hidden([Row(engine.kv.open([]), ids, len(ids))])
     assert hidden.shape == sample.hidden.shape == (len(sample.answers), 64)
     similarity = torch.nn.functional.cosine_similarity(hidden.float(), sample.hidden.float())
     assert similarity.min() > 0.99  # bfloat16, and another batch
@@ -66,14 +66,9 @@ class OneAnswerEngine:
 
     def __init__(self, token_id: int, vocab_size: int = 384) -> None:
         self.info = SimpleNamespace(max_context_len=10_000)
+        self.kv = KVCacheManager(1, 1, prefix_cache=False)
         self._logits = torch.zeros(vocab_size)
         self._logits[token_id] = 1e4
-
-    def open(self, prompt: Sequence[int]) -> EngineSequence:
-        return EngineSequence()
-
-    def close(self, sequence: EngineSequence) -> None:
-        pass
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])

@@ -1,0 +1,144 @@
+"""Which KV blocks each sequence has, and which hold a prefix that others may find.
+
+Knows lengths, blocks and hashes; not the keys and values in them. The caller decides which tokens are committed. A
+rewind only lowers a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.engine.blocks import BlockPool, PrefixChanges
+from outrider.engine.sequence import EngineSequence, OutOfBlocks, SiblingKV
+from outrider.engine.step import Row
+from outrider.prefix import block_hashes
+
+
+class KVCacheManager:
+    """The blocks of one engine's sequences, and the prefix cache over them."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool) -> None:
+        self._block_size = block_size
+        self._prefix_cache = prefix_cache
+        self._pool = BlockPool(num_blocks)
+        self._unclean: list[int] = []
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that could be allocated now, including those of evictable prefixes."""
+        return self._pool.num_free
+
+    @property
+    def num_evicted_blocks(self) -> int:
+        """Blocks of cached prefixes that were evicted, since the start."""
+        return self._pool.num_evicted
+
+    def blocks_needed(self, sequence: EngineSequence, num_new_tokens: int) -> int:
+        """Blocks that running `num_new_tokens` more would take from the pool."""
+        total = -(-(sequence.cached_len + num_new_tokens) // self._block_size)
+        return max(0, total - len(sequence.blocks))
+
+    def open(self, prompt: Sequence[int], salt: bytes = b"") -> EngineSequence:
+        """A sequence that starts with the cached prefix of `prompt`, at most all but its last token."""
+        sequence = EngineSequence(salt=salt)
+        if self._prefix_cache:
+            size = self._block_size
+            hashes = block_hashes(prompt[: (len(prompt) - 1) // size * size], size, salt)
+            sequence.blocks = self._pool.find(hashes)
+            sequence.hashes = hashes[: len(sequence.blocks)]
+            sequence.tokens = list(prompt[: len(sequence.blocks) * size])
+        return sequence
+
+    def allocate(self, rows: Sequence[Row]) -> None:
+        """Gives the rows' sequences the blocks that a step writes, one more for each sibling.
+
+        Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
+        """
+        needs = [self.blocks_needed(row.sequence, len(row.token_ids)) for row in rows]
+        needed = sum(needs) + sum(len(row.siblings) for row in rows)
+        if needed > self._pool.num_free:
+            raise OutOfBlocks(needed, self._pool.num_free)
+        for row, count in zip(rows, needs, strict=True):
+            sequence = row.sequence
+            blocks = sequence.blocks
+            blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
+            self._drop_siblings(sequence)
+            for sibling, block in zip(row.siblings, self._pool.allocate(len(row.siblings)), strict=True):
+                position = sequence.cached_len + sibling.after + 1
+                sequence.siblings.append(SiblingKV(position, sibling.token_id, block))
+
+    def accept_branch(self, sequence: EngineSequence, number: int) -> None:
+        """Continues with sibling `number` of the last forward: it replaces the row's tokens from its position on."""
+        sibling = sequence.siblings.pop(number)
+        at = sibling.position // self._block_size
+        del sequence.tokens[sibling.position :]
+        sequence.tokens.append(sibling.token_id)
+        self._pool.release(sequence.blocks[at:])
+        sequence.blocks[at:] = [sibling.block]
+
+    def rewind(self, sequence: EngineSequence, length: int) -> None:
+        """Drops the cached tokens from position `length` on, and all siblings.
+
+        A published block is never written again, so a rewind into one drops all of it:
+        cached_len may end lower.
+        """
+        self._drop_siblings(sequence)
+        size = self._block_size
+        published = len(sequence.hashes)
+        if length < published * size:
+            published = length // size
+            length = published * size
+            del sequence.hashes[published:]
+        if length >= sequence.cached_len:
+            return
+        del sequence.tokens[length:]
+        keep = -(-length // size)
+        self._pool.release(sequence.blocks[keep:])
+        del sequence.blocks[keep:]
+
+    def retract(self, sequence: EngineSequence, length: int) -> None:
+        """As rewind, after a failed step. Released blocks may hold NaN, and are zeroed before the next step."""
+        held = [*sequence.blocks, *(sibling.block for sibling in sequence.siblings)]
+        own = {block for block in held if not self._pool.is_shared(block)}
+        self.rewind(sequence, length)
+        self._unclean.extend(own.difference(sequence.blocks))
+
+    def discard(self, sequence: EngineSequence) -> None:
+        """As close, for a sequence that failed: blocks that only it holds are unpublished and zeroed."""
+        self._unclean.extend(self._pool.forget(sequence.blocks))
+        self._unclean.extend(sibling.block for sibling in sequence.siblings)
+        self.close(sequence)
+
+    def publish(self, sequence: EngineSequence, committed_len: int) -> None:
+        """Lets other sequences find the blocks that lie wholly below `committed_len`."""
+        size = self._block_size
+        done = len(sequence.hashes)
+        full = min(committed_len, sequence.cached_len) // size
+        if not self._prefix_cache or full <= done:
+            return
+        parent = sequence.hashes[-1] if sequence.hashes else None
+        fresh = block_hashes(sequence.tokens[done * size : full * size], size, sequence.salt, parent=parent)
+        for block, block_hash in zip(sequence.blocks[done:full], fresh, strict=True):
+            self._pool.publish(block, block_hash)
+        sequence.hashes.extend(fresh)
+
+    def close(self, sequence: EngineSequence) -> None:
+        """Releases the sequence's blocks; published ones stay findable until they are evicted."""
+        self._drop_siblings(sequence)
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.hashes = []
+        sequence.tokens = []
+
+    def take_prefix_changes(self) -> PrefixChanges:
+        """Hashes that became findable or were evicted since the last call."""
+        return self._pool.take_changes()
+
+    def take_unclean(self) -> list[int]:
+        """Blocks that are zeroed before the next step. A group's followers zero theirs in the same step."""
+        unclean, self._unclean = self._unclean, []
+        return unclean
+
+    def _drop_siblings(self, sequence: EngineSequence) -> None:
+        self._pool.release([sibling.block for sibling in sequence.siblings])
+        sequence.siblings.clear()
