@@ -255,7 +255,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     async def stop(self) -> None:
         """Lets go of its drafts."""
         if self._pairs is not None:
-            await self._pairs.stop()
+            await self._pairs.links.stop()
 
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         await self._running.wait()

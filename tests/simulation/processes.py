@@ -140,7 +140,7 @@ class TargetProcess(Worker):
 
     async def kill(self) -> None:
         await super().kill()
-        await self.servicer.pairs.stop()
+        await self.servicer.pairs.links.stop()
 
     def start_drain(self) -> None:
         self.draining = True
@@ -151,7 +151,7 @@ class TargetProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._sequences]
-        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs.open_keys]
+        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs._open]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -37,6 +38,17 @@ _MAX_IDLE_S = 30.0
 _MAX_CLOSED = 4096
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Receives the reports of the links. Called in the event loop; must neither raise nor block."""
+
+    replied: Callable[[DraftLink, draft_pb2.DraftResponse], None]
+    ended: Callable[[DraftLink, Unavailable], None]
+    """Once, unless the link is stopped."""
+    idle: Callable[[DraftLink], None]
+    """Nothing more may be opened on it."""
+
+
 class DraftLink:
     """Lives from the first sequence opened there until its stream ends or it has been idle for a while. It does not
     reconnect: when a router names this worker again, a new link is made."""
@@ -46,14 +58,10 @@ class DraftLink:
         worker_id: str,
         address: str,
         connect: Connect,
-        replied: Callable[[DraftLink, draft_pb2.DraftResponse], None],
-        ended: Callable[[DraftLink, Unavailable], None],
-        idle: Callable[[DraftLink], None],
-        credential: tuple[tuple[str, str], ...] = (),
+        listener: Listener,
+        credential: tuple[tuple[str, str], ...],
     ) -> None:
-        """Begins to connect. The listeners are called in the event loop and must neither raise nor block; `ended` is
-        called once, unless the link is stopped. After `idle` nothing more may be opened on it. `credential`: metadata
-        of each call."""
+        """Begins to connect. `credential`: metadata of each call."""
         self.worker_id = worker_id
         self.address = address
         self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
@@ -65,9 +73,7 @@ class DraftLink:
         self._credential = credential
         self._received = False
         self._asked_s: float | None = None
-        self._replied = replied
-        self._ended = ended
-        self._idle = idle
+        self._listener = listener
         self._task = asyncio.create_task(self._run(), name=f"link {worker_id}")
 
     def asked(self) -> None:
@@ -102,7 +108,7 @@ class DraftLink:
         except Exception as error:
             log.exception("the link to draft %s failed", self.worker_id)
             problem = type(error).__name__
-        self._ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
+        self._listener.ended(self, Unavailable(f"draft {self.worker_id}: {problem}", reason=reason))
 
     async def _serve(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
         """Reads, writes and watches until one of the three ends, then ends all. Raises StreamEnded."""
@@ -122,7 +128,7 @@ class DraftLink:
 
     def _take_reply(self, reply: draft_pb2.DraftResponse) -> None:
         self._received, self._asked_s = True, None
-        self._replied(self, reply)
+        self._listener.replied(self, reply)
 
     async def _watch(self, stub: draft_pb2_grpc.DraftServiceAsyncStub) -> None:
         failed, idle_s = 0, 0.0
@@ -131,7 +137,7 @@ class DraftLink:
             await asyncio.sleep(_SILENCE_S)
             idle_s = 0.0 if self.keys else idle_s + _SILENCE_S
             if idle_s >= _MAX_IDLE_S:
-                self._idle(self)
+                self._listener.idle(self)
                 raise StreamEnded("nothing is open there")
             if self._received or not self.keys:
                 failed = 0

@@ -57,7 +57,7 @@ async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(real_
 
 async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_so(real_fleet, caplog):
     for target in real_fleet.targets:
-        target.pairs._connect = lambda address: create_channel("127.0.0.1:1")
+        target.pairs.links._connect = lambda address: create_channel("127.0.0.1:1")
     for _ in range(2):
         answer = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON))
         assert len(answer.token_ids) == 300
@@ -75,16 +75,16 @@ async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_
 async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet):
     # Long enough that it has not ended when the router hears of the break.
     plain = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_OFF))
-    links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
+    links = [link for target in real_fleet.targets for link in target.pairs.links.by_draft.values()]
     assert not links
     tokens, broken = [], False
     async for response in real_fleet.call(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON)):
         tokens += response.token_ids
-        links = [link for target in real_fleet.targets for link in target.pairs._links.values()]
+        links = [link for target in real_fleet.targets for link in target.pairs.links.by_draft.values()]
         if links and response.num_drafted and not broken:
             broken = True
             links[0]._task.cancel()
-            links[0]._ended(links[0], Unavailable("the connection broke", reason="DRAFT_GONE"))
+            links[0]._listener.ended(links[0], Unavailable("the connection broke", reason="DRAFT_GONE"))
     assert broken
     assert tokens == plain.token_ids
     assert real_fleet.counter("outrider_fallback_total", reason="draft_lost") == 1

@@ -140,7 +140,7 @@ async def all_free(servicer: TargetServicer) -> None:
     async with asyncio.timeout(30):
         while servicer.load.num_running or servicer.load.num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert servicer.pairs.open_keys == [] and servicer.pairs._links == {}
+    assert servicer.pairs._open == {} and servicer.pairs.links.by_draft == {}
 
 
 def padded(message: target_pb2.VerifyRequest, size: int) -> bytes:

@@ -143,7 +143,7 @@ def virtual(test: Any) -> Any:
             try:
                 await test(world)
             finally:
-                await world.pairs.stop()
+                await world.pairs.links.stop()
 
         run_virtually(main(), VirtualLoop())
 
@@ -252,7 +252,7 @@ async def test_a_router_that_is_gone_takes_its_pairings_with_it(world: World) ->
     world.pairs.stream_ended(KEY.stream)
     await asyncio.sleep(0.1)
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_CANCELLED)]
-    assert not world.pairs.open_keys
+    assert not world.pairs._open
 
 
 @virtual
@@ -264,7 +264,7 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
     assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids[0]")
     assert [type(event) for event in world.events] == [DraftRefused], "the target counts it"
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
-    assert world.pairs.open_keys == [KEY], "the sequence itself goes on"
+    assert list(world.pairs._open) == [KEY], "the sequence itself goes on"
 
 
 @pytest.mark.parametrize(
@@ -432,11 +432,14 @@ def test_only_who_is_leased_is_called_and_only_at_the_leased_address(named: dict
     @virtual
     async def test(world: World) -> None:
         called: list[str] = []
-        connect, world.pairs._connect = world.pairs._connect, lambda address: called.append(address) or connect(address)
+        connect, world.pairs.links._connect = (
+            world.pairs.links._connect,
+            lambda address: called.append(address) or connect(address),
+        )
         await world.paired(**named)
         assert world.faults == [(90, "DRAFT_UNREACHABLE")], "the router does without this way"
-        assert not called and not world.pairs._links
-        assert world.pairs._stats.num_unleased_drafts == 1
+        assert not called and not world.pairs.links.by_draft
+        assert world.pairs.links._stats.num_unleased_drafts == 1
         await world.hear(set_drafts=[assigned(sequence_id=91)])
         assert called == [ADDRESS]
 
@@ -470,7 +473,7 @@ async def test_thousands_of_names_cost_one_reading_at_a_time_and_no_link(world: 
     changes = [assigned(number, worker_id=f"d{number + 1}", sequence_id=number) for number in range(1, 1001)]
     for _ in range(3):
         await world.hear(opens=openings, set_drafts=changes)
-    assert not world.pairs._links and len(world.faults) >= 1000
+    assert not world.pairs.links.by_draft and len(world.faults) >= 1000
     assert world.num_reads <= 4
 
 
@@ -498,7 +501,7 @@ async def test_a_link_with_nothing_open_on_it_is_closed_after_a_while(world: Wor
     await asyncio.sleep(20)
     assert not world.draft.ended
     await asyncio.sleep(20)
-    assert world.draft.ended and not world.pairs._links and not world.answers
+    assert world.draft.ended and not world.pairs.links.by_draft and not world.answers
     await world.paired(sequence_id=91)
     assert world.draft.opens[-1].sequence_id == 91
 
@@ -508,10 +511,10 @@ async def test_there_are_only_so_many_links(world: World) -> None:
     numbers = range(2, 302)
     world.leased = {f"d{number}": f"draft{number}:7000" for number in numbers}
     silent = asyncio.Event()
-    world.pairs._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
+    world.pairs.links._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
     changes = [assigned(n, worker_id=f"d{n}", address=world.leased[f"d{n}"], sequence_id=n) for n in numbers]
     await world.hear(opens=[opening(sequence_id=number) for number in numbers], set_drafts=changes)
-    assert len(world.pairs._links) == 256
+    assert len(world.pairs.links.by_draft) == 256
     assert len(world.faults) == 300 - 256
 
 
@@ -530,7 +533,7 @@ class _Silent:
 @virtual
 async def test_stopping_ends_the_streams(world: World) -> None:
     await world.paired()
-    await world.pairs.stop()
+    await world.pairs.links.stop()
     await asyncio.sleep(0.1)
     assert world.draft.ended
 
