@@ -95,7 +95,7 @@ def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, load: L
     want = reference(path, prompt)
     # bfloat16 keeps 8 bits; what transformers itself loses in bfloat16 is the measure.
     theirs = load(path, "transformers")
-    rounded = theirs.forward([Row(theirs.open([]), prompt, len(prompt))])
+    rounded = theirs.forward([Row(theirs.kv.open([]), prompt, len(prompt))])
     assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
 
 
@@ -111,7 +111,7 @@ def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, load: Load, sha
     with torch.inference_mode():
         want: Tensor = model.to(torch.float32)(torch.tensor([prompt])).logits[0]
     theirs = load(path, "transformers", quantization="int8")
-    rounded = theirs.forward([Row(theirs.open([]), prompt, len(prompt))])
+    rounded = theirs.forward([Row(theirs.kv.open([]), prompt, len(prompt))])
     assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
     assert error(torch.cat(got), want) < 0.5 * error(reference(path, prompt), want)
 
@@ -124,7 +124,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
     save_draft_model(draft, model, token_map, base=str(target), fingerprint="", recipe={})
     prompt = tokens(40)
     engine, plain = load(draft), load(draft, "transformers")
-    got, want = (e.forward([Row(e.open([]), prompt, 40)]).clone() for e in (engine, plain))
+    got, want = (e.forward([Row(e.kv.open([]), prompt, 40)]).clone() for e in (engine, plain))
     assert got.shape == (40, len(token_map))
     assert error(got, want) < 0.03
     # Inputs are rounded as well, row by row: still the same bits in any shape of a step.

@@ -104,7 +104,7 @@ def test_without_a_compiler_a_bfloat16_model_runs_in_float32_and_says_what_that_
     assert len(warned) == 1
     assert "no C compiler" in warned[0] and "twice the memory and several times slower" in warned[0]
     want = load(tiny, dtype="float32")
-    logits = [e.forward([Row(e.open([]), PROMPT, 1)]).clone() for e in (engine, want)]
+    logits = [e.forward([Row(e.kv.open([]), PROMPT, 1)]).clone() for e in (engine, want)]
     assert torch.equal(*logits)
 
 
