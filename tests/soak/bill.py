@@ -57,7 +57,8 @@ class _Fleet:
 
     async def idle(self) -> None:
         """Returns once nothing is open on any worker, nor on its way."""
-        while sum(t.load.num_sequences for t in self.targets) + sum(d.load.num_sequences for d in self.drafts):  # noqa: ASYNC110
+        workers = [*self.targets, *self.drafts]
+        while any(worker.steps.load.num_sequences for worker in workers):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
 

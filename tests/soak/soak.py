@@ -67,13 +67,17 @@ class Stay:
     @property
     def held(self) -> dict[str, int]:
         """KV blocks that are not free, by worker."""
-        free = {"target": self.target.load.num_free_blocks, "draft": self.draft.load.num_free_blocks}
+        free = {"target": self.target.steps.load.num_free_blocks, "draft": self.draft.steps.load.num_free_blocks}
         return {name: self.num_blocks[name] - count for name, count in free.items()}
 
     @property
     def num_open(self) -> int:
         """Sequences and requests that have not ended."""
-        return len(self.router.dispatcher.table.requests) + self.target.load.num_sequences + self.draft.load.num_running
+        return (
+            len(self.router.dispatcher.table.requests)
+            + self.target.steps.load.num_sequences
+            + self.draft.steps.load.num_running
+        )
 
 
 @dataclass(slots=True)

@@ -54,7 +54,9 @@ class TargetServicer(
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
-        self.pairs = Pairs(limits, clock, self.steps.post, self._answer, leases, connect, worker.stats, credential)
+        self.pairs = Pairs(
+            limits, clock, self.steps.post, self.streams.answer, leases, connect, worker.stats, credential
+        )
 
     async def __aexit__(self, *exception: object) -> None:
         for task in self._compiling:
@@ -120,7 +122,5 @@ class TargetServicer(
     def _tell_progress(self, report: Report) -> None:
         """Reports that a step has ended: a long prefill commits nothing for minutes, and a router must know that it
         runs."""
-        now_s = self._clock()
-        for number, stream in self._streams.items():
-            if now_s - stream.answered_s >= self._max_silence_s:
-                self._answer(number, empty_response(report))
+        for number in self.streams.unanswered(self._max_silence_s):
+            self.streams.answer(number, empty_response(report))

@@ -26,7 +26,9 @@ from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCal
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
+from outrider.worker.loop import Steps
 from outrider.worker.prefix_publisher import PrefixPublisher
+from outrider.worker.streams import Streams
 from outrider.worker.watchdog import ending_hung_steps
 
 if TYPE_CHECKING:
@@ -45,9 +47,10 @@ class Servicer(Protocol):
     def drained(self) -> asyncio.Event: ...
 
     @property
-    def busy_since_s(self) -> float | None:
-        """When the current step began, in monotonic seconds; None between steps. May be read from any thread."""
-        ...
+    def steps(self) -> Steps[Any]: ...
+
+    @property
+    def streams(self) -> Streams[Any]: ...
 
     def step_limit_s(self, most_s: float) -> float:
         """Longest a step may last, in seconds: at most `most_s`. May be called from any thread."""
@@ -61,10 +64,6 @@ class Servicer(Protocol):
 
     def expire_drain(self) -> None:
         """Returns all open sequences to their peers."""
-        ...
-
-    async def flushed(self) -> None:
-        """Returns when gRPC has taken every message made so far."""
         ...
 
 
@@ -95,7 +94,7 @@ class RunningWorker(Generic[S]):
             self.servicer.expire_drain()
             await self.servicer.drained.wait()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.servicer.flushed(), _FLUSH_S)
+            await asyncio.wait_for(self.servicer.streams.flushed(), _FLUSH_S)
 
 
 Make = Callable[[CollectorRegistry, PrefixPublisher, "MetadataStore | None"], AbstractAsyncContextManager[S]]
@@ -139,7 +138,7 @@ async def serve(
             serving(server, config.listen, services=[service], signals=signals, credentials=credentials)
         )
         ops.live["step"] = busy_check(
-            lambda: servicer.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
+            lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
         )
         ops.ready["server"] = lambda: life.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
@@ -165,7 +164,9 @@ async def serve_until_stopped(
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
         on_ready()
         servicer = running.servicer
-        with ending_hung_steps(lambda: servicer.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)):
+        with ending_hung_steps(
+            lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
+        ):
             await running.life.draining.wait()
             await running.drain(config.drain_timeout_s)
     log.info("drained")

@@ -1,23 +1,21 @@
-"""A worker's streams: messages become events for the step loop, its reports become messages."""
+"""What the services of draft and target workers share: messages become events for the step loop, its reports become
+messages."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from outrider.errors import Overloaded
-from outrider.rpc.answers import GRACE_S, stop_writing, write_answers
 from outrider.rpc.v1 import worker_pb2
 from outrider.worker.events import DrainExpired, DrainStarted, StreamEnded, WorkerEvent
 from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
 from outrider.worker.report import Load, WorkerReport
+from outrider.worker.streams import Streams
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +24,6 @@ R = TypeVar("R", bound=WorkerReport)
 Q = TypeVar("Q")
 A = TypeVar("A")
 R_contra = TypeVar("R_contra", contravariant=True)
-
-MAX_UNREAD_MESSAGES = 4096
-"""Messages queued for one peer. A peer that leaves more unread has stopped reading."""
 
 PrefixListener = Callable[[list[bytes], list[bytes]], None]
 """Called in the event loop with the block hashes that were added to and removed from the prefix cache."""
@@ -39,17 +34,6 @@ class Metrics(Protocol[R_contra]):
     def observe(self, report: R_contra, load: Load) -> None:
         """One turn of the loop."""
         ...
-
-
-@dataclass(slots=True, eq=False)
-class _Stream(Generic[A]):
-    """The answering side of one peer's stream."""
-
-    outbox: asyncio.Queue[A | None]
-    answered_s: float
-    """When the last message was queued, by the service's clock."""
-    reading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Expires, and so ends the stream, once the outbox is full."""
 
 
 class WorkerServicer(ABC, Generic[E, R, Q, A]):
@@ -66,18 +50,15 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         prefix_listener: PrefixListener = lambda added, removed: None,
         make_steps: MakeSteps[E, R] = StepLoop,
         clock: Callable[[], float] = time.monotonic,
-        max_unread: int = MAX_UNREAD_MESSAGES,
     ) -> None:
         self.info = info
         self.drained = asyncio.Event()
         """Set once nothing is open, and nothing will be."""
+        self.streams: Streams[A] = Streams(clock)
         self._clock = clock
         self._metrics = metrics
         self._prefix_listener = prefix_listener
-        self._max_unread = max_unread
         self._draining = False
-        self._streams: dict[int, _Stream[A]] = {}
-        self._stream_numbers = itertools.count(1)
         self._event_loop = asyncio.get_running_loop()
         self.steps = make_steps(machine, self._hand_over)
 
@@ -88,21 +69,12 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
     async def __aexit__(self, *exception: object) -> None:
         await asyncio.to_thread(self.steps.stop)
 
-    @property
-    def load(self) -> Load:
-        return self.steps.load
-
-    @property
-    def busy_since_s(self) -> float | None:
-        """When the current step began, in monotonic seconds; None between steps. May be read from any thread."""
-        return self.steps.busy_since_s
-
     def step_limit_s(self, most_s: float) -> float:
         """Longest a step may last, in seconds: at most `most_s`. May be called from any thread."""
         return most_s
 
     def load_message(self) -> worker_pb2.WorkerLoad:
-        load = self.load
+        load = self.steps.load
         return worker_pb2.WorkerLoad(
             num_running=load.num_running,
             num_waiting=load.num_waiting,
@@ -122,34 +94,20 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         """Returns all open sequences to their peers."""
         self.post(DrainExpired())
 
-    async def flushed(self) -> None:
-        """Returns when gRPC has taken every message made so far."""
-        await asyncio.gather(*(stream.outbox.join() for stream in self._streams.values()))
-
     def post(self, *events: E | WorkerEvent) -> None:
         self.steps.post(events)
 
     # A coroutine that writes, not a generator: its `finally` then runs when the call ends, not when it is collected.
     async def _serve(self, requests: AsyncIterator[Q], context: Any) -> None:
         """Serves one stream to its end. Raises Overloaded when its peer has stopped reading."""
-        number = next(self._stream_numbers)
-        stream = self._streams[number] = _Stream(asyncio.Queue(self._max_unread), self._clock())
-        writer = asyncio.create_task(write_answers(stream.outbox, context), name=f"write stream {number}")
-        try:
-            async with stream.reading:
+        async with self.streams.open(context) as number:
+            try:
                 async for request in requests:
                     self.steps.post(self._events_of(number, request))
-        except TimeoutError:
-            if not stream.reading.expired():
-                raise
-            raise Overloaded(f"{self._max_unread} messages are unread", reason="UNREAD") from None
-        finally:
-            # On every kind of end: half-closed, cancelled, past its deadline, or the connection lost.
-            self.steps.post([StreamEnded(number)])
-            self._stream_ended(number)
-            self._streams.pop(number, None)
-            # A peer that does not read gets no time to read the rest.
-            await stop_writing(writer, stream.outbox, None if stream.reading.expired() else GRACE_S)
+            finally:
+                # On every kind of end: half-closed, cancelled, past its deadline, or the connection lost.
+                self.steps.post([StreamEnded(number)])
+                self._stream_ended(number)
 
     @abstractmethod
     def _events_of(self, stream: int, request: Q) -> Iterable[E | WorkerEvent]:
@@ -169,7 +127,7 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
 
     def _tell(self, answers: Mapping[int, A], report: R) -> None:
         for stream, answer in answers.items():
-            self._answer(stream, answer)
+            self.streams.answer(stream, answer)
         # Peers wait for answers, so these are sent first.
         self._event_loop.call_soon(self._note, report)
 
@@ -177,17 +135,6 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         if report.prefix_added or report.prefix_removed:
             self._prefix_listener(report.prefix_added, report.prefix_removed)
         if self._metrics is not None:
-            self._metrics.observe(report, self.load)
-        if self.load.drained:
+            self._metrics.observe(report, self.steps.load)
+        if self.steps.load.drained:
             self.drained.set()
-
-    def _answer(self, number: int, answer: A) -> None:
-        if (stream := self._streams.get(number)) is None:
-            return
-        stream.answered_s = self._clock()
-        try:
-            stream.outbox.put_nowait(answer)
-        except asyncio.QueueFull:
-            # No message of a stream may be lost: the stream ends, and its peer continues its sequences elsewhere.
-            del self._streams[number]
-            stream.reading.reschedule(self._event_loop.time())

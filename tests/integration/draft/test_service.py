@@ -38,7 +38,7 @@ async def read(call: Any) -> draft_pb2.DraftResponse:
 
 
 def is_empty(servicer: DraftServicer, num_blocks: int = 64) -> bool:
-    return servicer.load.num_running == 0 and servicer.load.num_free_blocks == num_blocks
+    return servicer.steps.load.num_running == 0 and servicer.steps.load.num_free_blocks == num_blocks
 
 
 async def test_it_says_who_it_is(served: Serve) -> None:
@@ -119,10 +119,10 @@ async def test_a_stream_that_ends_or_breaks_gives_everything_back(served: Serve)
             # The same id on each: ids belong to their stream.
             await call.write(draft_pb2.DraftRequest(opens=[opening(1), opening(2)]))
             await read(call)
-        assert servicer.load.num_running == 6
+        assert servicer.steps.load.num_running == 6
         await ended.done_writing()
         cancelled.cancel()
-        await until(lambda: servicer.load.num_running == 2)
+        await until(lambda: servicer.steps.load.num_running == 2)
         await kept.write(draft_pb2.DraftRequest(commits=[commit(1, 8, 23)]))
         assert [draft.base_len for draft in (await read(kept)).drafts] == [9]
         assert await ended.code() == grpc.StatusCode.OK
@@ -142,7 +142,7 @@ async def test_a_router_that_stops_reading_and_leaves_is_forgotten_too(served: S
 
 async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_are_served(served: Serve) -> None:
     async with served(DrafterKind.NGRAM, max_sequences=2) as (stub, servicer):
-        servicer._max_unread = 4
+        servicer.streams.max_unread = 4
         deaf = stub.Draft()
         # Each is answered by an error of its own, until the buffers between hold no more.
         many = draft_pb2.DraftRequest(opens=[opening(i, [384]) for i in range(2000)])
@@ -152,7 +152,7 @@ async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_ar
                 await deaf.write(many)
 
         talking = asyncio.create_task(talk())
-        await until(lambda: servicer.stats.num_failed > 0 and not servicer._streams)
+        await until(lambda: servicer.stats.num_failed > 0 and not servicer.streams._open)
         other = stub.Draft()
         await other.write(draft_pb2.DraftRequest(opens=[opening(1)]))
         assert len((await read(other)).drafts) == 1

@@ -138,7 +138,7 @@ async def read_until_answered(router: Router, num_openings: int) -> None:
 async def all_free(servicer: TargetServicer) -> None:
     """Nothing that a peer opened is left."""
     async with asyncio.timeout(30):
-        while servicer.load.num_running or servicer.load.num_waiting:  # noqa: ASYNC110
+        while servicer.steps.load.num_running or servicer.steps.load.num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert servicer.pairs._open == {} and servicer.pairs.links.by_draft == {}
 

@@ -288,7 +288,7 @@ async def test_a_bad_opening_ends_itself_by_name_and_nothing_else(
         router = Router(stub)
         await router.send(opens=[open_sequence(1, [5, 6]), open_sequence(2, [5, 6], **changes)])
         await router.finished(1, 2)
-        assert servicer.load.num_sequences == 0
+        assert servicer.steps.load.num_sequences == 0
     assert len(router.text[1]) == 20
     assert router.errors[2].field == field
     assert router.errors[2].reason == "INVALID_FIELD"
@@ -332,7 +332,7 @@ async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path
             await router.finished(*ids)
 
         await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
-        await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+        await until(lambda: servicer.steps.load.num_free_blocks == NUM_BLOCKS)
     assert {i: len(t) for r in routers for i, t in r.text.items()} == {i: 5 + i for i in range(32)}
 
 
@@ -345,7 +345,7 @@ async def test_a_close_frees_the_sequence_and_the_others_go_on(tiny: Path) -> No
         await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG), open_sequence(2, [7], stopping=LONG)])
         await router.read()
         await router.send(closes=[sp.CloseSequence(sequence_id=1, reason=sp.CLOSE_REASON_CANCELLED)])
-        await until(lambda: servicer.load.num_sequences == 1)
+        await until(lambda: servicer.steps.load.num_sequences == 1)
         await router.finished(2)
     assert len(router.text[2]) == 400
     assert 1 not in router.finish
@@ -367,7 +367,7 @@ async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: s
             await router.call.done_writing()
         await other.finished(1)
         assert len(other.text[1]) == 400
-        await until(lambda: servicer.load.num_free_blocks == NUM_BLOCKS)
+        await until(lambda: servicer.steps.load.num_free_blocks == NUM_BLOCKS)
 
 
 class SlowCompiler(GrammarCompiler):
@@ -560,7 +560,7 @@ async def test_metrics_add_up_to_what_was_committed(tiny: Path, caplog: pytest.L
         long = open_sequence(2, [7, 8], stopping=LONG, draft=draft.assigned(22))
         await router.send(opens=[open_sequence(1, [5, 6, 7]), long])
         await router.finished(1, 2)
-        await until(lambda: servicer.load.num_sequences == 0)
+        await until(lambda: servicer.steps.load.num_sequences == 0)
         (url,) = [m.split()[-1] + "/metrics" for m in caplog.messages if m.startswith("ops port")]
         text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
         num_steps = servicer.stats.num_steps

@@ -16,6 +16,7 @@ class FakeServicer:
 
     def __init__(self, calls: list[str]) -> None:
         self.drained = asyncio.Event()
+        self.streams = self
         self._calls = calls
 
     def load_message(self) -> worker_pb2.WorkerLoad:

@@ -69,7 +69,8 @@ async def test_what_is_asked_is_answered_on_its_stream_and_its_end_is_noted() ->
 async def test_a_peer_that_reads_nothing_is_ended_and_what_it_opened_is_closed() -> None:
     machine, deaf, other = FakeMachine(), Peer(), Peer()
     deaf.reads.clear()
-    async with servicer(machine, max_unread=4) as serving:
+    async with servicer(machine) as serving:
+        serving.streams.max_unread = 4
         calls = [asyncio.create_task(serving._serve(peer.requests(), peer)) for peer in (deaf, other)]
         await asyncio.sleep(0)
         for number in range(6):
@@ -112,7 +113,7 @@ async def test_what_was_said_last_is_flushed() -> None:
         call = asyncio.create_task(serving._serve(peer.requests(), peer))
         await asyncio.sleep(0)
         serving._dispatch(WorkerReport(failures=[Failed(SequenceKey(1, 1), ValueError("last"))]))
-        flushing = asyncio.create_task(serving.flushed())
+        flushing = asyncio.create_task(serving.streams.flushed())
         await asyncio.sleep(0.01)
         assert not flushing.done()
         peer.reads.set()
