@@ -20,6 +20,7 @@ from outrider.speculation import verification
 from outrider.target import events, verify, worker
 from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
+from outrider.target.sequences import OpenSequences
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import StreamEnded
 from outrider_controller.router import sequences
@@ -118,9 +119,9 @@ def _mistake_sibling(shipped: Any) -> Any:
 
 
 def _keep_preempted(shipped: Any) -> Any:
-    def preempt(target: Any, victim: Any) -> None:
+    def preempt(sequences: Any, victim: Any) -> None:
         victim.kv = None
-        target.stats.num_preemptions += 1
+        sequences._stats.num_preemptions += 1
 
     return preempt
 
@@ -205,7 +206,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),
     Planted.SIBLING_MISTAKEN: (KVCacheManager, "accept_branch", _mistake_sibling),
-    Planted.PREEMPTED_KEPT: (TargetWorker, "_preempt", _keep_preempted),
+    Planted.PREEMPTED_KEPT: (OpenSequences, "preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),

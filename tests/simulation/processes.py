@@ -150,7 +150,7 @@ class TargetProcess(Worker):
         self.servicer.expire_drain()
 
     def leftovers(self) -> list[str]:
-        found = [f"sequence {key} is open" for key in self.worker._sequences]
+        found = [f"sequence {key} is open" for key in self.worker._sequences.keys]
         found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs._open]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")

@@ -6,7 +6,6 @@ reason.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,18 +16,18 @@ from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict, VerificationMode
 from outrider.target import events
-from outrider.target.calibration import Calibration, Fit
+from outrider.target.accounting import StepAccounting
+from outrider.target.calibration import Fit
 from outrider.target.commit import apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
-from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, admissible, plan
-from outrider.target.sequence import TargetSequence
-from outrider.target.times import Times
+from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, plan
+from outrider.target.sequences import OpenSequences
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
-from outrider.worker.step_cost import StepCost, StepShares
+from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 
 log = logging.getLogger(__name__)
@@ -59,27 +58,23 @@ class TargetWorker:
         self._limits = limits
         self._batching = batching
         self._clock = clock
-        self._sequences: dict[SequenceKey, TargetSequence] = {}
-        self._serials = itertools.count()
-        self._report = Report()
-        self._cost = StepCost()
         self._take_late = take_late
-        self._row_price = row_price
-        self._calibration = Calibration()
+        self._sequences = OpenSequences(engine.kv, self.stats)
+        self._accounting = StepAccounting(self.stats, row_price)
+        self._report = Report()
 
     @property
     def load(self) -> Load:
-        running = sum(1 for s in self._sequences.values() if s.kv is not None)
-        waiting = len(self._sequences) - running
-        free, cost = self._engine.kv.num_free_blocks, self._cost
+        known, cost = self._sequences, self._accounting.cost
+        running, free = known.num_running, self._engine.kv.num_free_blocks
         times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
-        return Load(running, waiting, free, len(self._sequences), self.draining, *times_ns)
+        return Load(running, len(known) - running, free, len(known), self.draining, *times_ns)
 
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
         report, self._report = self._report, Report()
-        report.row_price = self._row_price(self._cost)
-        report.best_chance = self._calibration.best(Fit())
+        report.row_price = self._accounting.row_price
+        report.best_chance = self._accounting.calibration.best(Fit())
         report.prefix_added, report.prefix_removed = self._engine.kv.take_prefix_changes()
         return report
 
@@ -89,18 +84,18 @@ class TargetWorker:
             case events.Opened():
                 self._open(event)
             case events.Compiled():
-                if sequence := self._find(event.key):
+                if sequence := self._sequences.find(event.key):
                     sequence.take_grammar(event.grammar)
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
             case events.Adjusted():
-                if sequence := self._find(event.key):
+                if sequence := self._sequences.find(event.key):
                     sequence.adjust(event.speculation)
             case Closed():
-                if self._find(event.key):
+                if self._sequences.find(event.key):
                     self._remove(event.key)
             case StreamEnded():
-                for key in [k for k in self._sequences if k.stream == event.stream]:
+                for key in [k for k in self._sequences.keys if k.stream == event.stream]:
                     self._remove(key)
             case Refused():
                 self._fail(event.key, event.error)
@@ -134,60 +129,42 @@ class TargetWorker:
 
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
-        for key in list(self._sequences):
+        for key in self._sequences.keys:
             self._fail(key, error)
 
     def _schedule(self, now_s: float) -> Plan:
-        for sequence in admissible(list(self._sequences.values()), self._batching, self._engine.kv.num_free_blocks):
-            # Cached tokens have no logits, so the prefix cache is not used.
-            cached = () if sequence.wants_prompt_logprobs else sequence.tokens
-            sequence.kv = self._engine.kv.open(cached, sequence.opening.salt)
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
-        price = self._row_price(self._cost)
-        pricing = Pricing(
-            price,
-            self._calibration,
-            self._engine.num_free_tokens,
-            sibling_price=price if self._engine.runs_siblings else math.inf,
-        )
+        self._sequences.admit(self._batching)
+        engine, price = self._engine, self._accounting.row_price
+        sibling_price = price if engine.runs_siblings else math.inf
+        pricing = Pricing(price, self._accounting.calibration, engine.num_free_tokens, sibling_price)
         while True:
-            free_blocks = self._engine.kv.num_free_blocks
-            planned = plan(list(self._sequences.values()), self._batching, free_blocks, now_s, pricing)
+            planned = plan(list(self._sequences), self._batching, engine.kv.num_free_blocks, now_s, pricing)
             if planned.victim is None:
                 return planned
-            self._preempt(planned.victim)
-
-    def _preempt(self, victim: TargetSequence) -> None:
-        """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
-        then."""
-        if victim.kv is not None:
-            self._engine.kv.close(victim.kv)
-            victim.kv = None
-            self.stats.num_preemptions += 1
+            self._sequences.preempt(planned.victim)
 
     def _recover(self, rows: Sequence[PlannedRow]) -> None:
         for row in rows:
             if row.sequence.kv is not None:
                 self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
-        self._preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
+        self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
     def _poll_late_drafts(self, rows: Sequence[PlannedRow]) -> None:
         """Applies drafts that came during the step and continue those being verified."""
         # Only ratio mode needs this: in the others the buffer stays valid after a commit of the same tokens.
-        keys = {row.sequence.key for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO}
+        sequences = [row.sequence for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO]
+        verified = {sequence.key: sequence for sequence in sequences}
 
         def wanted(event: Event) -> bool:
-            if not isinstance(event, events.Offered) or event.key not in keys:
+            if not isinstance(event, events.Offered) or event.key not in verified:
                 return False
-            sequence = self._sequences[event.key]
+            sequence = verified[event.key]
             return sequence.drafts.continued_by(event.draft, sequence.tokens)
 
-        for event in self._take_late(wanted) if keys else ():
+        for event in self._take_late(wanted) if verified else ():
             self.apply(event)
 
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
-        committed_before = self.stats.num_committed_tokens
         # Kept here: a commit moves this object to the report, and its shares are known only after the step.
         times = [row.sequence.times for row in rows]
         for row, result in zip(rows, results, strict=True):
@@ -206,28 +183,12 @@ class TargetWorker:
             row.sequence.ready_since_s = ended_s
             if not row.decides:
                 row.sequence.times.prefill_s += ended_s - started_s
-        self._report.step_us = round((ended_s - started_s) * 1e6)
+        step_s, num_tokens = ended_s - started_s, sum(row.num_run for row in rows)
+        self._report.step_us = round(step_s * 1e6)
         self._report.batch_sequences = len(rows)
-        self._report.batch_tokens = sum(row.num_run for row in rows)
-        self.stats.num_steps += 1
-        self.pace.stepped(ended_s - started_s, self._report.batch_tokens)
-        self._calibration.stepped()
-        prompt_tokens = sum(row.num_tokens for row in rows if not row.decodes)
-        took = {"rows": self._report.batch_tokens - prompt_tokens, "prompt_tokens": prompt_tokens}
-        self._divide(rows, times, self._cost.shares(sequences=len(rows), seconds=ended_s - started_s, **took))
-        num_committed = self.stats.num_committed_tokens - committed_before
-        self._cost.took(seconds=ended_s - started_s, tokens=num_committed, **took)
-
-    def _divide(self, rows: Sequence[PlannedRow], times: Sequence[Times], shares: StepShares) -> None:
-        """Divides a step's time among its sequences."""
-        for row, each in zip(rows, times, strict=True):
-            prompt_tokens = 0 if row.decodes else row.num_tokens
-            share_s = shares.of(prompt_tokens=prompt_tokens, rows=row.num_run - prompt_tokens)
-            wasted_s, each.num_wasted_rows = each.num_wasted_rows * shares.row_s, 0
-            each.share_s += share_s
-            each.wasted_s += wasted_s
-            self.stats.busy_s += share_s
-            self.stats.wasted_s += wasted_s
+        self._report.batch_tokens = num_tokens
+        self.pace.stepped(step_s, num_tokens)
+        self._accounting.stepped(rows, times, step_s)
 
     def _settle(self, row: PlannedRow, result: Verified) -> None:
         sequence = row.sequence
@@ -246,16 +207,12 @@ class TargetWorker:
         prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
         serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
         number = sibling_of(row, verdict)
-        # An accepted sibling counts in place of the drafted token, which was not accepted.
-        num_accepted = outcome.num_accepted - (number is not None)
-        self._calibration.observe(sequence.bins[:num_drafted], outcome.num_verified, num_accepted, sequence.fit)
-        self.stats.num_siblings += len(row.siblings)
-        sequence.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
+        # A stop token before it may have ended the text.
+        accepts_sibling = number is not None and outcome.num_accepted == verdict.num_accepted
+        self._accounting.verified(row, outcome, accepts_sibling=accepts_sibling)
         draft_useful_s = sum(arrival.draft_s for arrival in sequence.drafts.arrivals[: outcome.num_accepted])
         if number is not None:
             self._engine.kv.accept_branch(kv_of(sequence), number)
-            # A stop token before it may have ended the text.
-            self.stats.num_siblings_accepted += outcome.num_accepted == verdict.num_accepted
         sequence.commit(outcome.token_ids, num_drafted)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
         self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
@@ -275,16 +232,8 @@ class TargetWorker:
             draft_useful_s=draft_useful_s,
         )
         self._report.commits.append(committed)
-        self._count(committed)
+        self._accounting.committed(committed)
         return outcome.finish
-
-    def _count(self, committed: Committed) -> None:
-        outcome, stats = committed.outcome, self.stats
-        stats.num_draft_tokens += outcome.num_drafted
-        stats.num_verified_tokens += outcome.num_verified
-        stats.num_accepted_tokens += outcome.num_accepted
-        stats.num_dropped_tokens += committed.num_dropped
-        stats.num_committed_tokens += len(outcome.token_ids)
 
     def _open(self, event: events.Opened) -> None:
         key = event.key
@@ -296,13 +245,11 @@ class TargetWorker:
         elif len(self._sequences) >= self._limits.max_sequences:
             self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
-            opening = event.opening
-            made = TargetSequence(key, next(self._serials), opening, self._limits.max_context_len, event.received_s)
-            made.fit = self._calibration.fit(opening.tenant)
-            self._sequences[key] = made
+            made = self._sequences.add(key, event.opening, self._limits.max_context_len, event.received_s)
+            made.fit = self._accounting.calibration.fit(event.opening.tenant)
 
     def _offer(self, event: events.Offered | events.DraftRefused) -> None:
-        sequence = self._find(event.key)
+        sequence = self._sequences.find(event.key)
         if sequence is None:
             return
         try:
@@ -314,21 +261,11 @@ class TargetWorker:
             self.stats.num_refused_drafts += 1
             self._report.refused_drafts.append(Failed(event.key, error))
 
-    def _find(self, key: SequenceKey) -> TargetSequence | None:
-        sequence = self._sequences.get(key)
-        if sequence is None:
-            self.stats.num_unknown += 1
-        return sequence
-
     def _fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         self._report.failures.append(Failed(key, error))
 
     def _remove(self, key: SequenceKey) -> None:
-        sequence = self._sequences.pop(key, None)
-        if sequence is None:
-            return
-        self._report.removed.append((key, sequence.times))
-        if sequence.kv is not None:
-            self._engine.kv.close(sequence.kv)
-            sequence.kv = None
+        sequence = self._sequences.remove(key)
+        if sequence is not None:
+            self._report.removed.append((key, sequence.times))

@@ -130,7 +130,7 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     bench.open(0, asked)
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
-    sequence = bench.worker._sequences[key(0)]
+    sequence = bench.worker._sequences.find(key(0))
     assert sequence.drafts.token_ids == TOKENIZER.encode("no"), "the rest can never be accepted"
     assert sequence.drafts.num_dropped == len("ise")
 
@@ -155,7 +155,7 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
     [asked] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
     sequence_of = Bench(tiny)
     sequence_of.open(0, asked)
-    sequence = sequence_of.worker._sequences[key(0)]
+    sequence = sequence_of.worker._sequences.find(key(0))
     sequence.drafts.token_ids = TOKENIZER.encode("noise")
     sequence._cut_impossible()
     assert sequence.drafts.token_ids == TOKENIZER.encode("noi")

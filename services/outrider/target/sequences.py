@@ -1,0 +1,84 @@
+"""The sequences that are open on a target worker, and which of them have KV. Knows no model and no drafts.
+
+A sequence waits for KV at first, and again after a preemption.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from outrider.engine.kv_cache_manager import KVCacheManager
+from outrider.target.opening import Opening
+from outrider.target.report import TargetStats
+from outrider.target.scheduler import Batching, admissible
+from outrider.target.sequence import TargetSequence
+from outrider.worker.events import SequenceKey
+
+
+class OpenSequences:
+    """Iterates over the sequences in the order of opening."""
+
+    def __init__(self, kv: KVCacheManager, stats: TargetStats) -> None:
+        self._kv = kv
+        self._stats = stats
+        self._open: dict[SequenceKey, TargetSequence] = {}
+        self._serials = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, key: SequenceKey) -> bool:
+        return key in self._open
+
+    def __iter__(self) -> Iterator[TargetSequence]:
+        return iter(self._open.values())
+
+    @property
+    def keys(self) -> list[SequenceKey]:
+        return list(self._open)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have KV."""
+        return sum(1 for sequence in self if sequence.kv is not None)
+
+    def find(self, key: SequenceKey) -> TargetSequence | None:
+        """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
+        sequence = self._open.get(key)
+        if sequence is None:
+            self._stats.num_unknown += 1
+        return sequence
+
+    def add(self, key: SequenceKey, opening: Opening, max_context_len: int, received_s: float) -> TargetSequence:
+        made = TargetSequence(key, next(self._serials), opening, max_context_len, received_s)
+        self._open[key] = made
+        return made
+
+    def admit(self, batching: Batching) -> None:
+        """Gives KV to those that wait for it, as far as all that have it can finish their prefill."""
+        for sequence in admissible(list(self), batching, self._kv.num_free_blocks):
+            # Cached tokens have no logits, so the prefix cache is not used.
+            cached = () if sequence.wants_prompt_logprobs else sequence.tokens
+            sequence.kv = self._kv.open(cached, sequence.opening.salt)
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+
+    def preempt(self, victim: TargetSequence) -> None:
+        """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
+        then."""
+        if victim.kv is not None:
+            self._release(victim)
+            self._stats.num_preemptions += 1
+
+    def remove(self, key: SequenceKey) -> TargetSequence | None:
+        """Forgets the sequence and releases its KV. None when it is not open."""
+        sequence = self._open.pop(key, None)
+        if sequence is not None:
+            self._release(sequence)
+        return sequence
+
+    def _release(self, sequence: TargetSequence) -> None:
+        if sequence.kv is not None:
+            self._kv.close(sequence.kv)
+            sequence.kv = None
