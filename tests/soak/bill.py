@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from outrider.errors import OutriderError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outrider.metadata import MetadataStore
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.target.service import TargetServicer
+    from outrider.worker.loop import Steps
 
 _TENANTS, _ROUTERS, _NUM_BLOCKS = 7, 2, 512
 _CONCURRENCY, _GIVEN_BACK_EVERY = 24, 50
@@ -57,8 +58,8 @@ class _Fleet:
 
     async def idle(self) -> None:
         """Returns once nothing is open on any worker, nor on its way."""
-        workers = [*self.targets, *self.drafts]
-        while any(worker.steps.load.num_sequences for worker in workers):  # noqa: ASYNC110
+        steps: list[Steps[Any]] = [*(t.steps for t in self.targets), *(d.steps for d in self.drafts)]
+        while any(one.load.num_sequences for one in steps):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
 
