@@ -68,11 +68,11 @@ class Fleet:
         self.seen: dict[str, worker.WorkerInfo] = {}
         """By model: the target that was leased last, even if it is gone."""
         self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
-        self.connect = connect
-        self.credential = credential(config.secret, Role.ROUTER)
+        self.link_setup = LinkSetup(
+            listener, config.link, config.failover, connect, credential(config.secret, Role.ROUTER)
+        )
         self._leases = leases
         self._config = config
-        self._listener = listener
         self._on_change = on_change
         self._gone_s: dict[str, float] = {}
         """By model: when a connection to one of its targets last ended, by the loop's clock."""
@@ -156,20 +156,12 @@ class Fleet:
         self.notify()
 
     async def _follow_targets(self, records: Collection[LeaseRecord]) -> None:
-        links, config, leased = self.targets, self._config, {record.info.worker_id for record in records}
+        links, leased = self.targets, {record.info.worker_id for record in records}
         for record in records:
             worker_id = record.info.worker_id
             self.seen[record.info.model] = record.info
             if worker_id not in links:
-                links[worker_id] = TargetLink(
-                    worker_id,
-                    record.address,
-                    self._listener,
-                    config.link,
-                    config.failover,
-                    self.connect,
-                    self.credential,
-                )
+                links[worker_id] = TargetLink(worker_id, record.address, self.link_setup)
         # A worker that only lost the metadata store loses its lease; an open stream shows that it is alive.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
@@ -217,6 +209,18 @@ class Listener:
     replied: Callable[[TargetLink, target.VerifyResponse], None]
 
 
+@dataclass(frozen=True, slots=True)
+class LinkSetup:
+    """What the links to all targets have in common."""
+
+    listener: Listener
+    config: LinkConfig
+    failover: FailoverConfig
+    connect: Connect
+    credential: tuple[tuple[str, str], ...]
+    """gRPC metadata of each call."""
+
+
 @dataclass(slots=True)
 class RowPrice:
     """What one more drafted row in a step costs, as a target last reported it."""
@@ -233,20 +237,10 @@ class RowPrice:
 class TargetLink:
     """One target, from its first lease until `stop`: one channel, one stream, one outbox. Knows no requests."""
 
-    def __init__(
-        self,
-        worker_id: str,
-        address: str,
-        listener: Listener,
-        link: LinkConfig,
-        failover: FailoverConfig,
-        connect: Connect = create_channel,
-        credential: tuple[tuple[str, str], ...] = (),
-    ) -> None:
-        """`credential`: gRPC metadata of each call."""
+    def __init__(self, worker_id: str, address: str, setup: LinkSetup) -> None:
         self.worker_id = worker_id
         self.address = address
-        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, link.max_message_bytes)
+        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, setup.config.max_message_bytes)
         self.info = worker.WorkerInfo()
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()
@@ -255,8 +249,7 @@ class TargetLink:
         self.up = False
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has succeeded or failed."""
-        connection = _Connection(self, listener, link, failover, connect, credential)
-        self._task = asyncio.create_task(connection.run(), name=f"link {worker_id}")
+        self._task = asyncio.create_task(_Connection(self, setup).run(), name=f"link {worker_id}")
 
     @property
     def key(self) -> TargetKey:
@@ -270,31 +263,20 @@ class TargetLink:
 class _Connection:
     """Keeps a target's stream open, and reports when it breaks."""
 
-    def __init__(
-        self,
-        owner: TargetLink,
-        listener: Listener,
-        link: LinkConfig,
-        failover: FailoverConfig,
-        connect: Connect,
-        credential: tuple[tuple[str, str], ...],
-    ) -> None:
+    def __init__(self, owner: TargetLink, setup: LinkSetup) -> None:
         self._owner = owner
-        self._listener = listener
-        self._config = link
-        self._failover = failover
-        self._connect = connect
-        self._credential = credential
+        self._setup = setup
         self._clock = asyncio.get_running_loop().time
         self._received_s = 0.0
         self._reported = ""
 
     async def run(self) -> None:
-        backoff = Backoff(self._config.first_backoff_s, self._config.max_backoff_s)
+        config = self._setup.config
+        backoff = Backoff(config.first_backoff_s, config.max_backoff_s)
         await keep_running(self._connect_and_serve, backoff, self._report)
 
     async def _connect_and_serve(self) -> None:
-        async with self._connect(self._owner.address) as channel:
+        async with self._setup.connect(self._owner.address) as channel:
             await self._serve(target_pb2_grpc.TargetServiceStub(channel))
 
     def _report(self, error: Exception) -> None:
@@ -308,10 +290,12 @@ class _Connection:
     async def _serve(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
         """One connection, from GetInfo to the end of its stream."""
         request = target.TargetServiceGetInfoRequest()
-        reply = await stub.GetInfo(request, timeout=self._config.connect_timeout_s, metadata=self._credential)
+        reply = await stub.GetInfo(
+            request, timeout=self._setup.config.connect_timeout_s, metadata=self._setup.credential
+        )
         if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self._owner.worker_id):
             raise StreamEnded(problem)
-        call, why = stub.Verify(metadata=self._credential), "the link was stopped"
+        call, why = stub.Verify(metadata=self._setup.credential), "the link was stopped"
         try:
             self._came_up(reply)
             await until_first_ends(
@@ -333,7 +317,7 @@ class _Connection:
         self._received_s = self._clock()
         log.info("worker %s at %s: up", owner.worker_id, owner.address)
         owner.tried.set()
-        self._listener.up(owner)
+        self._setup.listener.up(owner)
 
     def _went_down(self, why: str) -> None:
         owner = self._owner
@@ -342,37 +326,37 @@ class _Connection:
         owner.up = False
         owner.outbox.clear()
         try:
-            self._listener.down(owner, why)
+            self._setup.listener.down(owner, why)
         finally:
             owner.open_sequences.clear()
 
     def _replied(self, reply: target.VerifyResponse) -> None:
         self._received_s = self._clock()
-        self._listener.replied(self._owner, reply)
+        self._setup.listener.replied(self._owner, reply)
 
     async def _watch(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
         """Gives the stream up when it is silent and the worker fails its health checks, or silent for too long."""
-        failed = 0
+        failover, failed = self._setup.failover, 0
         while True:
-            await asyncio.sleep(self._failover.stall_after_s / 4)
+            await asyncio.sleep(failover.stall_after_s / 4)
             if not self._owner.open_sequences:
                 # A stream without sequences is idle: silence counts from the first sequence on.
                 self._received_s = self._clock()
             silent_s = self._clock() - self._received_s
-            if silent_s < self._failover.stall_after_s:
+            if silent_s < failover.stall_after_s:
                 failed = 0
                 continue
-            if silent_s > self._failover.max_silence_s:
+            if silent_s > failover.max_silence_s:
                 raise StreamEnded(f"silent for {silent_s:.0f} s")
             failed = 0 if await self._answers(stub) else failed + 1
-            if failed >= self._failover.max_failed_probes:
+            if failed >= failover.max_failed_probes:
                 raise StreamEnded(f"silent for {silent_s:.1f} s, and does not answer")
 
     async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
         """Any answer counts: a worker that drains or is not ready still works on its open sequences."""
         try:
-            request, timeout_s = target.TargetServiceGetInfoRequest(), self._failover.probe_timeout_s
-            await stub.GetInfo(request, timeout=timeout_s, metadata=self._credential)
+            request, timeout_s = target.TargetServiceGetInfoRequest(), self._setup.failover.probe_timeout_s
+            await stub.GetInfo(request, timeout=timeout_s, metadata=self._setup.credential)
         except grpc.RpcError:
             return False
         return True

@@ -20,12 +20,13 @@ async def tokenizer_chunks(fleet: Fleet, model: str, sha256: str) -> AsyncIterat
             break
     else:
         raise NotFound(f"no live target of {model[:200]!r} has this tokenizer", field="tokenizer_sha256")
+    setup = fleet.link_setup
     # A separate connection, so that it does not delay the commits on the target's stream.
-    async with fleet.connect(target.address) as channel:
+    async with setup.connect(target.address) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         request = target_pb2.TargetServiceGetTokenizerRequest()
         try:
-            async for part in stub.GetTokenizer(request, timeout=_TIMEOUT_S, metadata=fleet.credential):
+            async for part in stub.GetTokenizer(request, timeout=_TIMEOUT_S, metadata=setup.credential):
                 yield part.chunk
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the target broke off: {error.details() or error.code().name}") from error
