@@ -18,6 +18,7 @@ from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Opening, Speculation, Stopping
 from outrider.target.scheduler import Batching, PlannedRow, Pricing, plan
 from outrider.target.sequence import TargetSequence
+from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
 from outrider.worker.step_cost import StepCost
 
@@ -149,7 +150,7 @@ class _Stream:
             stopping=Stopping(self.answer_tokens),
             speculation=Speculation(max_draft_tokens=self.num_drafted),
         )
-        self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, 0.0)
+        self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, Timer(0.0))
         self.sequence.fit = self.calibration.fit(self.text.tenant)
         self.sequence.kv = EngineSequence(tokens=[])
 

@@ -34,7 +34,7 @@ class StepAccounting:
         # An accepted sibling counts in place of the drafted token, which was not accepted.
         num_accepted = outcome.num_accepted - accepts_sibling
         self.calibration.observe(sequence.bins[: row.num_in_step], outcome.num_verified, num_accepted, sequence.fit)
-        sequence.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
+        sequence.timer.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
         stats.num_siblings += len(row.siblings)
         stats.num_siblings_accepted += accepts_sibling
 

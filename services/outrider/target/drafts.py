@@ -149,6 +149,8 @@ class DraftBuffer:
     """Drafted tokens dropped since the last commit."""
     declined_len: int = -1
     """The committed length for which a draft last sent an empty proposal."""
+    active: bool = False
+    """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
     trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MAX_TREES))
     """The last trees offered: the source of alternatives to the buffered tokens."""
 
@@ -157,6 +159,8 @@ class DraftBuffer:
 
     def offer(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
         """Buffers the tokens of `draft` that fit and counts the others. Keeps at most `capacity` tokens."""
+        # A message that comes after drafting was disallowed was sent before the draft knew.
+        self.active |= capacity > 0
         if not draft.token_ids:
             self.declined_len = max(self.declined_len, min(draft.base_len, len(committed)))
             return
@@ -170,6 +174,10 @@ class DraftBuffer:
         if draft.parents and len(draft.confidence) == len(draft.token_ids):
             self.trees.append(draft)
         self._append(draft.guess(), committed, capacity)
+
+    def has_answer(self, committed_len: int) -> bool:
+        """Whether a draft has answered the last commit, with tokens or with none."""
+        return bool(self.token_ids) or self.declined_len >= committed_len
 
     def continued_by(self, draft: OfferedDraft, committed: Sequence[int]) -> bool:
         """Whether `draft` continues the buffered tokens and withdraws none. It may overlap them."""
@@ -237,6 +245,11 @@ class DraftBuffer:
         del self.token_ids[length:]
         del self.q[length:]
         del self.arrivals[length:]
+
+    def limit(self, capacity: int) -> None:
+        """Follows a new capacity; 0 when drafting is no longer allowed."""
+        self.cut(capacity)
+        self.active &= capacity > 0
 
     def take_num_dropped(self) -> int:
         count, self.num_dropped = self.num_dropped, 0

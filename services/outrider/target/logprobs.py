@@ -32,9 +32,10 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
             first = sequence.cached_len - row.num_tokens - row.num_drafted
             token_ids = sequence.opening.prompt[first + 1 : first + 1 + count]
             assert sequence.opening.logprobs is not None
+            assert sequence.prompt_report is not None
             # A step that failed is run again: its first results are replaced.
             found = logprobs_of(logits[start : start + count], token_ids, sequence.opening.logprobs.num_top)
-            sequence.prompt_logprobs[first:] = found
+            sequence.prompt_report.logprobs[first:] = found
         start += count
         end = start + (row.num_drafted + 1 + len(row.siblings) if row.decides else 0)
         kept.append(logits[start:end])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.speculation import VerificationMode
 from outrider.target.calibration import Calibration
-from outrider.target.drafts import Beside
+from outrider.target.drafts import Arrival, Beside
 from outrider.target.sequence import TargetSequence
 
 
@@ -97,6 +97,11 @@ class PlannedRow:
     @property
     def num_run(self) -> int:
         return self.num_tokens + self.num_drafted + len(self.siblings)
+
+    @property
+    def last_arrival(self) -> Arrival | None:
+        """Of the last drafted token to verify; None without one."""
+        return self.sequence.drafts.arrivals[self.num_in_step - 1] if self.num_in_step else None
 
     @property
     def num_in_step(self) -> int:

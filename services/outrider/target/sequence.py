@@ -10,50 +10,48 @@ from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
 from outrider.target.calibration import Bin, Fit
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 from outrider.target.opening import Opening, Speculation
-from outrider.target.times import Times
+from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
+
+
+@dataclass(slots=True)
+class PromptReport:
+    """What the first commit says of the prompt."""
+
+    num_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """Tokens found in the prefix cache at the first admission."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """For the tokens from the second on, as far as they were run."""
 
 
 @dataclass(slots=True, eq=False)
 class TargetSequence:
-    """Positions count from the first prompt token; times are monotonic seconds."""
+    """Positions count from the first prompt token."""
 
     key: SequenceKey
     serial: int
     """Order of opening: the newest is the first to lose its KV."""
     opening: Opening
     max_context_len: int
-    ready_since_s: float
-    """Since when it has been ready for a step."""
+    timer: Timer
     speculation: Speculation = field(init=False)
     tokens: list[int] = field(init=False)
     """Prompt and committed output. Only `commit` extends it."""
     drafts: DraftBuffer = field(default_factory=DraftBuffer)
     kv: EngineSequence | None = None
     """None while it waits for KV blocks, at first and after a preemption."""
-    num_cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache at its first admission."""
-    times: Times = field(default_factory=Times)
-    """Since the last commit."""
-    held_until_s: float | None = None
-    """Set when a plan has held it back for a draft since the last step: the latest time until which it waits."""
-    answered_s: float | None = None
-    """When a draft first answered since the last step; None before that."""
-    num_commits: int = 0
+    prompt_report: PromptReport | None = field(init=False)
+    """None from the first commit on."""
     fit: Fit = field(default_factory=Fit)
     """How well its drafts do, compared with those of others; the worker sets where it starts."""
-    draft_active: bool = False
-    """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
-
     processor: LogitsProcessor | None = field(init=False)
     """None when the request has no logits options, and while its grammar is compiled."""
-
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """For the prompt's tokens from the second on, as far as it was run."""
 
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
         self.processor = None if self.opening.compiling else self.opening.processor()
+        self.prompt_report = PromptReport(len(self.opening.prompt))
         self.tokens = [*self.opening.prompt, *self.opening.committed]
 
     @property
@@ -73,7 +71,7 @@ class TargetSequence:
     def wants_prompt_logprobs(self) -> bool:
         """Prompt log probabilities are sent with the first commit of the answer."""
         asked = self.opening.logprobs
-        return asked is not None and asked.prompt and not self.num_commits and not self.opening.committed
+        return asked is not None and asked.prompt and self.prompt_report is not None and not self.opening.committed
 
     @property
     def pending(self) -> int:
@@ -98,18 +96,16 @@ class TargetSequence:
 
     def held_until(self, now_s: float) -> float | None:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""
-        speculation, drafts = self.speculation, self.drafts
-        wants_draft = speculation.max_draft_tokens and not drafts.token_ids and self.remaining > 1
-        if not (wants_draft and self.draft_active) or self.pending != 1 or drafts.declined_len >= self.committed_len:
+        if not self.drafts.active or self.drafts.has_answer(self.committed_len):
             return None
-        until = self.ready_since_s + speculation.max_wait_us * 1e-6
+        if self.remaining <= 1 or self.pending != 1:
+            return None
+        until = self.timer.ready_since_s + self.speculation.max_wait_us * 1e-6
         return until if until > now_s else None
 
     def offer(self, draft: OfferedDraft) -> None:
         """Buffers what is useful of a draft. Raises InvalidRequest when it could not be verified."""
         draft.check(self.opening.params, self.mode)
-        # A message that comes after drafting was disallowed was sent before the draft knew.
-        self.draft_active |= self.speculation.max_draft_tokens > 0
         if self.mode is not VerificationMode.RATIO:
             draft = replace(draft, q=()) if draft.q else draft
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
@@ -118,8 +114,8 @@ class TargetSequence:
             if not self.drafts.token_ids:
                 # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
                 self.drafts.declined_len = self.committed_len
-        if self.answered_s is None and (self.drafts.token_ids or self.drafts.declined_len >= self.committed_len):
-            self.answered_s = draft.received_s
+        if self.drafts.has_answer(self.committed_len):
+            self.timer.draft_answered(draft.received_s)
 
     def take_grammar(self, grammar: Grammar) -> None:
         """It may run from here on."""
@@ -129,24 +125,7 @@ class TargetSequence:
 
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
-        self.drafts.cut(speculation.capacity)
-        self.draft_active &= speculation.max_draft_tokens > 0
-
-    def start_step(self, now_s: float, num_drafted: int) -> None:
-        """Records how long it was ready before the step that begins now and verifies `num_drafted` drafted tokens."""
-        times = self.times
-        times.queue_s += max(0.0, now_s - self.ready_since_s)
-        if self.held_until_s is not None:
-            # The wait may have ended before now: then a step of other sequences delayed it.
-            ended_s = min(now_s, self.held_until_s, now_s if self.answered_s is None else self.answered_s)
-            times.wait_s += max(0.0, ended_s - self.ready_since_s)
-        if num_drafted:
-            times.draft_queue_s = max(0.0, now_s - self.drafts.arrivals[num_drafted - 1].received_s)
-        self.held_until_s = self.answered_s = None
-
-    def take_times(self) -> Times:
-        times, self.times = self.times, Times()
-        return times
+        self.drafts.limit(speculation.capacity)
 
     def commit(self, token_ids: list[int], num_drafted: int) -> None:
         """Appends committed tokens."""
@@ -155,7 +134,7 @@ class TargetSequence:
         if self.processor is not None:
             self.processor.advance(token_ids)
         self._cut_impossible()
-        self.num_commits += 1
+        self.prompt_report = None
 
     def _cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""

@@ -13,6 +13,7 @@ from outrider.target.opening import Opening
 from outrider.target.report import TargetStats
 from outrider.target.scheduler import Batching, admissible
 from outrider.target.sequence import TargetSequence
+from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
 
 
@@ -51,7 +52,7 @@ class OpenSequences:
         return sequence
 
     def add(self, key: SequenceKey, opening: Opening, max_context_len: int, received_s: float) -> TargetSequence:
-        made = TargetSequence(key, next(self._serials), opening, max_context_len, received_s)
+        made = TargetSequence(key, next(self._serials), opening, max_context_len, Timer(received_s))
         self._open[key] = made
         return made
 
@@ -61,8 +62,9 @@ class OpenSequences:
             # Cached tokens have no logits, so the prefix cache is not used.
             cached = () if sequence.wants_prompt_logprobs else sequence.tokens
             sequence.kv = self._kv.open(cached, sequence.opening.salt)
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+            report = sequence.prompt_report
+            if report is not None and report.num_cached_tokens is None:
+                report.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
 
     def preempt(self, victim: TargetSequence) -> None:
         """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has

@@ -23,6 +23,7 @@ from outrider.target.events import Event
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, plan
+from outrider.target.sequence import PromptReport
 from outrider.target.sequences import OpenSequences
 from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
@@ -114,7 +115,7 @@ class TargetWorker:
         started_s = self._clock()
         planned = self._schedule(started_s)
         for sequence, until_s in planned.held:
-            sequence.held_until_s = until_s
+            sequence.timer.held_until_s = until_s
         if not planned.rows:
             return planned.wake_at_s
         try:
@@ -166,9 +167,10 @@ class TargetWorker:
 
     def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
         # Kept here: a commit moves this object to the report, and its shares are known only after the step.
-        times = [row.sequence.times for row in rows]
+        times = [row.sequence.timer.times for row in rows]
         for row, result in zip(rows, results, strict=True):
-            row.sequence.start_step(started_s, row.num_in_step)
+            arrival = row.last_arrival
+            row.sequence.timer.step_began(started_s, None if arrival is None else arrival.received_s)
             try:
                 self._settle(row, result)
             except Exception as error:
@@ -180,9 +182,7 @@ class TargetWorker:
                 self._fail(row.sequence.key, error)
         ended_s = self._clock()
         for row in rows:
-            row.sequence.ready_since_s = ended_s
-            if not row.decides:
-                row.sequence.times.prefill_s += ended_s - started_s
+            row.sequence.timer.step_ended(started_s, ended_s, decides=row.decides)
         step_s, num_tokens = ended_s - started_s, sum(row.num_run for row in rows)
         self._report.step_us = round(step_s * 1e6)
         self._report.batch_sequences = len(rows)
@@ -204,8 +204,8 @@ class TargetWorker:
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
-        prompt_logprobs = sequence.prompt_logprobs if sequence.wants_prompt_logprobs else []
-        serial = sequence.drafts.arrivals[num_drafted - 1].serial if num_drafted else 0
+        prompt = sequence.prompt_report or PromptReport()
+        arrival = row.last_arrival
         number = sibling_of(row, verdict)
         # A stop token before it may have ended the text.
         accepts_sibling = number is not None and outcome.num_accepted == verdict.num_accepted
@@ -222,12 +222,12 @@ class TargetWorker:
             outcome=outcome,
             rejected=rejected,
             num_dropped=sequence.drafts.take_num_dropped(),
-            draft_serial=serial,
-            times=sequence.take_times(),
-            num_prompt_tokens=len(sequence.opening.prompt) if sequence.num_commits == 1 else 0,
-            num_cached_tokens=(sequence.num_cached_tokens or 0) if sequence.num_commits == 1 else 0,
+            draft_serial=0 if arrival is None else arrival.serial,
+            times=sequence.timer.take(),
+            num_prompt_tokens=prompt.num_tokens,
+            num_cached_tokens=prompt.num_cached_tokens or 0,
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=prompt.logprobs,
             num_siblings=len(row.siblings),
             draft_useful_s=draft_useful_s,
         )
@@ -268,4 +268,4 @@ class TargetWorker:
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.remove(key)
         if sequence is not None:
-            self._report.removed.append((key, sequence.times))
+            self._report.removed.append((key, sequence.timer.times))

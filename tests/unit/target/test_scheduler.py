@@ -12,6 +12,7 @@ from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Speculation
 from outrider.target.scheduler import Batching, Plan, Pricing, admissible, plan
 from outrider.target.sequence import TargetSequence
+from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
 
 from tests.unit.target.harness import FOUR_AHEAD, opening
@@ -32,10 +33,10 @@ def sequence(
     draft_active: bool = True,
 ) -> TargetSequence:
     what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
-    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, ready_since_s)
+    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, Timer(ready_since_s))
     if cached is not None:
         made.kv = EngineSequence(tokens=[1] * cached)
-    made.draft_active = draft_active
+    made.drafts.active = draft_active
     if drafts:
         made.offer(OfferedDraft(0, length, (7,) * drafts))
     return made
@@ -288,7 +289,7 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> 
 
     def drawn(first: float, second: float) -> int:
         what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
-        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, 0.0)
+        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0))
         made.kv = EngineSequence(tokens=[1] * 9)
         made.offer(OfferedDraft(0, 10, (7, 7), (point, point), DRAWN, confidence=(first, second), source="model"))
         return priced([made], 0.4)[0]

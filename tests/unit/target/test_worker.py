@@ -102,6 +102,26 @@ def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_target
     assert bench.tokens[key(0)] == text
 
 
+def test_a_token_accepted_before_a_sibling_that_a_stop_token_cuts_off_counts_as_accepted(tiny: Path) -> None:
+    [text] = plain_texts(tiny, [opening(PROMPTS[0])]).values()
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0]))
+    bench.step()
+    at = len(bench.tokens[key(0)])
+    assert text[at] not in text[len(PROMPTS[0]) : at]
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], stops=[text[at]]))
+    bench.step()
+    guess, right = (text[at], 1 + text[at + 1] % 300), text[at + 1]
+    tree = OfferedDraft(0, at, (*guess, right), parents=(-1, 0, 0), confidence=(0.9, 0.5, 0.4))
+    bench.apply(Offered(key(0), tree))
+    bench.step()
+    assert bench.answers[key(0)].finish is Finish.STOP
+    assert (bench.worker.stats.num_siblings, bench.worker.stats.num_siblings_accepted) == (1, 0)
+    [share] = bench.worker._accounting.calibration._shares.values()
+    assert (share.accepted, share.verified) == (1, 1)
+
+
 def test_an_engine_that_runs_no_siblings_is_given_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "runs_siblings", False)
     what = [opening(PROMPTS[0])]
