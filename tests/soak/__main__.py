@@ -15,6 +15,7 @@ _COMMANDS = {
     ),
     "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
     "fuzz": ("tests.soak.rpc_fuzz", "fuzz", "Mutated messages to every RPC: is each answered, and forgotten?"),
+    "healthy": ("tests.soak.healthy", "healthy", "Ten minutes of load: are the alerts silent, and the console true?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "memory": ("tests.soak.memory", "memory", "Thousands of requests of mixed lengths: does any process grow?"),
     "namespaces": ("tests.soak.namespaces", "namespaces", "Are the documented connections all that it needs?"),
