@@ -120,7 +120,8 @@ def _validator(name: str, version: str) -> jsonschema.Draft202012Validator:
 def _registry(version: str) -> Registry[Any]:
     definitions = Resource.from_contents(_read("_definitions", version), default_specification=DRAFT202012)
     # Crawled once: a lookup would do it each time.
-    return Registry().with_resource("/api/_definitions.json", definitions).crawl()
+    crawled: Registry[Any] = Registry().with_resource("/api/_definitions.json", definitions).crawl()
+    return crawled
 
 
 def _read(name: str, version: str) -> Any:
