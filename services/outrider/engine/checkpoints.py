@@ -93,7 +93,8 @@ def _check_safetensors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="np") as tensors:
+        # Of a file that may not be read safetensors says that it is not there.
+        with file.open("rb"), safe_open(file, framework="np") as tensors:
             tensors.keys()
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(str(file), f"not a sound safetensors file: {error}") from error
