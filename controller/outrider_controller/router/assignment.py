@@ -28,7 +28,6 @@ from outrider_controller.router.failover import FailoverState, TargetKey, Unreac
 from outrider_controller.router.fleet import DraftWorker, Fleet, Leases, TargetLink
 from outrider_controller.router.placement import (
     Candidate,
-    PublishedTimes,
     asked,
     common_draft_limit,
     pairing_problem,
@@ -191,7 +190,8 @@ class WorkerPicker:
             num_sequences=self._fleet.loads.num_elsewhere(one) + len(one.open_sequences),
             max_sequences=one.info.max_sequences,
             uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
-            times=PublishedTimes(load.prefill_token_ns, load.row_ns),
+            prefill_token_ns=load.prefill_token_ns,
+            row_ns=load.row_ns,
             num_waiting=load.num_waiting,
             num_together=num_together,
         )
@@ -322,11 +322,11 @@ class Assigner:
         loop, model = asyncio.get_running_loop(), request.model
         asked_s = loop.time()
         while True:
-            give_up_s = max(asked_s + wait_s, self._fleet.back_until_s(model))
             changed = self._fleet.changed()
             target = await self._look_for_target(model, revision, prefix, failover)
             if target is not None:
                 return target
+            give_up_s = max(asked_s + wait_s, self._fleet.back_until_s(model))
             full = bool(failover.full_targets) or self._picker.has_full_target(model)
             if full and loop.time() >= room_until_s:
                 retry_after_s = self._admission.retry_after_s(request)

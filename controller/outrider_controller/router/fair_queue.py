@@ -115,6 +115,7 @@ class FairQueue:
         self.means = _Means()
         self._admitted: deque[tuple[float, float]] = deque()
         """Of recently admitted requests: time and cost."""
+        self._admitted_cost = 0.0
         self._accounts: dict[str, _Account] = {}
         self._ring: dict[str, _Account] = {}
         """Tenants with waiting requests, in the order of their turns."""
@@ -149,8 +150,8 @@ class FairQueue:
     def admitted_since(self, since_s: float) -> float:
         """Expected tokens of the requests admitted since then. `since_s` must not decrease from call to call."""
         while self._admitted and self._admitted[0][0] < since_s:
-            self._admitted.popleft()
-        return sum(cost for _, cost in self._admitted)
+            self._admitted_cost -= self._admitted.popleft()[1]
+        return self._admitted_cost
 
     def admit(self, ticket: Ticket, now_s: float) -> None:
         """Gives it a place at once, ahead of all that wait."""
@@ -204,6 +205,7 @@ class FairQueue:
     def _admit(self, account: _Account, ticket: Ticket, now_s: float) -> None:
         ticket.admitted_s = now_s
         self._admitted.append((now_s, ticket.cost))
+        self._admitted_cost += ticket.cost
         self._count(account, ticket, 1)
 
     def _count(self, account: _Account, ticket: Ticket, sign: int) -> None:

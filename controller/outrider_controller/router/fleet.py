@@ -110,6 +110,8 @@ class Fleet:
 
         Raises Unavailable when the metadata store did not answer within `timeout_s`.
         """
+        if self._refreshed.is_set():
+            return
         try:
             async with asyncio.timeout(timeout_s):
                 await self._refreshed.wait()

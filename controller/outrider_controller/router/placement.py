@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.protocol.identity import ProtocolRange, protocol_problem
@@ -21,20 +21,6 @@ _MUST_AGREE = ("tokenizer_fingerprint", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedTimes:
-    """Time that a prompt token and a sequence's row add to a worker's step, in nanoseconds; 0 is unknown."""
-
-    prefill_token_ns: int = 0
-    row_ns: int = 0
-
-    def known(self, others: Collection[PublishedTimes]) -> PublishedTimes:
-        """Fills in missing times: a row takes the mean of the others' rows, a prompt token as long as a row."""
-        measured = [times.row_ns for times in others if times.row_ns]
-        row_ns = self.row_ns or (sum(measured) // len(measured) if measured else _USUAL_ROW_NS)
-        return PublishedTimes(self.prefill_token_ns or row_ns, row_ns)
-
-
-@dataclass(frozen=True, slots=True)
 class Candidate:
     """One live worker that could serve the sequence."""
 
@@ -45,7 +31,10 @@ class Candidate:
     """0: no limit."""
     uncached_tokens: int = 0
     """Prompt tokens that are not in its prefix cache."""
-    times: PublishedTimes = PublishedTimes()
+    prefill_token_ns: int = 0
+    """Time that a prompt token adds to its step; 0 is unknown."""
+    row_ns: int = 0
+    """The same of a sequence's row."""
     num_waiting: int = 0
     """Those of `num_sequences` that wait on the worker."""
     num_together: int = 0
@@ -55,15 +44,18 @@ class Candidate:
     def full(self) -> bool:
         return 0 < self.max_sequences <= self.num_sequences
 
-    def cost_us(self, times: PublishedTimes, expected_tokens: int) -> float:
+    def cost_us(self, usual_row_ns: int, expected_tokens: int) -> float:
         """Time that the sequence would take there, in µs: prefill, and the rows of the running sequences in its steps.
+
+        An unknown row takes `usual_row_ns`, and an unknown prompt token as long as a row.
 
         A cached prefix counts as the time that it saves, so it outweighs some load and no more. Sequences that wait get
         their places first. With any number running, one ends in the time that the rows of one answer take; so a waiting
         sequence costs twice as much as a running one.
         """
-        rows_us = (self.num_sequences + self.num_waiting) * times.row_ns * expected_tokens / 1e3
-        return rows_us + self.uncached_tokens * times.prefill_token_ns / 1e3
+        row_ns = self.row_ns or usual_row_ns
+        rows_us = (self.num_sequences + self.num_waiting) * row_ns * expected_tokens / 1e3
+        return rows_us + self.uncached_tokens * (self.prefill_token_ns or row_ns) / 1e3
 
 
 def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidate]:
@@ -73,12 +65,13 @@ def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidat
     commits of a step then go to one draft in one message, and its proposals return in one, as one batch.
     """
     with_room = [c for c in candidates if not c.full]
-    times = [c.times for c in with_room]
-    costs = {c.worker_id: c.cost_us(c.times.known(times), expected_tokens) for c in with_room}
+    measured = [c.row_ns for c in with_room if c.row_ns]
+    usual_row_ns = sum(measured) // len(measured) if measured else _USUAL_ROW_NS
+    costs = {c.worker_id: c.cost_us(usual_row_ns, expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
     def order(c: Candidate) -> tuple[bool, int, float]:
-        row_us = c.times.known(times).row_ns * expected_tokens / 1e3
+        row_us = (c.row_ns or usual_row_ns) * expected_tokens / 1e3
         similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
         return not similar, -c.num_together, costs[c.worker_id]
 

@@ -13,7 +13,6 @@ from outrider_controller.router.loads import believed_load
 from outrider_controller.router.placement import (
     MAX_ASKED,
     Candidate,
-    PublishedTimes,
     asked,
     common_draft_limit,
     info_problem,
@@ -64,8 +63,8 @@ def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one
 
 
 def test_a_faster_worker_takes_more():
-    fast = replace(candidate("fast", load=4), times=PublishedTimes(10_000, 100_000))
-    slow = replace(candidate("slow", load=3), times=PublishedTimes(20_000, 200_000))
+    fast = replace(candidate("fast", load=4), prefill_token_ns=10_000, row_ns=100_000)
+    slow = replace(candidate("slow", load=3), prefill_token_ns=20_000, row_ns=200_000)
     assert order(slow, fast) == ["fast", "slow"]
     # Who has said nothing yet is taken for what the others are.
     assert order(slow, candidate("new", load=3), fast) == ["fast", "new", "slow"]
