@@ -37,7 +37,7 @@ from outrider_controller.router.placement import (
 )
 from outrider_controller.router.policy import Policy
 from outrider_controller.router.request import RequestState
-from outrider_controller.router.sequences import ActiveRequest, Answer, NewResponse, RoundTimer, SequenceTable
+from outrider_controller.router.sequences import ActiveRequest, NewResponse, RoundTimer, SequenceTable
 from outrider_controller.router.speculation import PLAIN, Allowance, Setting, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, now_us
@@ -234,7 +234,7 @@ class Assigner:
         """
         allowed = self._policy.allowance(request)
         target, draft = await self._choose(request, allowed, room_until_s)
-        active = _active_request(request, self._config, allowed, target, draft, Answer(new_response), recorder)
+        active = _active_request(request, self._config, allowed, target, draft, new_response, recorder)
         active.room_until_s = room_until_s
         active.state.stats.num_on_as_auto = int(self._policy.counts_on_as_auto(request))
         self._table.requests[active] = None
@@ -385,7 +385,7 @@ def _active_request(
     allowed: Allowance,
     target: TargetLink,
     draft: DraftWorker | None,
-    answer: Answer,
+    new_response: NewResponse,
     recorder: Recorder,
 ) -> ActiveRequest:
     mode = verification_mode(
@@ -404,5 +404,5 @@ def _active_request(
         failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
         timer=RoundTimer(at_us),
         recorder=recorder,
-        answer=answer,
+        new_response=new_response,
     )

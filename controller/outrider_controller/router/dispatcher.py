@@ -123,11 +123,11 @@ class Dispatcher:
                 except BadReply as bad:
                     self._lose_target(active, f"malformed reply: {bad}", Fault.WORKER)
                     continue
-                setting = active.speculation.sent
-                active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
                 counted.append((active, active.draft, done))
                 active.respond(commit, done)
                 self.usage.round(active.request.tenant, commit, done, active.state.prompt_len)
+                setting = active.speculation.sent
+                active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
                 active.failover.round_committed()
                 if done.finish_reason:
                     active.events.wake()

@@ -60,21 +60,21 @@ class RequestState:
 
     def apply(self, done: Round) -> None:
         """Appends what the target committed. Raises BadReply, changing nothing, if it does not continue the request."""
-        self._check(done, done.token_ids)
+        self._check(done)
         self._check_measures(done)
         self.committed += done.token_ids
-        self.committed_len += len(done.token_ids)
+        self.committed_len += done.num_tokens
         self.finish_reason = done.finish_reason
 
-    def _check(self, done: Round, token_ids: list[int]) -> None:
-        num_tokens, num_drafted, num_accepted = len(token_ids), done.num_drafted, done.num_accepted
+    def _check(self, done: Round) -> None:
+        num_tokens, num_drafted, num_accepted = done.num_tokens, done.num_drafted, done.num_accepted
         if self.finish_reason:
             raise BadReply("commit after the finish")
         if done.base_len != self.committed_len:
             raise BadReply(f"commit.base_len: expected {self.committed_len}, got {done.base_len}")
         if done.finish_reason or not 0 < num_tokens < self.end - self.committed_len:
             self._check_end(num_tokens, done.finish_reason)
-        if token_ids and max(token_ids) >= self.vocab_size:
+        if num_tokens and max(done.token_ids) >= self.vocab_size:
             raise BadReply(f"commit.token_ids: an id is outside the vocabulary of {self.vocab_size}")
         if not num_accepted <= done.num_verified <= num_drafted:
             raise BadReply("commit: num_accepted <= num_verified <= num_drafted does not hold")
@@ -94,21 +94,17 @@ class RequestState:
             raise BadReply(f"commit.num_dropped: {done.num_dropped} in one round")
         if done.num_cached_tokens > self.committed_len:
             raise BadReply("commit.num_cached_tokens: more than there were")
-        longest_us = max(done.verify_us, done.queue_us, done.prefill_us, done.draft_queue_us)
+        longest_us = max(done.verify_us, done.queue_us, done.prefill_us)
         if done.draft_active:
-            self._check_draft_stats(done)
-            longest_us = max(longest_us, done.draft_us, done.compute_us, done.wire_us, done.answer_us)
-            longest_us = max(longest_us, done.answer_compute_us, done.draft_useful_us)
+            if done.answer_tokens > MAX_TREE_TOKENS:
+                most = f"{MAX_TREE_TOKENS} are the most"
+                raise BadReply(f"commit.draft_stats.answer_tokens: {done.answer_tokens} where {most}")
+            if len(done.source) > MAX_SOURCE_BYTES:
+                raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
+            draft_us = max(done.draft_us, done.compute_us, done.wire_us, done.draft_useful_us)
+            longest_us = max(longest_us, draft_us, done.answer_us, done.answer_compute_us)
         if longest_us > MAX_DURATION_US:
             raise BadReply("commit: a duration is longer than an hour")
-
-    def _check_draft_stats(self, done: Round) -> None:
-        if done.answer_tokens > MAX_TREE_TOKENS:
-            raise BadReply(
-                f"commit.draft_stats.answer_tokens: {done.answer_tokens} where {MAX_TREE_TOKENS} are the most"
-            )
-        if len(done.source) > MAX_SOURCE_BYTES:
-            raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
 
     def _check_end(self, num_tokens: int, finish: int) -> None:
         """Checks a commit that ends the request, or should."""

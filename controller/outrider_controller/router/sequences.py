@@ -66,26 +66,6 @@ class RoundTimer:
         self._committed_us, self._fresh = now_us, False
 
 
-@dataclass(slots=True)
-class Answer:
-    """The messages of one request to its client."""
-
-    new_response: NewResponse
-    sent_revision: str = ""
-
-    def round(self, done: Round, state: RequestState, revision: str) -> router.RouteResponse:
-        """The message about the last round applied, filled in."""
-        response = self.new_response()
-        if revision != self.sent_revision:
-            response.model_revision = self.sent_revision = revision
-        done.fill(response)
-        if state.stats.num_steps == 1:
-            response.num_cached_tokens = done.num_cached_tokens
-        if done.finish_reason:
-            response.metrics.CopyFrom(state.stats.to_proto())
-        return response
-
-
 class Events:
     """Wakes the task of one request: something has changed, or an error ends the request."""
 
@@ -134,7 +114,9 @@ class ActiveRequest:
     failover: FailoverState
     timer: RoundTimer
     recorder: Recorder
-    answer: Answer
+    new_response: NewResponse
+    sent_revision: str = ""
+    """Of the target's model, as the client was last told."""
     room_until_s: float = math.inf
     """Until when it may look for a target with room, while it is `untouched`."""
     target: TargetSequence | None = None
@@ -169,7 +151,14 @@ class ActiveRequest:
 
     def respond(self, commit: sequence.Commit, done: Round) -> None:
         """Sends the last round applied to the client."""
-        response = self.answer.round(done, self.state, self.failover.revision)
+        response, stats = self.new_response(), self.state.stats
+        if self.failover.revision != self.sent_revision:
+            response.model_revision = self.sent_revision = self.failover.revision
+        done.fill(response)
+        if stats.num_steps == 1:
+            response.num_cached_tokens = done.num_cached_tokens
+        if done.finish_reason:
+            response.metrics.CopyFrom(stats.to_proto())
         if self.request.logprobs is not None:
             logprobs.pass_on(commit, response)
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from signal import Signals
 from typing import Any, TypeAlias
 
@@ -74,9 +75,11 @@ class Responses:
         self._filled = asyncio.Event()
         self._ended = False
 
-    def new(self) -> router.RouteResponse:
+    def new(self, call_id: int) -> router.RouteResponse:
         """One more response, to be filled in at once. It is made inside the pending message, which saves a copy."""
-        return self._last().responses.add()
+        response = self._last().responses.add()
+        response.call_id = call_id
+        return response
 
     def fail(self, call_id: int, error: OutriderError) -> None:
         self._last().errors.append(to_route_error(call_id, error))
@@ -169,15 +172,10 @@ class GatewayStream:
             self._idle.set()
 
     async def _serve(self, call: router.RouteCall) -> None:
-        call_id = call.call_id
-
-        def new_response() -> router.RouteResponse:
-            response = self._responses.new()
-            response.call_id = call_id
-            return response
-
+        call_id, timeout_us = call.call_id, call.timeout_us
+        new_response = partial(self._responses.new, call_id)
         try:
-            await self._answer(call.request, new_response, call.timeout_us / 1e6 if call.timeout_us else None)
+            await self._answer(call.request, new_response, timeout_us / 1e6 if timeout_us else None)
         except OutriderError as error:
             self._responses.fail(call_id, error)
         except Exception as error:

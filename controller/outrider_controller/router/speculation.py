@@ -187,7 +187,7 @@ class SpeculationController:
         Without `decides` the round is only added to the sums for the next decision: to decide costs more than
         everything else in a round.
         """
-        if self._off:
+        if decides and self._off:
             self._committed_us = None
             return self._change()
         if self._committed_us is not None:

@@ -50,7 +50,7 @@ class RoundSums:
 
     def add(self, done: Round, us: int) -> None:
         self.rounds += 1
-        self.tokens += len(done.token_ids)
+        self.tokens += done.num_tokens
         self.verified += done.num_verified
         self.accepted += done.num_accepted
         self.draft_us += done.draft_useful_us

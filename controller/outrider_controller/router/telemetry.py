@@ -66,16 +66,11 @@ class RouterTelemetry:
 
     def rounds(self, done: list[Round]) -> None:
         """Records the rounds of one engine step."""
-        phases, queue, other, draft = self._phases, [], [], []
-        for one in done:
-            queue.append(one.queue_us / 1e6)
-            other.append(max(0, one.round_us - one.queue_us - one.verify_us) / 1e6)
-            if one.num_drafted:
-                draft.append(one.draft_us / 1e6)
-        phases.observe_same("verify", done[0].verify_us / 1e6, len(done))
-        phases.observe("queue", queue)
-        phases.observe("other", other)
-        phases.observe("draft", draft)
+        phases, verify_us = self._phases, done[0].verify_us
+        phases.observe_same("verify", verify_us / 1e6, len(done))
+        phases.observe("queue", [one.queue_us / 1e6 for one in done])
+        phases.observe("other", [max(0, one.round_us - one.queue_us - verify_us) / 1e6 for one in done])
+        phases.observe("draft", [one.draft_us / 1e6 for one in done if one.num_drafted])
 
     def late_reply(self, role: str) -> None:
         self._late.labels(role).inc()

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,35 +98,31 @@ class Recorder:
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
     def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
-        """Adds one applied commit."""
+        """Adds one applied commit. Its tokens are dropped unless they are to be kept: nobody reads them afterwards."""
         if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens
         if len(self._rounds) >= self._max_rounds:
             self.trace.num_rounds_omitted += 1
             return
-        done.num_tokens = len(done.token_ids)
+        if not self._record_tokens:
+            done.token_ids = done.rejected = []
         done.at_us = now_us - self._started_us
         done.max_draft_tokens, done.max_wait_us = setting.max_draft_tokens, setting.max_wait_us
         done.batch_sequences = batch_sequences
         self._rounds.append(done)
 
-    def ended(self, error: str, now_us: int) -> None:
-        """`error` is the reason why the call ended, unused when the request is finished."""
-        self.trace.running = False
-        if not self._record_tokens:
-            # Not earlier: while the request runs, others read its rounds, and copying one costs as much as a round.
-            self._rounds = [_without_tokens(done) for done in self._rounds]
-        self._update(now_us)
-        if not self.trace.finish_reason:
-            self.trace.error = error or "CANCELLED"
-
-    def kept(self, now_us: int) -> KeptTrace:
-        """The trace as of now."""
-        self._update(now_us)
-        rounds = self._rounds
-        if self.trace.running and not self._record_tokens:
-            rounds = [_without_tokens(copy(done)) for done in rounds]
-        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(rounds))
+    def kept(self, now_us: int, ended: str | None = None) -> KeptTrace:
+        """The trace as of now. `ended`: the call has ended for this reason, unused when the request is finished."""
+        self.trace.duration_us = max(0, now_us - self._started_us)
+        if self._state is not None:
+            self.trace.finish_reason = sequence.FinishReason.ValueType(self._state.finish_reason)
+            self.trace.metrics.CopyFrom(self._state.stats.to_proto())
+            self.trace.output_tokens = len(self._state.committed) - self.trace.resumed_tokens
+        if ended is not None:
+            self.trace.running = False
+            if not self.trace.finish_reason:
+                self.trace.error = ended or "CANCELLED"
+        return KeptTrace(self.trace.request_id, self.trace.SerializeToString(), tuple(self._rounds))
 
     def fits(self, request: trace.GetActivityRequest) -> bool:
         return request.tenant in ("", self.request.tenant) and (
@@ -164,13 +159,6 @@ class Recorder:
     def _open_on(self, role: worker.WorkerRole.ValueType) -> str:
         return "" if role in self._lost else self._on.get(role, "")
 
-    def _update(self, now_us: int) -> None:
-        self.trace.duration_us = max(0, now_us - self._started_us)
-        if self._state is not None:
-            self.trace.finish_reason = sequence.FinishReason.ValueType(self._state.finish_reason)
-            self.trace.metrics.CopyFrom(self._state.stats.to_proto())
-            self.trace.output_tokens = len(self._state.committed) - self.trace.resumed_tokens
-
     def _event(
         self, kind: trace.TraceEventKind.ValueType, info: worker.WorkerInfo, now_us: int, reason: str = ""
     ) -> None:
@@ -185,11 +173,6 @@ class Recorder:
             model=info.model,
             reason=reason,
         )
-
-
-def _without_tokens(done: Round) -> Round:
-    done.token_ids = done.rejected = []
-    return done
 
 
 class Traces:
@@ -217,9 +200,8 @@ class Traces:
     def end(self, recorder: Recorder, error: str, now_us: int) -> None:
         """Remembers the trace, and forgets the oldest ones beyond the bounds."""
         del self._running[recorder]
-        recorder.ended(error, now_us)
         self._activity.ended(recorder.work())
-        kept = recorder.kept(now_us)
+        kept = recorder.kept(now_us, error)
         self.on_end(kept, recorder.request)
         self._ended.append(kept)
         self._num_rounds += len(kept.rounds)

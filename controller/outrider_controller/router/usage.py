@@ -54,7 +54,7 @@ class UsageSums:
             usage.requests += 1
             usage.prompt_tokens += prompt_len
             usage.cached_tokens += done.num_cached_tokens
-        usage.output_tokens += len(done.token_ids)
+        usage.output_tokens += done.num_tokens
         share_us, most_us = commit.share_us, done.verify_us + done.prefill_us + _ROUNDED_US
         if share_us > most_us:
             share_us = most_us

@@ -21,6 +21,8 @@ class Round:
     base_len: int
     token_ids: list[int]
     rejected: list[int]
+    num_tokens: int
+    """Length of token_ids, which a trace may leave out."""
     num_drafted: int
     num_verified: int
     num_accepted: int
@@ -31,7 +33,6 @@ class Round:
     wait_us: int
     """The part of queue_us in which it was held back for a draft."""
     prefill_us: int
-    draft_queue_us: int
     verify_us: int
     """Duration of the engine step."""
     round_us: int = 0
@@ -49,8 +50,6 @@ class Round:
     answer_tokens: int = 0
     at_us: int = 0
     """From the request's arrival to this commit's. This and the following fields are set when a trace is kept."""
-    num_tokens: int = 0
-    """Length of token_ids, which a trace may leave out."""
     max_draft_tokens: int = 0
     max_wait_us: int = 0
     batch_sequences: int = 0
@@ -59,12 +58,13 @@ class Round:
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
-        queue_us = commit.queue_us
+        token_ids, queue_us, wait_us = commit.token_ids[:], commit.queue_us, commit.wait_us
         # Positional: keyword arguments would double the cost.
         done = cls(
             commit.base_len,
-            commit.token_ids[:],
+            token_ids,
             commit.rejected_token_ids[:],
+            len(token_ids),
             commit.num_drafted,
             commit.num_verified,
             commit.num_accepted,
@@ -72,9 +72,8 @@ class Round:
             commit.num_cached_tokens,
             commit.finish_reason,
             queue_us,
-            min(commit.wait_us, queue_us),
+            wait_us if wait_us < queue_us else queue_us,
             commit.prefill_us,
-            commit.draft_queue_us,
             step_us,
         )
         if commit.HasField("draft_stats"):
@@ -91,11 +90,12 @@ class Round:
     @classmethod
     def from_response(cls, response: router.RouteResponse) -> Round:
         """The round as a gateway receives it: `base_len` and the fields that only a router knows are 0."""
-        timing = response.timing
+        timing, token_ids = response.timing, response.token_ids[:]
         return cls(
             0,
-            response.token_ids[:],
+            token_ids,
             [],
+            len(token_ids),
             response.num_drafted,
             response.num_verified,
             response.num_accepted,
@@ -105,7 +105,6 @@ class Round:
             timing.queue_us,
             timing.wait_us,
             timing.prefill_us,
-            0,
             timing.verify_us,
             timing.round_us,
             timing.draft_us,

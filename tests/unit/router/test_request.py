@@ -25,8 +25,10 @@ def response_to(
     active: ActiveRequest, message: sequence.Commit, step_us: int = 1, now_us: int = 2000
 ) -> router.RouteResponse:
     """What the client hears of a commit."""
-    done = active.apply(message, step_us=step_us, now_us=now_us)
-    return active.answer.round(done, active.state, active.failover.revision)
+    response = router.RouteResponse()
+    active.new_response = lambda: response
+    active.respond(message, active.apply(message, step_us=step_us, now_us=now_us))
+    return response
 
 
 def commit(base_len: int, token_ids: list[int], **fields: Any) -> sequence.Commit:
@@ -58,7 +60,7 @@ def test_positions_strictly_increase_over_commits():
         commit(3, [], finish_reason=sequence.FINISH_REASON_STOP),
         *(
             commit(3, [4], **{name: 2**32 - 1})
-            for name in ("num_drafted", "num_dropped", "num_cached_tokens", "queue_us", "prefill_us", "draft_queue_us")
+            for name in ("num_drafted", "num_dropped", "num_cached_tokens", "queue_us", "prefill_us")
         ),
         *(
             commit(3, [4], draft_stats=sequence.DraftStats(**{"answer_us": 1, name: 2**32 - 1}))
@@ -82,7 +84,7 @@ def test_a_step_of_more_than_an_hour_is_not_believed():
 def test_what_passes_can_always_be_told():
     """The longest request of all, whose target says the most of everything in each round."""
     active = begun(max_new_tokens=1 << 17)
-    most = {"queue_us": MAX_US, "wait_us": MAX_US, "prefill_us": MAX_US, "draft_queue_us": MAX_US}
+    most = {"queue_us": MAX_US, "wait_us": MAX_US, "prefill_us": MAX_US}
     active.state.stats.num_steps = (1 << 17) - 1
     active.state.stats.num_dropped_draft_tokens = active.state.stats.num_steps * (1 << 14)
     active.state.stats.verify_us = active.state.stats.queue_us = active.state.stats.num_steps * MAX_US
