@@ -151,6 +151,8 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
             draft_step_s=load.draft_step_s,
             model=MODEL,
             max_sequences=2 * load.per_target,
+            # Room for all at their longest: a full target would make requests wait, and the router do less.
+            num_blocks=load.per_target * MAX_CONTEXT_LEN // 16,
         )
         await stack.enter_async_context(serving_target(target, tls=target_tls))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
