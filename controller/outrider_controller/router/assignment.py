@@ -232,8 +232,12 @@ class Assigner:
 
         Raises OutriderError when no target can be had.
         """
+        before = self._policy.allowance(request)
+        target, draft = await self._choose(request, before, room_until_s)
+        # The plan may have changed during the search, and applies that to requests in the table only.
         allowed = self._policy.allowance(request)
-        target, draft = await self._choose(request, allowed, room_until_s)
+        if not allowed.max_draft_tokens:
+            draft = None
         active = _active_request(request, self._config, allowed, target, draft, new_response, recorder)
         active.room_until_s = room_until_s
         active.state.stats.num_on_as_auto = int(self._policy.counts_on_as_auto(request))
@@ -241,6 +245,8 @@ class Assigner:
         setting = PLAIN if draft is None else self._setting(active, target, draft)
         self._keep_revision(active, target)
         self._table.open(active, target, draft, setting)
+        if allowed != before and active.lacks_draft:
+            active.events.wake()
         return active
 
     async def _choose(

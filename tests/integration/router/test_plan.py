@@ -15,7 +15,8 @@ from outrider.metadata.leader import LeaderLease
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb2, tenants_pb2
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.leading import PlanLeader
@@ -142,6 +143,32 @@ async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itsel
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.SetSpeculation(wrong)
             assert from_rpc_error(caught.value).field == where
+
+
+@pytest.mark.parametrize("decided", [Setting.ON, Setting.OFF])
+async def test_a_request_follows_what_is_decided_while_its_workers_are_looked_for(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, decided: Setting
+) -> None:
+    await fleet.target()
+    await fleet.draft()
+    router = await fleet.start()
+    dispatcher, cell = router.dispatcher, Cell("t", MODEL)
+    search = dispatcher.picker.target
+
+    def decide(setting: Setting) -> None:
+        policy = TenantPolicy(speculation=setting)
+        dispatcher.policy.decisions[cell] = Decision(Mode.ON, Reason.SAVES, saving=0.5, policy=policy)
+        dispatcher.steering.plan_changed({cell})
+
+    async def decides(*args: Any) -> Any:
+        found = await search(*args)
+        decide(decided)
+        return found
+
+    monkeypatch.setattr(dispatcher.picker, "target", decides)
+    decide(Setting.OFF if decided is Setting.ON else Setting.ON)
+    answer = await fleet.ask(fleet.request(max_new_tokens=300))
+    assert bool(answer.metrics.num_draft_tokens) is (decided is Setting.ON)
 
 
 def drafted_of(router: RunningRouter) -> int:
