@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--contexts", type=int, nargs="+", default=[512, 4096], metavar="TOKENS", help="cached before each step")
     add("--rows", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="sequences in a step")
     add("--positions", type=int, nargs="+", default=list(POSITIONS), metavar="N", help="tokens of each sequence")
-    add("--mode", choices=_MODES, default="greedy", help="how rows are judged")
+    add("--mode", choices=_MODES, default="greedy", help="how rows are verified")
     add("--steps", type=int, default=60, metavar="N", help="timed steps of each kind")
     add("--attention", default="auto", help="of the engine: auto, triton, sdpa")
     add("--execution", default="auto", help="of the engine: auto, fused, transformers")

@@ -83,7 +83,7 @@ def _two_tenants() -> Iterator[Figure]:
     yield at_least("two tenants: tokens/s / the best of four ways to put each on or off", auto.goodput / best, 1)
     kept = auto.tokens[inside] / auto.seconds / (forced.tokens[inside] / forced.seconds)
     yield at_least("the one inside the draft's domain / itself with the other one off", kept, 0.97)
-    yield at_most("rows judged after 5 s, outside / inside", late[outside] / late[inside], 0.1)
+    yield at_most("rows verified after 5 s, outside / inside", late[outside] / late[inside], 0.1)
 
 
 def _shift() -> Iterator[Figure]:
@@ -98,7 +98,7 @@ def _shift() -> Iterator[Figure]:
     run(_LINE, texts, "auto", seconds=_SECONDS, answer_tokens=1 << 17, watch=watch)
     lost = [done for done in seen if _SHIFT_S <= done.at_s < _BACK_S]
     priced_out = next(number for number, done in enumerate(lost) if not done.run)
-    yield at_most("text shifts: tokens verified until none is judged", _verified(lost[:priced_out]), 60)
+    yield at_most("text shifts: tokens verified until no row is", _verified(lost[:priced_out]), 60)
     window = Window()
     alarmed = next(n for n, done in enumerate(seen) if window.add(done.verified, done.accepted) and done in lost)
     told = [done for done in seen[: alarmed + 1] if done.at_s >= _SHIFT_S]

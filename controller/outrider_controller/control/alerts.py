@@ -132,28 +132,28 @@ class Alerts:
         for cell in changed:
             self._of(cell, now_s).mode_changes_s.append(now_s)
         alerted = {Cell(alert.tenant, alert.model) for alert in self.active if alert.tenant}
-        found = [change for cell in {*news, *changed, *alerted} for change in self._judge(cell, now_s)]
-        found += [change for model, price in prices.items() for change in self._judge_price(model, price, now_s)]
+        found = [change for cell in {*news, *changed, *alerted} for change in self._check(cell, now_s)]
+        found += [change for model, price in prices.items() for change in self._check_price(model, price, now_s)]
         self._forget(now_s)
         return found
 
     def _of(self, cell: Cell, now_s: float) -> _Watched:
         return self._watched.setdefault(cell, _Watched(now_s))
 
-    def _judge(self, cell: Cell, now_s: float) -> Iterator[Change]:
+    def _check(self, cell: Cell, now_s: float) -> Iterator[Change]:
         watched = self._watched[cell]
         if now_s - watched.seen_s > _QUIET_S:
             for kind in (AlertKind.ACCEPTANCE_FELL, AlertKind.OUTPUT_LOOPS, AlertKind.DRAFTS_STARVED):
                 yield from self._set(kind, cell, False, "nothing was drafted for a while")
         else:
-            yield from self._judge_acceptance(cell, watched)
-            yield from self._judge_run(cell, watched)
-            yield from self._judge_lateness(cell, watched)
+            yield from self._check_acceptance(cell, watched)
+            yield from self._check_run(cell, watched)
+            yield from self._check_lateness(cell, watched)
         changes = sum(now_s - at_s <= _MODE_CHANGES_S for at_s in watched.mode_changes_s)
         reason = f"{changes} changes of mode in ten minutes"
         yield from self._set(AlertKind.MODE_FLAPS, cell, changes > _MAX_MODE_CHANGES, reason)
 
-    def _judge_acceptance(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
+    def _check_acceptance(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
         recent, hour = watched.recent, watched.hour
         if recent.sums.verified < _MIN_RECENT or hour.sums.verified < _MIN_HOUR:
             return
@@ -161,7 +161,7 @@ class Alerts:
         reason = f"{recent.acceptance:.2f} over the last minute, {hour.acceptance:.2f} over the last hour"
         yield from self._between(AlertKind.ACCEPTANCE_FELL, cell, fell, _FELL_BY, _BACK_WITHIN, reason)
 
-    def _judge_run(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
+    def _check_run(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
         run = watched.run
         if run.verified < _LOOP_TOKENS:
             return
@@ -170,7 +170,7 @@ class Alerts:
         reason = f"{acceptance:.3f} of the last {run.verified:.0f} drafted tokens were accepted"
         yield from self._set(AlertKind.OUTPUT_LOOPS, cell, acceptance > _LOOP_ACCEPTANCE, reason)
 
-    def _judge_lateness(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
+    def _check_lateness(self, cell: Cell, watched: _Watched) -> Iterator[Change]:
         recent = watched.recent.sums
         if recent.rounds + recent.missed >= _MIN_ROUNDS:
             reason = f"no draft in time for {recent.starved:.0%} of the rounds of the last minute"
@@ -178,7 +178,7 @@ class Alerts:
                 reason += f", and none with room for {recent.missed / (recent.rounds + recent.missed):.0%}"
             yield from self._between(AlertKind.DRAFTS_STARVED, cell, recent.starved, _STARVED, _FED, reason)
 
-    def _judge_price(self, model: str, price: float, now_s: float) -> Iterator[Change]:
+    def _check_price(self, model: str, price: float, now_s: float) -> Iterator[Change]:
         cell = Cell("", model)
         if price <= _HIGH_PRICE:
             self._high_since_s.pop(model, None)

@@ -375,8 +375,8 @@ class Generator:
         self, model: Model, generation: Generation, prompt: Sequence[int]
     ) -> sequence_pb2.LogitsOptions | None:
         choice, chat = generation.options.logits, generation.prompt
-        apart = isinstance(chat, ChatPrompt) and chat.reads_reasoning
-        thought = model.tokenizer.thought_after(prompt) if apart else Thought.NONE
+        reasons = isinstance(chat, ChatPrompt) and chat.reads_reasoning
+        thought = model.tokenizer.thought_after(prompt) if reasons else Thought.NONE
         work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, thought)  # noqa: E731
         return await self.threads.run(choice.num_chars, work)
 

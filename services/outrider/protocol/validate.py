@@ -170,7 +170,7 @@ def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
 
 def _check_q(draft: sequence_pb2.Draft, token_ids: Sequence[int], vocab_size: int) -> None:
     if draft.parents:
-        raise InvalidRequest("parents", "a tree is not judged by q")
+        raise InvalidRequest("parents", "a tree is not verified by q")
     if len(draft.q) != len(token_ids):
         raise InvalidRequest("q", f"must be one per token, got {len(draft.q)} for {len(token_ids)}")
     for q, token_id in zip(draft.q, token_ids, strict=True):

@@ -33,7 +33,7 @@ class Candidate:
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
             if self.parents:
-                raise InvalidRequest("parents", "trees are judged in greedy and coupled mode only")
+                raise InvalidRequest("parents", "trees are verified in greedy and coupled mode only")
             if len(self.q) != len(self.draft):
                 raise InvalidRequest("q", f"{len(self.q)} distributions for {len(self.draft)} drafted tokens")
             for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):

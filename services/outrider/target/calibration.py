@@ -154,15 +154,15 @@ class Calibration:
 
     def observe(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
         """One commit: of these tokens the first num_verified were verified, and the first num_accepted accepted."""
-        judged, expected = bins[:num_verified], 0.0
-        for number, each in enumerate(judged):
+        verified, expected = bins[:num_verified], 0.0
+        for number, each in enumerate(verified):
             accepted = number < num_accepted
             share = self._shares.get(each)
             expected += each.prior if share is None else share.mean(each.prior, self._step)
             if (source := self._source(each)) is not None:
                 source.add(accepted, self._step)
                 self._shares.setdefault(each, _Share()).add(accepted, self._step)
-        fit.committed(min(num_accepted, len(judged)), expected)
+        fit.committed(min(num_accepted, len(verified)), expected)
 
     def _mean(self, each: Bin) -> float:
         """The estimate for the token's source, whatever the token's own probability."""

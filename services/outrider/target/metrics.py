@@ -67,7 +67,7 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
         ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", stats.num_dropped_tokens),
-        ("siblings", "Tokens judged beside a guessed one.", stats.num_siblings),
-        ("siblings_accepted", "Such tokens that the target said.", stats.num_siblings_accepted),
+        ("siblings", "Tokens verified beside a drafted one.", stats.num_siblings),
+        ("siblings_accepted", "Such tokens that were accepted.", stats.num_siblings_accepted),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
     )

@@ -97,11 +97,11 @@ class SpeculationMetrics(Collector):
         self._accepted[min(num_accepted, MAX_POSITIONS)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        yield self._counter("spec_decode_num_drafts", "Steps that judged drafted tokens.", self._num_drafts)
+        yield self._counter("spec_decode_num_drafts", "Steps that verified drafted tokens.", self._num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.", self._num_draft_tokens)
         yield self._counter(
             "spec_decode_num_verified_tokens",
-            "Drafted tokens judged: up to the first rejected one.",
+            "Drafted tokens verified: up to the first rejected one.",
             self._num_verified,
         )
         yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", self._num_accepted)

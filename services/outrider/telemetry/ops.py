@@ -123,8 +123,8 @@ def _verdict(checks: Mapping[str, Check], notes: Mapping[str, str] = MappingProx
     failed = "".join(f"{name}: {problem}\n" for name, problem in found if problem)
     if failed:
         return Page(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, failed.encode())
-    said = "".join(f"{name}: {note}\n" for name, note in list(notes.items()))
-    return Page(HTTPStatus.OK, _TEXT, f"ok\n{said}".encode())
+    notes_text = "".join(f"{name}: {note}\n" for name, note in list(notes.items()))
+    return Page(HTTPStatus.OK, _TEXT, f"ok\n{notes_text}".encode())
 
 
 def busy_check(

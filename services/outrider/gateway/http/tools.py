@@ -64,5 +64,5 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidRequest(f"{where}.function.strict", "has to be true or false")
     # `strict` is not shown to the model.
-    told = {name: value for name, value in function.items() if name != "strict" and value is not None}
-    return {"type": "function", "function": told}
+    sent = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    return {"type": "function", "function": sent}
