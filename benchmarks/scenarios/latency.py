@@ -207,7 +207,7 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
                 with beside(stack):
                     samples = await _sampled(asked, arms, condition)
             about = {**asdict(condition), "measured_ms": measured_ms, "deaths": len(deaths)}
-            found.append({**about, **compared(asked.prompts, samples, condition)})
+            found.append({**about, **outcome(asked.prompts, samples, condition)})
         return found
 
 
@@ -275,7 +275,7 @@ async def _kill_again_and_again(stack: Stack, deaths: list[int]) -> None:
         await stack.restart("draft-0")
 
 
-def compared(prompts: Sequence[Prompt], samples: Samples, condition: Condition) -> dict[str, Any]:
+def outcome(prompts: Sequence[Prompt], samples: Samples, condition: Condition) -> dict[str, Any]:
     """The results of one condition."""
     base = next(iter(samples))
     parts = {arm: by_category(prompts, taken) for arm, taken in samples.items()}

@@ -10,7 +10,7 @@ from outrider_controller.cli.figures import Figures
 from benchmarks.__main__ import run as bench
 from benchmarks.arms import Sample
 from benchmarks.report import table
-from benchmarks.scenarios.latency import Condition, judged, rows
+from benchmarks.scenarios.latency import Condition, outcome, rows
 from benchmarks.support.prompts import Prompt
 
 PROMPTS = [Prompt("1", "qa", "?"), Prompt("2", "code", "!")]
@@ -34,13 +34,13 @@ def samples(seconds: float, tokens: tuple[int, ...] = (1, 2, 3)) -> list[Sample]
 def test_speculation_may_cost_little_on_a_long_way_and_with_a_bad_draft(
     draft: str, added_ms: float | None, auto_s: float, holds: bool
 ) -> None:
-    found = judged(PROMPTS, {"off": samples(1.0), "auto": samples(auto_s)}, Condition(draft, added_ms))
+    found = outcome(PROMPTS, {"off": samples(1.0), "auto": samples(auto_s)}, Condition(draft, added_ms))
     assert found["holds"] is holds
     assert found["all"]["compared"]["auto"]["request_speedup"] == pytest.approx(1 / auto_s, abs=1e-4)
 
 
 def test_a_bad_draft_that_changes_a_text_does_not_hold() -> None:
-    found = judged(PROMPTS, {"off": samples(1.0), "auto": samples(0.5, (1, 2, 4))}, Condition("wrong", None))
+    found = outcome(PROMPTS, {"off": samples(1.0), "auto": samples(0.5, (1, 2, 4))}, Condition("wrong", None))
     assert not found["holds"]
 
 
@@ -52,7 +52,7 @@ def test_a_round_is_held_against_one_process_and_speed_against_rounds_in_step(
     apart_s: float, in_step_s: float, one_s: float, holds: bool
 ) -> None:
     taken = {"one-process": samples(one_s), "in-step": samples(in_step_s), "on": samples(apart_s)}
-    found = judged(PROMPTS, taken, Condition("good", None))
+    found = outcome(PROMPTS, taken, Condition("good", None))
     assert found["holds"] is holds
     assert [round(verdict["ratio"], 3) for verdict in found["verdicts"]] == [
         round(apart_s / one_s, 3),
@@ -62,7 +62,7 @@ def test_a_round_is_held_against_one_process_and_speed_against_rounds_in_step(
 
 def test_one_condition_is_told_by_category_and_columns_without_values_are_left_out() -> None:
     about = {"draft": "good", "added_ms": None, "measured_ms": None, "deaths": 0}
-    found = {**about, **judged(PROMPTS, {"off": samples(2.0), "auto": samples(1.0)}, Condition("good", None))}
+    found = {**about, **outcome(PROMPTS, {"off": samples(2.0), "auto": samples(1.0)}, Condition("good", None))}
     shown = table(list(rows(found, with_categories=True)))
     assert [line.split()[0] for line in shown.splitlines()] == ["CATEGORY", "code", "qa", "mean", "all"]
     assert "OFF TOKENS/S" in shown and "DEATHS" not in shown and "ROUND TRIP" not in shown
