@@ -53,7 +53,10 @@ class Bridge:
                 run("ip", "netns", "add", bridge._namespace(name))
                 stack.callback(run, "ip", "netns", "delete", bridge._namespace(name))
                 stack.callback(bridge.kill_all, name)
-                bridge._connect(name, f"{bridge._device}v{number}")
+                outer = f"{bridge._device}v{number}"
+                bridge._connect(name, outer)
+                # The kernel removes it some time after its namespace, and the next bridge uses its name.
+                stack.callback(run, "ip", "link", "delete", outer)
             yield bridge
 
     @property
