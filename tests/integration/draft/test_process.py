@@ -40,6 +40,7 @@ async def worker(tiny: Path, *arguments: str) -> AsyncIterator[tuple[asyncio.sub
         await process.communicate()
 
 
+@pytest.mark.slow
 async def test_a_stop_signal_refuses_new_sequences_finishes_the_open_ones_and_exits_0(tiny: Path) -> None:
     async with worker(tiny) as (process, address), create_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)

@@ -140,6 +140,7 @@ async def test_a_router_that_stops_reading_and_leaves_is_forgotten_too(served: S
         await until(lambda: is_empty(servicer, 0))
 
 
+@pytest.mark.slow
 async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_are_served(served: Serve) -> None:
     async with served(DrafterKind.NGRAM, max_sequences=2) as (stub, servicer):
         servicer.streams.max_unread = 4

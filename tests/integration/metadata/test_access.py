@@ -283,6 +283,7 @@ async def test_sentinels_that_want_a_password_get_their_own(tmp_path: Path) -> N
                 assert (await store.tenants.find(None) is not None) is works
 
 
+@pytest.mark.slow
 async def test_sentinels_and_the_leader_are_asked_with_tls(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "tls")
     tls, strange = cluster.issue("redis", "127.0.0.1"), Cluster(tmp_path / "other").issue("redis", "127.0.0.1")

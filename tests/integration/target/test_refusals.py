@@ -42,6 +42,7 @@ def test_an_encoder_with_a_decoder_is_one_line(t5: Path) -> None:
     assert "model_type t5: an encoder with a decoder" in said("target", "--model", str(t5))
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     printed = said("target", "--model", "smollm2-135m-instruct", HOME=str(tmp_path / "home"), OUTRIDER_CACHE="")
