@@ -41,6 +41,8 @@ _FIRES_S = 240.0
 _POISON = "~"
 _POISON_TOKEN = 96
 _PROMPT = "Say something long. "
+# Long enough for a target that starts again, and shorter than the alerts are waited for.
+_IMPATIENT = ("--max-queued", "24", "--failover-wait-for-target", "2", "--failover-wait-for-restart", "20")
 
 Fault = Callable[[Stack, Gateway], AbstractAsyncContextManager[None]]
 
@@ -59,7 +61,7 @@ def narrow(plan: Plan, ports: Ports) -> Plan:
     return replace(
         plan,
         targets=tuple(_told(spec, "--num-blocks", "40", "--max-sequences", "8") for spec in plan.targets),
-        controller=_told(plan.controller, "--max-queued", "24", "--failover-wait-for-target", "2"),
+        controller=_told(plan.controller, *_IMPATIENT),
     )
 
 
@@ -161,7 +163,8 @@ def hardly_running(name: str, run_s: float, stop_s: float) -> Fault:
 
 @asynccontextmanager
 async def dying_target(stack: Stack, gateway: Gateway) -> AsyncIterator[None]:
-    async with asking(6, 600)(stack, gateway):
+    # Short, so that the target's memory holds more of them at once than the alert's threshold.
+    async with asking(6, 80)(stack, gateway):
         await asyncio.sleep(3)
         os.kill(stack.processes["target-0"].pid, signal.SIGKILL)
         await stack.restart("target-0")
