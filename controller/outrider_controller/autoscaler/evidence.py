@@ -47,7 +47,8 @@ class Evidence:
     draft_us: float = 0.0
     """Time that the draft took for proposals that were verified."""
     missed: float = 0.0
-    """Rounds for which this draft was planned but no worker was found. They are not in `rounds`."""
+    """Rounds for which this draft was planned but no worker was found, or the worker has sent nothing yet. They are not
+    in `rounds`."""
 
     @property
     def starved(self) -> float:

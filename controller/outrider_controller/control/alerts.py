@@ -35,7 +35,7 @@ class AlertKind(enum.StrEnum):
     OUTPUT_LOOPS = "output_loops"
     """Acceptance is above 0.98 for 1,000 tokens: only a text that repeats itself is that easy to draft."""
     DRAFTS_STARVED = "drafts_starved"
-    """For more than half of the rounds no draft came in time, or no worker of the planned version had room."""
+    """For more than half of the rounds no draft came in time, or none drafted: without room, or still prefilling."""
     MODE_FLAPS = "mode_flaps"
     """More than two changes of mode in ten minutes."""
     PRICE_HIGH = "price_high"
@@ -175,7 +175,7 @@ class Alerts:
         if recent.rounds + recent.missed >= _MIN_ROUNDS:
             reason = f"no draft in time for {recent.starved:.0%} of the rounds of the last minute"
             if recent.missed:
-                reason += f", and none with room for {recent.missed / (recent.rounds + recent.missed):.0%}"
+                reason += f", and none at all for {recent.missed / (recent.rounds + recent.missed):.0%}"
             yield from self._between(AlertKind.DRAFTS_STARVED, cell, recent.starved, _STARVED, _FED, reason)
 
     def _check_price(self, model: str, price: float, now_s: float) -> Iterator[Change]:

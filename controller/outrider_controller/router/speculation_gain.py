@@ -29,7 +29,8 @@ _KEEP_KNOWN = 0.975
 # step takes longer, most of all where both share a memory, and the draft would get credit for that.
 _CLEAR_SAVING = 0.35
 _MEASURE_AFTER_ROUNDS = 6
-# Rounds after which a draft that is never in time is counted by what it costs the target.
+# Rounds after which a draft that is never in time is counted by what it costs the target, and one that has sent nothing
+# as missing: until then it prefills.
 _MAX_LATE_ROUNDS = 8
 
 
@@ -104,6 +105,7 @@ class SpeculationGain:
     _saved: float = 0.0
     _num_late: int = 0
     _num_in_time: int = 0
+    _num_silent: int = 0
     _num_rested: int = 0
     _tokens_rested: int = 0
     _measuring: bool = False
@@ -126,11 +128,15 @@ class SpeculationGain:
         self._enter(resting=False)
 
     def round(self, seen: RoundSums, *, draft_active: bool, may_rest: bool = True) -> None:
-        """`draft_active`: the draft proposes, it does not still prefill."""
+        """`draft_active`: the draft has answered a commit since it was opened or woken."""
         rounds, step_us = seen.rounds, seen.step_us / seen.rounds
         if self.resting:
             self._rested(seen)
-        elif draft_active and self._in_time(seen.in_time, rounds):
+        elif not draft_active:
+            self._num_silent += rounds
+            if self._num_silent > _MAX_LATE_ROUNDS:
+                self.record.evidence.missed += rounds
+        elif self._in_time(seen.in_time, rounds):
             record = self.record
             faded = 0.8**rounds
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
@@ -188,5 +194,5 @@ class SpeculationGain:
     def _enter(self, *, resting: bool) -> None:
         self.resting = resting
         self._rounds = self._saved = 0.0
-        self._num_late = self._num_in_time = self._num_rested = self._tokens_rested = 0
+        self._num_late = self._num_in_time = self._num_silent = self._num_rested = self._tokens_rested = 0
         self._measuring = False

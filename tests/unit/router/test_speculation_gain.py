@@ -245,3 +245,15 @@ def test_a_request_that_insists_gives_evidence_and_never_rests() -> None:
     assert (taken.rounds, taken.verified, taken.accepted) == (100, 400, 0)
     assert taken.saved == pytest.approx(-50)
     assert gain.record.evidence.rounds == 0
+
+
+def test_a_draft_that_never_answers_is_missing_in_all_rounds_but_those_of_its_prefill() -> None:
+    gain = begun(DraftRecord(measured=True))
+    plainly(gain, 8)
+    assert gain.record.evidence.missed == 0
+    plainly(gain, 5)
+    assert gain.record.evidence.missed == 5
+    gain.round(one_round(2, 1, 40_000, PLAIN_US), draft_active=True)
+    gain.begin(gain.record, 0.5)
+    plainly(gain, 8)
+    assert (gain.record.evidence.missed, gain.record.evidence.rounds) == (5, 1)

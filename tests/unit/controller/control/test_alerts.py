@@ -81,7 +81,7 @@ def test_drafts_that_come_late_for_most_rounds_are_told_between_two_bounds() -> 
 def test_rounds_for_which_no_draft_was_found_at_all_are_starved_too() -> None:
     cluster = Cluster()
     assert cluster.seconds(120, missed=20) == ["+drafts_starved"]
-    assert "none with room for 100%" in cluster.alerts.active[Alert(AlertKind.DRAFTS_STARVED, "m", "acme")]
+    assert "none at all for 100%" in cluster.alerts.active[Alert(AlertKind.DRAFTS_STARVED, "m", "acme")]
     assert cluster.seconds(180, verified=20, acceptance=0.5) == ["-drafts_starved"]
 
 
