@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import signal
 import subprocess
 import sys
@@ -23,6 +24,12 @@ SOURCES = ("services", "controller", ".")
 PACKAGES = ("outrider", "outrider_controller", "benchmarks", "loadtest")
 WHOLE_STACK = ("tests/e2e", "tests/soak")
 """They start every process by its command line, which no import shows."""
+FOLDERS = {
+    "deploy/k8s/": ("tests/unit/deploy", "tests/e2e/test_dashboards.py", "tests/e2e/test_alerts.py"),
+    "deploy/images/": ("tests/unit/deploy",),
+    "controller/outrider_controller/control/static/": ("tests/unit/controller/control/test_console.py",),
+}
+"""Of what is no module of ours: the tests that read it."""
 EVERYTHING = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/affected.py")
 PYTEST = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -52,11 +59,13 @@ def touched(changed: Iterable[str]) -> list[str]:
     files = sorted(filter(_has_slow_tests, (ROOT / "tests").rglob("test_*.py")), key=_tier)
     if any(path in EVERYTHING for path in changed):
         return list(map(_name, files))
+    named = [tests for folder, tests in FOLDERS.items() if any(path.startswith(folder) for path in changed)]
+    read = [file for file in files if _name(file).startswith(tuple(itertools.chain.from_iterable(named)))]
     modules = {module for path in changed if (module := _module(path))}
     reached = modules | {user for module in modules for user in _users(module)}
     near = [file for file in files if _own(file) & set(changed) or _is_tested_by(file, modules)]
     far = [file for file in files if _runs(file, reached) or reached & _imports(file) or _is_tested_by(file, reached)]
-    return list(dict.fromkeys(map(_name, [*near, *far])))
+    return list(dict.fromkeys(map(_name, [*read, *near, *far])))
 
 
 def _has_slow_tests(file: Path) -> bool:
