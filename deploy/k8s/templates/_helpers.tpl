@@ -226,10 +226,10 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* On an ops port. A start may take as long as a model needs to load; a drain makes a pod unready, and not dead. */}}
+{{/* On an ops port. A start may take as long as a model needs to load; a drain makes a pod unready, and not dead. Takes a dict: port, startPeriods, started (the path that answers when the process has started). */}}
 {{- define "outrider.probes" -}}
 startupProbe:
-  httpGet: {path: /readyz, port: {{ .port }}}
+  httpGet: {path: {{ .started | default "/readyz" }}, port: {{ .port }}}
   periodSeconds: 5
   failureThreshold: {{ .startPeriods }}
 livenessProbe:
@@ -242,6 +242,11 @@ readinessProbe:
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
+{{- end -}}
+
+{{/* Seconds that a rollout may wait for one pod: of a worker, its longest start. Takes a pool's values. */}}
+{{- define "outrider.progressDeadline" -}}
+{{- add (mul 5 (.startPeriods | default 240)) 120 -}}
 {{- end -}}
 
 {{/* Control plane and routers, each a container that the kubelet starts again: no Ray. */}}
