@@ -518,7 +518,7 @@ def test_pools_scale_by_what_their_own_pods_count_or_by_what_others_count_of_the
         (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
         queries.append(scaled["spec"]["triggers"][0]["metadata"]["query"])
     assert queries == [
-        'sum(outrider_x{namespace="llm",pod=~"demo-target-main-.*"})',
+        'sum(outrider_x{namespace="llm",pod=~"demo-target-main-[a-z0-9]+-[a-z0-9]{5}"})',
         'avg(outrider_y{namespace="llm"})',
     ]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.unit.deploy.chart import CASES, Object, of_kind, pods_of, profile, rendered
+from tests.unit.deploy.chart import CASES, CHART, Object, of_kind, pods_of, profile, rendered
 
 _ROLE = "app.kubernetes.io/component"
 
@@ -39,3 +41,23 @@ def test_a_rollout_waits_for_the_longest_start(name: str) -> None:
         longest[role] = probe["periodSeconds"] * probe["failureThreshold"]
         assert deployments[role]["spec"]["progressDeadlineSeconds"] > longest[role]
     assert deployments["gateway"]["spec"]["progressDeadlineSeconds"] > longest["target"]
+
+
+def test_a_pool_scales_by_pods_of_its_own_and_not_by_those_of_a_pool_whose_name_begins_alike() -> None:
+    keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
+    (scaled,) = of_kind(rendered({"targets": {"main": {"keda": keda}}}), "ScaledObject")
+    (pods,) = re.findall('pod=~"([^"]+)"', scaled["spec"]["triggers"][0]["metadata"]["query"])
+    # As a ReplicaSet names them. Prometheus' patterns hold for the whole value.
+    assert re.fullmatch(pods, "demo-target-main-6d5f8c7b9d-x2k4q")
+    assert not re.fullmatch(pods, "demo-target-main-b-6d5f8c7b9d-x2k4q")
+    assert not re.fullmatch(pods, "demo-target-main2-6d5f8c7b9d-x2k4q")
+
+
+def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> None:
+    from helm_python import Chart
+
+    keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
+    values = {"targets": {"main": {"keda": keda}}}
+    Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
+    with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):
+        Chart.load(CHART).render(values, name="a" * 35, namespace="llm")
