@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -34,7 +35,10 @@ class Piece:
 
 class Client(Protocol):
     def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
-        """The pieces of an answer as they arrive. Raises OSError, grpc.RpcError or RequestFailed."""
+        """The pieces of an answer as they arrive.
+
+        Raises OSError, grpc.RpcError or RequestFailed; HTTPException, ValueError or LookupError for a broken answer.
+        """
 
     def close(self) -> None: ...
 
@@ -55,6 +59,8 @@ def ask(client: Client, tenant: Tenant, prompt: str) -> Outcome:
         return taken.outcome(error=error.code().name)
     except (OSError, RequestFailed) as error:
         return taken.outcome(error=str(error) or type(error).__name__)
+    except (HTTPException, ValueError, LookupError) as error:
+        return taken.outcome(error=f"broken answer: {type(error).__name__}")
     return taken.outcome()
 
 

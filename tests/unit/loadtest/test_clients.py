@@ -1,0 +1,63 @@
+"""What a client makes of a server that breaks off."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from threading import Thread
+
+import pytest
+
+from loadtest.clients import HttpClient, ask
+from loadtest.settings import Tenant
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_TOKEN = b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+
+Serve = Callable[[bytes], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server that answers one request with these bytes and closes. Returns its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threads: list[Thread] = []
+
+        def answer(answered: bytes) -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answered)
+                # The end comes as FIN, not as RST, which unread bytes would make of it.
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(65536)
+
+        def start(answered: bytes) -> str:
+            threads.append(Thread(target=answer, args=(answered,)))
+            threads[-1].start()
+            return f"127.0.0.1:{listening.getsockname()[1]}"
+
+        yield start
+        for thread in threads:
+            thread.join(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("answered", "error"),
+    [
+        (b"", "broken answer: HTTPConnectionClosed"),
+        (_HEAD[:20], "broken answer: HTTPParseError"),
+        (_HEAD, "broken answer: HTTPParseError"),
+        (_HEAD + b"%x\r\n%b\r\n" % (len(_TOKEN), _TOKEN), "broken answer: HTTPParseError"),
+        (_HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(_TOKEN), _TOKEN), "the stream ended without a finish"),
+        (_HEAD + b"8\r\ndata: {\n\r\n0\r\n\r\n", "broken answer: JSONDecodeError"),
+        (_HEAD + b"9\r\ndata: {}\n\r\n0\r\n\r\n", "broken answer: KeyError"),
+        (b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n", "HTTP 503"),
+    ],
+    ids=["nothing", "in the head", "after the head", "in the body", "no finish", "no JSON", "no choices", "503"],
+)
+def test_an_answer_that_breaks_off_is_a_failed_request(serve: Serve, answered: bytes, error: str) -> None:
+    client = HttpClient(serve(answered), "tiny")
+    outcome = ask(client, Tenant("chat"), "Hello")
+    client.close()
+    assert outcome.error == error
