@@ -61,3 +61,12 @@ def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> 
     Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
     with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):
         Chart.load(CHART).render(values, name="a" * 35, namespace="llm")
+
+
+def test_a_profile_scales_by_the_model_that_the_pool_has() -> None:
+    values = profile("h100-tp8")
+    values["targets"]["main"]["model"] = "other"
+    (scaled,) = of_kind(rendered(values), "ScaledObject")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert re.findall('model_name="([^"]*)"', query) == ["other", "other"]
+    assert re.findall('namespace="([^"]*)"', query) == ["llm", "llm"]
