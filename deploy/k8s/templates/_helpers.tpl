@@ -249,6 +249,35 @@ readinessProbe:
 {{- add (mul 5 (.startPeriods | default 240)) 120 -}}
 {{- end -}}
 
+{{/* Whether routers and control planes are on a Ray cluster, where they move between pods and Prometheus reaches none: "true", or empty. */}}
+{{- define "outrider.onRayCluster" -}}
+{{- if has .Values.controller.mode (list "ray-cluster" "kuberay") }}true{{ end -}}
+{{- end -}}
+
+{{/* What only routers and control planes tell (docs/metrics.md), as a query of Prometheus names it. */}}
+{{- define "outrider.ofControllers" -}}
+{{- toJson (list
+  "outrider_admission_queue_length" "outrider_admission_queue_seconds" "outrider_admission_rejected_total"
+  "outrider_alert_active" "outrider_draft_pool_utilization" "outrider_draft_workers_wanted" "outrider_failover_total"
+  "outrider_fallback_total" "outrider_late_replies_total" "outrider_low_acceptance_total"
+  "outrider_round_duration_seconds" "outrider_router_requests_running" "outrider_routers_wanted"
+  "outrider_speculation_acceptance" "outrider_speculation_enabled" "outrider_speculation_price"
+  "outrider_speculation_saving" "outrider_webhook_messages_total" "component=\"router\"" "component=\"control\""
+) -}}
+{{- end -}}
+
+{{/* Refuses to scale by what Prometheus never has. Takes a dict: root, where, query. */}}
+{{- define "outrider.checkScrapedQuery" -}}
+{{- if include "outrider.onRayCluster" .root }}
+{{- $context := . }}
+{{- range include "outrider.ofControllers" . | fromJsonArray }}
+{{- if contains . $context.query }}
+{{- fail (printf "%s: %s is of routers or control planes, which Prometheus does not reach with controller.mode %s: scale by metrics of targets or drafts, or use another mode" $context.where . $context.root.Values.controller.mode) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Control plane and routers, each a container that the kubelet starts again: no Ray. */}}
 {{- define "outrider.plainController" -}}
 {{- $context := . }}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from tests.unit.deploy.chart import CASES, CHART, Object, of_kind, pods_of, profile, rendered
+from tests.unit.deploy.chart import CASES, CHART, RAY_MODES, Object, of_kind, pods_of, profile, rendered
 
 _ROLE = "app.kubernetes.io/component"
 
@@ -70,3 +71,31 @@ def test_a_profile_scales_by_the_model_that_the_pool_has() -> None:
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert re.findall('model_name="([^"]*)"', query) == ["other", "other"]
     assert re.findall('namespace="([^"]*)"', query) == ["llm", "llm"]
+
+
+def _scaling(pool: str, **by: str) -> dict[str, Any]:
+    kind = "autoscaling" if "value" in by else "keda"
+    return {pool: {"main": {kind: {"enabled": True, "minReplicas": 1, "maxReplicas": 2, **by}}}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        _scaling("drafts", metric="outrider_draft_pool_utilization", value="700m"),
+        _scaling("drafts", query="max(outrider_draft_workers_wanted)", threshold="1"),
+        _scaling("targets", query="sum(outrider_admission_queue_length) or vector(0)", threshold="1"),
+    ],
+)
+def test_a_pool_does_not_scale_by_what_prometheus_cannot_have(values: dict[str, Any]) -> None:
+    """On a Ray cluster it reaches no router and no control plane."""
+    assert of_kind(rendered(values), "HorizontalPodAutoscaler", "ScaledObject")
+    for mode in RAY_MODES:
+        with pytest.raises(Exception, match=rf"main\.(autoscaling|keda): outrider_.*controller\.mode {mode}"):
+            rendered({**values, "controller": {"mode": mode}})
+
+
+@pytest.mark.parametrize("mode", RAY_MODES)
+def test_on_a_ray_cluster_pools_scale_by_what_workers_tell(mode: str) -> None:
+    values = _scaling("drafts", query="sum(outrider_draft_num_requests_running)", threshold="5")
+    values |= _scaling("targets", metric="outrider_num_requests_running", threshold="5")
+    assert len(of_kind(rendered({**values, "controller": {"mode": mode}}), "ScaledObject")) == 2

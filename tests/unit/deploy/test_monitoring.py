@@ -37,6 +37,12 @@ def known() -> dict[str, set[str]]:
     return found
 
 
+def _processes() -> dict[str, str]:
+    """Which process tells a metric."""
+    lines = [line.split("|") for line in METRICS.read_text().splitlines() if line.startswith("| `outrider_")]
+    return {line[1].strip(" `"): line[4].strip() for line in lines}
+
+
 @cache
 def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"]
@@ -170,7 +176,12 @@ def test_on_a_ray_cluster_nobody_is_missed_whom_prometheus_does_not_ask(mode: st
     rules_on = {"controller": {"mode": mode}, "monitoring": {"rules": {"enabled": True}}}
     (shipped,) = of_kind(rendered(rules_on), "PrometheusRule")
     alerts = {rule.get("alert") for group in shipped["spec"]["groups"] for rule in group["rules"]}
-    assert {rule.get("alert") for rule in rules()} - alerts == {"OutriderNoRouter", "OutriderNoControl"}
+    dropped = {rule.get("alert") for rule in rules()} - alerts
+    assert dropped >= {"OutriderNoRouter", "OutriderNoControl", "OutriderTargetsFull", "OutriderTenantAlert"}
+    # All that ask for what only routers and control planes tell, and no others.
+    told = {name: process for name, process in _processes().items() if process in ("router", "control")}
+    asking = [rule for rule in rules() if re.search("|".join([*told, 'component="(router|control)"']), rule["expr"])]
+    assert len(told) == 18 and dropped == {rule.get("alert") for rule in asking}
 
 
 def test_a_request_that_its_client_spoils_is_no_failure_of_ours() -> None:
