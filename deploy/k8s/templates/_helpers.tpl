@@ -114,6 +114,15 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- else }}
   value: {{ required "redis: enabled, url or urlSecret is needed" .root.Values.redis.url | quote }}
 {{- end }}
+{{- if has .role (list "target" "draft") }}
+# The hub's client keeps files of its own, for which /tmp is small.
+- name: HF_HOME
+  value: /var/cache/outrider/hub
+{{- with .root.Values.models.hubTokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- end }}
+{{- end }}
 {{- with .root.Values.env }}
 {{ toYaml . }}
 {{- end }}

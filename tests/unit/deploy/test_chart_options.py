@@ -6,8 +6,21 @@ import re
 from typing import Any
 
 import pytest
+from outrider.draft.config import parse_arguments as parse_draft
+from outrider.target.config import parse_arguments as parse_target
 
-from tests.unit.deploy.chart import CASES, CHART, RAY_MODES, Object, of_kind, pods_of, profile, rendered
+from tests.unit.deploy.chart import (
+    CASES,
+    CHART,
+    RAY_MODES,
+    Object,
+    of_kind,
+    pod_specs,
+    pods_of,
+    profile,
+    refused,
+    rendered,
+)
 
 _ROLE = "app.kubernetes.io/component"
 
@@ -99,3 +112,27 @@ def test_on_a_ray_cluster_pools_scale_by_what_workers_tell(mode: str) -> None:
     values = _scaling("drafts", query="sum(outrider_draft_num_requests_running)", threshold="5")
     values |= _scaling("targets", metric="outrider_num_requests_running", threshold="5")
     assert len(of_kind(rendered({**values, "controller": {"mode": mode}}), "ScaledObject")) == 2
+
+
+def test_a_model_of_the_hub_is_fetched_with_the_token_in_a_secret() -> None:
+    hub = {"model": "tiny", "path": "hf://owner/tiny@main"}
+    values = {"targets": {"main": hub}, "drafts": {"main": hub}, "models": {"hubTokenSecret": "hub"}}
+    assert not refused(values)
+    objects = rendered(values)
+    for role, parse in (("target", parse_target), ("draft", parse_draft)):
+        worker = container(objects, f"demo-{role}-main")
+        arguments = [word.replace("$(POD_IP)", "10.1.2.3") for word in worker["args"]]
+        assert (config := parse([*arguments, "--metadata", "redis://r:6379"])).model == hub["path"]
+        assert config.model_name == "tiny"
+        variables = {variable["name"]: variable for variable in worker["env"]}
+        assert variables["HF_TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+        # The root is read-only: what is fetched lies in the cache's volume.
+        (cache,) = [mount["mountPath"] for mount in worker["volumeMounts"] if mount["name"] == "cache"]
+        assert variables["OUTRIDER_CACHE"]["value"] == cache and variables["HF_HOME"]["value"].startswith(f"{cache}/")
+    others = [str(spec) for labels, spec in pod_specs(objects) if labels[_ROLE] not in ("target", "draft")]
+    assert len(others) == 4 and "HF_TOKEN" not in "".join(others)
+
+
+@pytest.mark.parametrize("path", ["hf://tiny", "hf://owner/tiny@", "hf://owner/tiny/x", "http://o/tiny", "/tmp/x"])
+def test_a_path_that_no_worker_takes_is_refused(path: str) -> None:
+    assert "path" in refused({"targets": {"main": {"model": "tiny", "path": path}}})
