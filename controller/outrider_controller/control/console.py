@@ -7,9 +7,10 @@ the ops port's threads wait for them.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any, Protocol
@@ -17,8 +18,10 @@ from typing import Any, Protocol
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from outrider.errors import NotFound, OutriderError, Unavailable
+from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import trace_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Page, PageMaker
 
@@ -43,12 +46,19 @@ class Events(Protocol):
     async def last_events(self, limit: int) -> list[Event]: ...
 
 
+class Texts(Protocol):
+    """What tokens stand for."""
+
+    async def of(self, model: str) -> TokenBytes | None: ...
+
+
 class Console:
     """Must be made on the event loop that runs `api`."""
 
-    def __init__(self, api: ControlServiceServicer, events: Events) -> None:
+    def __init__(self, api: ControlServiceServicer, events: Events, texts: Texts) -> None:
         self._api: Any = api
         self._events = events
+        self._texts = texts
         self._loop = asyncio.get_running_loop()
 
     def pages(self) -> dict[str, PageMaker]:
@@ -101,7 +111,34 @@ class Console:
 
     async def _trace(self, query: Mapping[str, str]) -> dict[str, Any]:
         request = control.ControlServiceGetTraceRequest(request_id=query.get("request_id", ""))
-        return _plain(await self._api.GetTrace(request, None))
+        answer = await self._api.GetTrace(request, None)
+        return {"traces": [await self._with_texts(trace) for trace in answer.traces]}
+
+    async def _with_texts(self, trace: trace_pb2.RequestTrace) -> dict[str, Any]:
+        """Each round with the texts of its tokens, where they were kept and their vocabulary is to be had."""
+        shown = _plain(trace)
+        if not any(one.token_ids for one in trace.rounds):
+            return shown
+        try:
+            table = await self._texts.of(trace.model)
+        except TimeoutError:
+            return shown | {"texts_to_come": True}
+        if table is not None:
+            decoder = _decoder()
+            for one, told in zip(trace.rounds, shown["rounds"], strict=True):
+                told["texts"] = _texts(table, one.token_ids, decoder)
+                # With a decoder of their own: what was rejected is not part of the text.
+                told["rejected_texts"] = _texts(table, one.rejected_token_ids, _decoder())
+        return shown
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    """A character may be spread over several tokens."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+def _texts(table: TokenBytes, token_ids: Iterable[int], decoder: codecs.IncrementalDecoder) -> list[str]:
+    return [decoder.decode(table.of(token_id)) for token_id in token_ids]
 
 
 def _static(name: str, content_type: str) -> PageMaker:

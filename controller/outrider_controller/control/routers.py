@@ -10,16 +10,19 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
 from outrider.metadata import LeaseRecord
+from outrider.protocol.tokenizers import joined
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.roles import ClusterSecret, Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import trace_pb2 as trace
-from outrider.rpc.v1 import trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 MAX_SEQUENCES, _SEQUENCES = 10_000, 1000
 _TIMEOUT_S = 5.0
+_TOKENIZER_TIMEOUT_S = 60.0
 _MAX_ID_CHARS = 128
 
 T = TypeVar("T")
@@ -86,6 +89,21 @@ class Routers:
         raise UnknownRequest(
             f"no router knows {request_id!r}: never carried, or forgotten since (each remembers its last ones)"
         )
+
+    async def tokenizer(self, model: str, sha256: str) -> bytes:
+        """A serialised Tokenizer, from the first router that has it. Raises Unavailable."""
+        asked = router.GetTokenizerRequest(model=model, tokenizer_sha256=sha256)
+        problem: OutriderError = Unavailable("no router holds a lease")
+        for record in await self._leases.workers(worker.WORKER_ROLE_ROUTER):
+            async with self._connect(record.address) as channel:
+                call = router_pb2_grpc.RouterServiceStub(channel).GetTokenizer(
+                    asked, timeout=_TOKENIZER_TIMEOUT_S, metadata=self._credential
+                )
+                try:
+                    return await joined((part.chunk async for part in call), sha256)
+                except grpc.RpcError as error:
+                    problem = from_rpc_error(error)
+        raise Unavailable(f"no router sends this tokenizer: {problem}")
 
     async def _ask_all(self, ask: Ask[T]) -> Answers[T]:
         records = await self._leases.workers(worker.WORKER_ROLE_ROUTER)

@@ -43,6 +43,7 @@ from outrider_controller.control.speculation import Speculation
 from outrider_controller.control.tenant_metrics import TenantMetrics
 from outrider_controller.control.tenants import Tenancy
 from outrider_controller.control.usage import bill
+from outrider_controller.control.vocabulary import Vocabulary
 from outrider_controller.control.webhook import Webhook
 from outrider_controller.control.workers import Workers
 
@@ -212,7 +213,7 @@ async def running_control(
             )
         )
         ops.ready["server"] = lambda: life.problem
-        ops.pages.update(Console(servicer, store).pages())
+        ops.pages.update(Console(servicer, store, Vocabulary(store, routers)).pages())
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         # Decides who leads before the first call of routers and operators.

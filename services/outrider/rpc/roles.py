@@ -85,7 +85,8 @@ _VLLM_ENGINE = {
 CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
     **{f"/vllm.grpc.engine.VllmEngine/{call}": access for call, access in _VLLM_ENGINE.items()},
-    **_service("RouterService", dict.fromkeys(("RouteMany", "GetTokenizer"), _roles(Role.GATEWAY))),
+    **_service("RouterService", {"RouteMany": _roles(Role.GATEWAY)}),
+    **_service("RouterService", {"GetTokenizer": _roles(Role.GATEWAY, Role.CONTROL)}),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
     **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
     **_service("TraceService", dict.fromkeys(("GetTrace", "GetActivity"), _roles(Role.CONTROL, Role.OPERATOR))),

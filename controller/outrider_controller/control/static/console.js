@@ -4,6 +4,8 @@
 const EVERY_MS = 1000;
 let before = null;
 let shownRequest = "";
+// Asked for again until its trace says that it has ended.
+let unfinished = false;
 
 const byId = (id) => document.getElementById(id);
 const number = (value) => Number(value ?? 0);
@@ -130,22 +132,31 @@ function draw(data) {
   before = data;
 }
 
-// Token ids as they were recorded; how many where they were not.
-function tokens(ids, count, className) {
-  if (ids?.length) return ids.map((id) => element("span", id, `token ${className}`));
-  return count > 0 ? [element("span", `${count} tokens`, `token ${className}`)] : [];
+// Text and id of each. One that is no text of its own, as the first part of a character, is shown by its id.
+function tokensOf(ids, texts) {
+  return (ids ?? []).map((id, at) => [(texts?.[at] || String(id)).replaceAll("\n", "⏎"), id]);
+}
+
+// Tokens as they were recorded; how many where they were not.
+function tokens(kept, count, className) {
+  if (kept.length === 0) return count > 0 ? [element("span", `${count} tokens`, `token ${className}`)] : [];
+  return kept.map(([text, id]) => {
+    const shown = element("span", text, `token ${className}`);
+    shown.title = `token ${id}`;
+    return shown;
+  });
 }
 
 function roundLine(round) {
   const accepted = number(round.num_accepted);
-  const kept = round.token_ids ?? [];
+  const kept = tokensOf(round.token_ids, round.texts);
   const line = element("div", undefined, "round");
   line.append(element("span", `${seconds(round.at_us)}, ${number(round.num_drafted)} drafted`));
   const shown = element("span");
   shown.append(
     ...tokens(kept.slice(0, accepted), accepted, "accepted"),
     ...tokens(kept.slice(accepted), number(round.num_tokens) - accepted, "own"),
-    ...tokens(round.rejected_token_ids, number(round.num_drafted) - accepted, "rejected"),
+    ...tokens(tokensOf(round.rejected_token_ids, round.rejected_texts), number(round.num_drafted) - accepted, "rejected"),
   );
   line.append(shown);
   return line;
@@ -168,7 +179,13 @@ async function ask(path) {
 
 async function showRequest(id) {
   shownRequest = id;
-  if (id) drawTrace(await ask(`console/trace?${new URLSearchParams({ request_id: id })}`));
+  unfinished = Boolean(id);
+  if (!id) return;
+  const answer = await ask(`console/trace?${new URLSearchParams({ request_id: id })}`);
+  // Another may have been asked for meanwhile.
+  if (shownRequest !== id) return;
+  unfinished = Boolean(answer.error) || answer.traces.some((trace) => trace.running || trace.texts_to_come);
+  drawTrace(answer);
 }
 
 async function refresh() {
@@ -176,7 +193,7 @@ async function refresh() {
     const data = await ask("console/data");
     if (data.error) throw new Error(data.error);
     draw(data);
-    if (shownRequest && data.sequences.some((one) => one.request_id === shownRequest)) await showRequest(shownRequest);
+    if (unfinished) await showRequest(shownRequest);
   } catch (error) {
     byId("trouble").textContent = `No answer from the control plane: ${error.message}`;
   }

@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 from outrider.errors import NotFound, Unavailable
+from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import policy_pb2, trace_pb2, worker_pb2
@@ -73,15 +74,43 @@ class ScriptedControl(ControlServiceServicer):
         return control.ControlServiceGetTraceResponse(traces=[trace])
 
 
+class FinishingControl(ScriptedControl):
+    """Its request is not in the list, is there from the second question on, and ends with the fourth."""
+
+    asked = 0
+
+    async def GetTrace(
+        self, request: control.ControlServiceGetTraceRequest, context: Any
+    ) -> control.ControlServiceGetTraceResponse:
+        self.asked += 1
+        if self.asked == 1:
+            raise NotFound("no such request", reason="UNKNOWN_REQUEST", field="request_id")
+        rounds = [trace_pb2.RoundTrace(token_ids=[20 + n], num_tokens=1) for n in range(min(self.asked, 4))]
+        trace = trace_pb2.RequestTrace(request_id="r-9", router_id="router-1", rounds=rounds, running=self.asked < 4)
+        return control.ControlServiceGetTraceResponse(traces=[trace])
+
+
+class ScriptedTexts:
+    """The first half of a character, its second half, markup, and a word."""
+
+    table: TokenBytes | None = TokenBytes((*(b"",) * 11, "é".encode()[:1], "é".encode()[1:], b"<img>", b" no"))
+    late = False
+
+    async def of(self, model: str) -> TokenBytes | None:
+        if self.late:
+            raise TimeoutError
+        return self.table
+
+
 class ScriptedEvents:
     async def last_events(self, limit: int) -> list[Event]:
         return [Event("1700000000000-0", "worker_joined", {"worker_id": "target-1", "note": HOSTILE})]
 
 
 @asynccontextmanager
-async def console(api: ControlServiceServicer) -> AsyncIterator[str]:
+async def console(api: ControlServiceServicer, texts: ScriptedTexts | None = None) -> AsyncIterator[str]:
     ops = Ops("control", None)
-    ops.pages.update(Console(api, ScriptedEvents()).pages())
+    ops.pages.update(Console(api, ScriptedEvents(), texts or ScriptedTexts()).pages())
     async with serving_ops(ops, "127.0.0.1:0") as address:
         yield f"http://{address}"
 
@@ -120,19 +149,59 @@ async def test_an_unknown_request_is_said_to_be_unknown() -> None:
     assert (status, answer) == (404, {"error": "request_id: no request 'a b'"})
 
 
+async def test_tokens_have_their_texts_and_a_character_comes_with_the_last_of_its_tokens() -> None:
+    async with console(ScriptedControl()) as url:
+        _, answer = await get(f"{url}/console/trace?request_id=r-1")
+    ((shown,),) = [trace["rounds"] for trace in answer["traces"]]
+    assert (shown["texts"], shown["rejected_texts"]) == (["", "é", "<img>"], [" no"])
+    assert shown["token_ids"] == [11, 12, 13]
+
+
+async def test_a_vocabulary_that_is_still_to_come_is_asked_for_again_and_one_that_is_missing_is_not() -> None:
+    texts = ScriptedTexts()
+    texts.table = None
+    async with console(ScriptedControl(), texts) as url:
+        _, answer = await get(f"{url}/console/trace?request_id=r-1")
+        texts.late = True
+        _, later = await get(f"{url}/console/trace?request_id=r-1")
+    (missing,), (late,) = answer["traces"], later["traces"]
+    assert "texts_to_come" not in missing and late["texts_to_come"] is True
+    assert "texts" not in missing["rounds"][0] and "texts" not in late["rounds"][0]
+
+
+async def shown_by_chromium(url: str, tmp_path: Path) -> tuple[str, str]:
+    """The page after four seconds, and what the browser logged."""
+    browser = await asyncio.create_subprocess_exec(
+        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
+        *("--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom", url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    shown, log = await asyncio.wait_for(browser.communicate(), 120)
+    return shown.decode(), log.decode()
+
+
+needs_chromium = pytest.mark.skipif(
+    shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium"
+)
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: apt-get install chromium")
+@needs_chromium
+async def test_a_request_is_followed_until_its_trace_says_that_it_has_ended(tmp_path: Path) -> None:
+    api = FinishingControl()
+    async with console(api) as url:
+        page, _ = await shown_by_chromium(f"{url}/console?request_id=r-9", tmp_path)
+    assert "Ended on router-1" in page and "token 23" in page
+    assert api.asked == 4
+
+
+@pytest.mark.slow
+@needs_chromium
 async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp_path: Path) -> None:
     async with console(ScriptedControl()) as url:
-        browser = await asyncio.create_subprocess_exec(
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
-            *("--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom", f"{url}/console?request_id=r-1"),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        shown, log = await asyncio.wait_for(browser.communicate(), 120)
-    page = shown.decode()
-    assert "CONSOLE" not in log.decode(), log.decode()
+        page, log = await shown_by_chromium(f"{url}/console?request_id=r-1", tmp_path)
+    assert "CONSOLE" not in log, log
     for text in (
         "2 processes",
         "target-1",
@@ -141,6 +210,7 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
         "saves: 0.50 steps saved a round",
         "worker joined",
         "r-1",
+        ">é</span>",
     ):
         assert text in page, text
     assert page.count("token accepted") == 1 + 2 and page.count("token rejected") == 1 + 1
