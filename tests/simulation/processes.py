@@ -25,6 +25,7 @@ from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
 from outrider_controller.router.service import RouterServicer
 from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.tracing import Traces
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import fake_info
@@ -235,6 +236,7 @@ class RouterProcess(Process):
             store,
             config,
             self.telemetry,
+            Traces(config.traces),
             connect=partial(network.channel, self.host),  # type: ignore[arg-type]
             first_id=first_id,
         )

@@ -44,6 +44,7 @@ class Dispatcher:
         directory: Directory,
         config: RouterConfig,
         telemetry: RouterTelemetry,
+        traces: Traces,
         connect: Connect = create_channel,
         first_id: int | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class Dispatcher:
         self.fleet = Fleet(directory, config, listener, self._fleet_changed, connect)
         self.picker = WorkerPicker(self.fleet, directory, config.failover.draft_backoff_s)
         self.table = SequenceTable(telemetry, first_id)
-        self.traces = Traces(config.traces)
+        self.traces = traces
         self.admission = AdmissionQueue(config.admission, self.fleet, telemetry)
         self.policy = Policy(config.policy)
         self.steering = Steering(self.policy, self.fleet, self.table, telemetry)

@@ -49,7 +49,7 @@ from outrider_controller.router.sequences import NewResponse
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tokenizers import tokenizer_chunks
 from outrider_controller.router.tracing import SERVICE as TRACE_SERVICE
-from outrider_controller.router.tracing import TraceServicer
+from outrider_controller.router.tracing import OnEnd, Traces, TraceServicer
 from outrider_controller.router.usage import LedgerWriter
 
 log = logging.getLogger(__name__)
@@ -318,16 +318,17 @@ class RunningRouter:
                 await self.dispatcher.idle()
 
 
-def _send_spans(stack: AsyncExitStack, dispatcher: Dispatcher) -> None:
+def _span_writer(stack: AsyncExitStack) -> OnEnd | None:
+    """What makes the spans of a request that has ended; None where no collector wants them."""
     tracing = open_tracing("outrider-router")
     if tracing is None:
-        return
+        return None
     # Imported here: its dependencies are installed only where spans are wanted.
     from outrider_controller.router.spans import SpanWriter
 
     writer = SpanWriter(tracing)
-    dispatcher.traces.on_end = writer.ended
     stack.push_async_callback(asyncio.to_thread, writer.close)
+    return writer.ended
 
 
 @asynccontextmanager
@@ -341,7 +342,9 @@ async def running_router(
         telemetry = RouterTelemetry(ops.registry, store)
         await stack.enter_async_context(telemetry.events.running())
         connect = connect_to(Role.TARGET, config.tls)
-        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, connect).running())
+        # Before the dispatcher: requests that end as it closes still have their spans written.
+        traces = Traces(config.traces, info.worker_id, _span_writer(stack))
+        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, traces, connect).running())
         await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id).running())
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
@@ -351,9 +354,7 @@ async def running_router(
         handshakes = Handshakes(ops.registry)
         server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
-        dispatcher.traces.router_id = info.worker_id
-        _send_spans(stack, dispatcher)
-        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(dispatcher.traces), server)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(traces), server)
         services = [SERVICE, TRACE_SERVICE]
         credentials = cluster_port(config.tls, handshakes.began)
         life = await stack.enter_async_context(

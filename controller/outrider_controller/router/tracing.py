@@ -178,10 +178,10 @@ class Recorder:
 class Traces:
     """One router's traces: of all running requests, and of those that ended last."""
 
-    def __init__(self, config: TraceConfig) -> None:
-        self.router_id = ""
-        self.on_end: OnEnd = lambda ended, request: None
+    def __init__(self, config: TraceConfig, router_id: str = "", on_end: OnEnd | None = None) -> None:
         self._config = config
+        self._router_id = router_id
+        self._on_end = on_end
         # In the order of arrival.
         self._running: dict[Recorder, None] = {}
         self._activity = Activity()
@@ -193,7 +193,7 @@ class Traces:
         return len(self._ended)
 
     def start(self, request: Request, now_us: int) -> Recorder:
-        recorder = Recorder(self._config, request, self.router_id, now_us, time.time_ns() // 1000)
+        recorder = Recorder(self._config, request, self._router_id, now_us, time.time_ns() // 1000)
         self._running[recorder] = None
         return recorder
 
@@ -202,7 +202,8 @@ class Traces:
         del self._running[recorder]
         self._activity.ended(recorder.work())
         kept = recorder.kept(now_us, error)
-        self.on_end(kept, recorder.request)
+        if self._on_end is not None:
+            self._on_end(kept, recorder.request)
         self._ended.append(kept)
         self._num_rounds += len(kept.rounds)
         while len(self._ended) > self._config.max_requests or self._num_rounds > self._config.max_total_rounds:

@@ -41,8 +41,7 @@ def add_round(recorder: Recorder, active: ActiveRequest, token_ids: list[int], n
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:
-    traces = Traces(TraceConfig(record_tokens=True))
-    traces.router_id = "router-1"
+    traces = Traces(TraceConfig(record_tokens=True), "router-1")
     recorder, active = begun(traces, request(resume=(9,)), now_us=1000)
     recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_TARGET, worker_id="t1", model="m"), 1040)
     add_round(recorder, active, [20], 1500, num_cached_tokens=2)
