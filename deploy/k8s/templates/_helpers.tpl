@@ -38,10 +38,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{/* What pods of every role have, so that PodSecurity "restricted" admits them. */}}
 {{- define "outrider.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
-fsGroup: 10001
-fsGroupChangePolicy: OnRootMismatch
+{{- range $name, $value := .root.Values.podSecurityContext }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $name }}: {{ toJson $value }}
+{{- end }}
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

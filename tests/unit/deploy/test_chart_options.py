@@ -17,9 +17,11 @@ from tests.unit.deploy.chart import (
     of_kind,
     pod_specs,
     pods_of,
+    problems,
     profile,
     refused,
     rendered,
+    versions,
 )
 
 _ROLE = "app.kubernetes.io/component"
@@ -136,3 +138,22 @@ def test_a_model_of_the_hub_is_fetched_with_the_token_in_a_secret() -> None:
 @pytest.mark.parametrize("path", ["hf://tiny", "hf://owner/tiny@", "hf://owner/tiny/x", "http://o/tiny", "/tmp/x"])
 def test_a_path_that_no_worker_takes_is_refused(path: str) -> None:
     assert "path" in refused({"targets": {"main": {"model": "tiny", "path": path}}})
+
+
+def test_who_a_pod_runs_as_may_be_another_or_left_to_the_cluster() -> None:
+    own = {"runAsUser": 2000, "supplementalGroups": [3000], "seLinuxOptions": {"level": "s0:c1,c2"}}
+    left = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
+    for values, changed in (({}, {}), (own, own), (left, left)):
+        assert not refused({"podSecurityContext": values})
+        objects = rendered({"podSecurityContext": values})
+        assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
+        wanted = {"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001, **changed}
+        wanted |= {"fsGroupChangePolicy": "OnRootMismatch", "runAsNonRoot": True}
+        wanted["seccompProfile"] = {"type": "RuntimeDefault"}
+        for _, spec in pod_specs(objects):
+            assert spec["securityContext"] == {name: value for name, value in wanted.items() if value is not None}
+
+
+@pytest.mark.parametrize("values", [{"runAsUser": 0}, {"runAsNonRoot": False}, {"seccompProfile": {}}])
+def test_no_pod_can_be_made_root_or_lose_its_profile(values: dict[str, Any]) -> None:
+    assert refused({"podSecurityContext": values})
