@@ -157,3 +157,20 @@ def test_who_a_pod_runs_as_may_be_another_or_left_to_the_cluster() -> None:
 @pytest.mark.parametrize("values", [{"runAsUser": 0}, {"runAsNonRoot": False}, {"seccompProfile": {}}])
 def test_no_pod_can_be_made_root_or_lose_its_profile(values: dict[str, Any]) -> None:
     assert refused({"podSecurityContext": values})
+
+
+def test_every_pod_can_be_placed() -> None:
+    """On a cluster whose nodes all have taints, too."""
+    place = {
+        "nodeSelector": {"kubernetes.io/arch": "amd64"},
+        "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+    }
+    parts = dict.fromkeys(("gateway", "controller", "redis", "tests"), place)
+    values = {**parts, "targets": {"main": place}, "drafts": {"main": place}}
+    assert not refused(values)
+    roles = set()
+    for labels, spec in pod_specs(rendered(values)):
+        assert {name: spec.get(name) for name in place} == place, labels
+        roles.add(labels[_ROLE])
+    assert roles == {"gateway", "controller", "redis", "test", "target", "draft"}
