@@ -78,23 +78,32 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- with .placement.tolerations }}
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
-topologySpreadConstraints:
+{{- with .placement.serviceAccountName }}
+serviceAccountName: {{ . | quote }}
+{{- end }}
+{{- with .placement.initContainers }}
+initContainers: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $spread := list }}
 {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
-  - maxSkew: 1
-    topologyKey: {{ . }}
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{- include "outrider.selector" $ | nindent 8 }}
+{{- $spread = append $spread (dict "maxSkew" 1 "topologyKey" . "whenUnsatisfiable" "ScheduleAnyway") }}
+{{- end }}
+{{- if hasKey .placement "topologySpreadConstraints" }}{{ $spread = .placement.topologySpreadConstraints }}{{ end }}
+{{- with $spread }}
+topologySpreadConstraints:
+{{- range . }}
+  - {{- merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" (include "outrider.selector" $ | fromYaml))) | toYaml | nindent 4 }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
+{{/* The chart's own labels stand before the operator's: selectors ask for them. */}}
 {{- define "outrider.podMetadata" -}}
-labels:
-  {{- include "outrider.labels" . | nindent 2 }}
-  {{- with .node }}
-  outrider/ray-node: {{ . }}
-  {{- end }}
-{{- with .root.Values.podAnnotations }}
+{{- $labels := include "outrider.labels" . | fromYaml }}
+{{- with .node }}{{ $_ := set $labels "outrider/ray-node" . }}{{ end }}
+{{- $labels = merge $labels (.placement.podLabels | default dict) .root.Values.podLabels }}
+labels: {{- toYaml $labels | nindent 2 }}
+{{- with merge dict (.placement.podAnnotations | default dict) .root.Values.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}

@@ -174,3 +174,45 @@ def test_every_pod_can_be_placed() -> None:
         assert {name: spec.get(name) for name in place} == place, labels
         roles.add(labels[_ROLE])
     assert roles == {"gateway", "controller", "redis", "test", "target", "draft"}
+
+
+@pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
+def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
+    own = {
+        "serviceAccountName": "own",
+        "initContainers": [{"name": "wait", "image": "own"}],
+        "podLabels": {"team": "a", _ROLE: "stolen"},
+        "podAnnotations": {"of": "pod"},
+        "topologySpreadConstraints": [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}],
+    }
+    pools = {"targets": {"main": own}, "drafts": {"main": own}}
+    shared = {"podLabels": {"team": "b", "cost": "c"}, "podAnnotations": {"of": "all"}}
+    values = {**pools, **shared, "gateway": own, "controller": {"mode": mode, **own}}
+    assert not refused(values)
+    objects = rendered(values)
+    assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
+    found = set()
+    for pod in (pod for one in objects for pod in pods_of(one)):
+        labels, spec = pod["metadata"]["labels"], pod["spec"]
+        # What selectors ask for stays the chart's.
+        role = labels[_ROLE]
+        theirs = role == "redis"
+        found.add(role)
+        assert (labels["team"], labels["cost"]) == ("b" if theirs else "a", "c")
+        assert pod["metadata"]["annotations"] == {"of": "all" if theirs else "pod"}
+        if not theirs:
+            assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("own", False)
+            assert spec["initContainers"] == own["initContainers"]
+            (spread,) = spec["topologySpreadConstraints"]
+            assert spread["topologyKey"] == "rack"
+            assert spread["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert found == {"target", "draft", "gateway", "controller", "redis"}
+
+
+def test_pods_spread_as_far_as_possible_unless_told_not_to() -> None:
+    (spread,) = [spec for labels, spec in pod_specs(rendered({})) if labels[_ROLE] == "gateway"]
+    keys = [one["topologyKey"] for one in spread["topologySpreadConstraints"]]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    told = rendered({"gateway": {"topologySpreadConstraints": []}})
+    (together,) = [spec for labels, spec in pod_specs(told) if labels[_ROLE] == "gateway"]
+    assert "topologySpreadConstraints" not in together
