@@ -17,7 +17,8 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 from loadtest.outcomes import Outcome
 from loadtest.settings import Tenant
 
-_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
+"""How long a client waits for an answer."""
 _MODES = {
     "auto": router_pb2.SPECULATION_MODE_AUTO,
     "on": router_pb2.SPECULATION_MODE_ON,
@@ -115,7 +116,7 @@ class GrpcClient:
             ),
         )
         call = self._stub.StreamGenerate(
-            generation_pb2.StreamGenerateRequest(request=request), timeout=_TIMEOUT_S, metadata=self._metadata
+            generation_pb2.StreamGenerateRequest(request=request), timeout=TIMEOUT_S, metadata=self._metadata
         )
         for chunk in call:
             yield Piece(bool(chunk.token_ids), _grpc_counts(chunk) if chunk.finish_reason else None)
@@ -160,7 +161,7 @@ class EngineClient:
             max_tokens=tenant.max_tokens, temperature=tenant.temperature, skip_special_tokens=True
         )
         request = self._messages.GenerateRequest(text=prompt, sampling_params=params, stream=True)
-        for answer in self._stub.Generate(request, timeout=_TIMEOUT_S, metadata=self._metadata):
+        for answer in self._stub.Generate(request, timeout=TIMEOUT_S, metadata=self._metadata):
             if answer.HasField("complete"):
                 # The last message repeats all tokens.
                 yield Piece(False, _engine_counts(answer.complete))
@@ -186,7 +187,7 @@ class HttpClient:
 
     def __init__(self, address: str, model: str, api_key: str = "") -> None:
         host, _, port = address.rpartition(":")
-        self._client = HTTPClient(host, int(port), concurrency=1, connection_timeout=10.0, network_timeout=_TIMEOUT_S)
+        self._client = HTTPClient(host, int(port), concurrency=1, connection_timeout=10.0, network_timeout=TIMEOUT_S)
         self._model = model
         self._headers = {"content-type": "application/json"}
         if api_key:

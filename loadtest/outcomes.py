@@ -81,11 +81,14 @@ class Report:
         return self.rows[-1]
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], slo: Slo, seconds: float) -> Report:
-        """`seconds`: from the end of warm-up to the end of the test."""
+    def of(cls, outcomes: Sequence[Outcome], slo: Slo, begin_s: float, end_s: float) -> Report:
+        """Figures from the end of warm-up to the end of the load, as Unix time. A failure counts in the warm-up too."""
+        outcomes = [one for one in outcomes if one.error or one.sent_s >= begin_s]
+        # The last answers come after the load; without their time the rates would be too high.
+        seconds = max([end_s, *(one.sent_s + one.e2e_ms / 1e3 for one in outcomes)]) - begin_s
         tenants = sorted({outcome.tenant for outcome in outcomes})
         groups = [(tenant, [one for one in outcomes if one.tenant == tenant]) for tenant in tenants]
-        rows = tuple(_row(name, group, slo, seconds) for name, group in [*groups, ("all", list(outcomes))])
+        rows = tuple(_row(name, group, slo, seconds) for name, group in [*groups, ("all", outcomes)])
         return cls(slo, seconds, rows, _counted(one.error for one in outcomes if one.error))
 
     def as_json(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ from outrider_controller.cli.output import columns, write_json
 from loadtest.outcomes import Report
 from loadtest.settings import Profile
 from loadtest.shapes import Threshold
+from loadtest.verdict import Happened, failures
 
 _BUSY_CLIENT = 0.8
 _TIMES = ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
 
 
-def table(report: Report, profile: Profile, killed: Sequence[str], client_cpu: float) -> str:
+def table(report: Report, profile: Profile, happened: Happened) -> str:
     """One line per tenant, with notes on how to read them."""
     times = [name.removesuffix("_ms").upper() for name in _TIMES]
     header = ["TENANT", "REQ", "FAILED", "REQ/S", "TOK/S", *(f"{name} P50 / P99 MS" for name in times)]
@@ -28,22 +28,32 @@ def table(report: Report, profile: Profile, killed: Sequence[str], client_cpu: f
         f"SLO: {report.slo}. {report.seconds:.0f} s after a warm-up of {profile.warm_up_s:g} s.",
         *(f"failed {count} times: {error}" for error, count in sorted(report.errors.items())),
     ]
-    if profile.faults or killed:
-        lines.append(f"killed: {', '.join(killed) or 'nobody, though the profile asks for it'}")
+    if profile.faults:
+        lines.append(f"killed: {', '.join(happened.killed) or 'nobody'}")
     if isinstance(profile.shape, Threshold):
         lines.append(
             f"most users with {profile.shape.min_goodput:.0%} of requests within the SLO: {profile.shape.held}"
         )
-    busy = ": too busy to measure with; run Locust on several processes" if client_cpu > _BUSY_CLIENT else ""
-    lines.append(f"this client took {client_cpu:.0%} of a core{busy}")
+    busy = max(happened.cpus, default=0.0) > _BUSY_CLIENT
+    advice = ": too busy to measure with; run Locust on several processes" if busy else ""
+    lines.append(f"this client took {sum(happened.cpus):.0%} of a core{advice}")
+    lines += [f"FAILED: {reason}" for reason in failures(report, profile, happened)]
     return "\n".join(lines)
 
 
-def write_report(file: str, report: Report, profile: Profile, killed: Sequence[str], client_cpu: float) -> None:
+def write_report(file: str, report: Report, profile: Profile, happened: Happened) -> None:
     """Does nothing without a file."""
     held = profile.shape.held if isinstance(profile.shape, Threshold) else None
-    body = {"profile": profile.name, **report.as_json(), "killed": list(killed), "users_held": held}
-    write_json(Path(file) if file else None, "loadtest", {**body, "client_cpu": round(client_cpu, 3)})
+    body = {
+        "profile": profile.name,
+        **report.as_json(),
+        "killed": list(happened.killed),
+        "users_held": held,
+        "client_cpu": round(sum(happened.cpus), 3),
+        "client_processes": len(happened.cpus),
+        "failures": failures(report, profile, happened),
+    }
+    write_json(Path(file) if file else None, "loadtest", body)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

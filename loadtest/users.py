@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gevent import GreenletExit
 from locust import User, task
 
 from benchmarks.support.prompts import Prompt
@@ -51,7 +53,16 @@ class TenantUser(User):
 
     @task
     def answer(self) -> None:
-        outcome = ask(self._client, self.tenant, random.choice(self.prompts).text)
+        sent_s = time.time()
+        try:
+            outcome = ask(self._client, self.tenant, random.choice(self.prompts).text)
+        except GreenletExit:
+            # Locust waits for users at the end, and then kills those that are left.
+            self._done(Outcome(self.tenant.name, sent_s, error="no end of the answer by the end of the test"))
+            raise
+        self._done(outcome)
+
+    def _done(self, outcome: Outcome) -> None:
         type(self).record(outcome)
         self._series(
             "", outcome.e2e_ms, outcome.completion_tokens, RuntimeError(outcome.error) if outcome.error else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from loadtest.faults import Killer, workers_of
 from loadtest.outcomes import Outcome, Report, Slo, goodput
 from loadtest.settings import Faults, read_profile
 from loadtest.table import table
+from loadtest.verdict import Happened, failures
 
 ANSWERED = Outcome(
     "chat",
@@ -50,7 +52,7 @@ def test_a_failed_request_meets_no_slo() -> None:
 
 
 def test_the_report_has_a_row_for_each_tenant_and_one_of_all() -> None:
-    report = Report.of([ANSWERED, ANSWERED, FAILED], Slo(ttft_ms=200), seconds=2.0)
+    report = Report.of([ANSWERED, ANSWERED, FAILED], Slo(ttft_ms=200), 0.0, 2.0)
     chat, code, total = report.rows
     assert (chat["tenant"], chat["requests"], chat["failed"], chat["goodput"]) == ("chat", 2, 0, 1.0)
     assert (chat["tpot_ms_p50"], chat["itl_ms_p50"], chat["tokens_per_s"]) == (100, 450, 10)
@@ -61,13 +63,53 @@ def test_the_report_has_a_row_for_each_tenant_and_one_of_all() -> None:
 
 
 def test_the_table_says_what_failed_what_was_killed_and_that_the_client_is_too_busy() -> None:
-    report = Report.of([ANSWERED, FAILED], Slo(ttft_ms=200), seconds=2.0)
-    text = table(report, read_profile("steady"), ["draft d-1"], client_cpu=0.93)
+    report = Report.of([ANSWERED, FAILED], Slo(ttft_ms=200), 0.0, 2.0)
+    text = table(report, read_profile("faults"), Happened(60, ["draft d-1"], cpus=[0.93]))
     assert all(part in text for part in ("UNAVAILABLE", "draft d-1", "TTFT <= 200 ms", "93%", "too busy"))
+    assert "FAILED: requests failed: 1" in text
 
 
-def test_the_table_says_when_faults_were_asked_for_and_nobody_was_killed() -> None:
-    assert "nobody" in table(Report.of([ANSWERED], Slo(), 1.0), read_profile("faults"), [], 0.1)
+def test_a_client_of_several_processes_is_too_busy_when_one_of_them_is() -> None:
+    report = Report.of([ANSWERED], Slo(), 0.0, 2.0)
+    text = table(report, read_profile("steady"), Happened(60, cpus=[0.6, 0.6]))
+    assert "120%" in text and "too busy" not in text
+
+
+def test_warm_up_is_in_no_figure_but_its_failures_are() -> None:
+    late = replace(ANSWERED, sent_s=9.5)
+    report = Report.of([ANSWERED, replace(FAILED, sent_s=1.0), late], Slo(), begin_s=5.0, end_s=10.0)
+    assert (report.total["requests"], report.total["failed"], report.total["goodput"]) == (2, 1, 0.5)
+    # The last answer ends half a second after the load.
+    assert report.seconds == 5.5
+    assert failures(report, read_profile("steady"), Happened(10)) == ["requests failed: 1"]
+
+
+@pytest.mark.parametrize(
+    ("killed", "reasons"),
+    [
+        ([], ["killed: 0, not 9", "no draft was killed", "no target was killed", "no router was killed"]),
+        (["draft d"], ["killed: 1, not 9", "no target was killed", "no router was killed"]),
+        (["draft d", "target t", "router r"] * 2 + ["draft d", "target t"], ["killed: 8, not 9"]),
+        (["draft d", "target t"] * 5, ["no router was killed"]),
+        (["draft d", "target t", "router r"] * 3, []),
+    ],
+)
+def test_a_test_with_faults_fails_where_fewer_were_killed_than_asked(killed: list[str], reasons: list[str]) -> None:
+    report = Report.of([ANSWERED], Slo(), 0.0, 600.0)
+    assert failures(report, read_profile("faults"), Happened(600.4, killed)) == reasons
+
+
+def test_a_test_fails_without_a_request_below_its_goodput_and_when_a_user_crashes() -> None:
+    profile = replace(read_profile("steady"), min_goodput=0.9)
+    slow = replace(ANSWERED, ttft_ms=900)
+    assert failures(Report.of([], Slo(), 0.0, 1.0), profile, Happened(1)) == ["no request was sent after the warm-up"]
+    assert failures(Report.of([ANSWERED, slow], Slo(ttft_ms=100), 0.0, 1.0), profile, Happened(1)) == [
+        "goodput is 50.0%, not 90.0%"
+    ]
+    assert failures(Report.of([ANSWERED], Slo(), 0.0, 1.0), profile, Happened(1, crashes=["x", "x"], num_lost=1)) == [
+        "processes of this client that were lost: 1",
+        "users crashed 2 times: x",
+    ]
 
 
 def test_who_is_killed_is_asked_of_the_control_plane_as_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +133,7 @@ def test_who_is_killed_is_asked_of_the_control_plane_as_an_operator(monkeypatch:
 
 
 def test_a_report_without_any_request_can_be_shown() -> None:
-    assert "0" in table(Report.of([], Slo(), 1.0), read_profile("threshold"), [], 0.1)
+    assert "0" in table(Report.of([], Slo(), 0.0, 1.0), read_profile("threshold"), Happened(1))
 
 
 def test_workers_of_each_role_are_killed_in_turn_and_only_on_this_machine() -> None:
