@@ -18,7 +18,8 @@ from outrider_controller.cli.app import main
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import note
 
-from loadtest.settings import PROFILES, read_profile
+from loadtest.prompts import read_prompts
+from loadtest.settings import PROFILES, Stack, read_profile
 
 _ROOT = Path(__file__).resolve().parents[1]
 _STOP_TIMEOUT_S = 60.0
@@ -32,7 +33,7 @@ _STOP_TIMEOUT_S = 60.0
 @click.option("--http", default="", metavar="HOST:PORT", help="Ask this gateway, which may be anywhere.")
 @click.option("--grpc", default="", metavar="HOST:PORT", help="The same gateway's gRPC address.")
 @click.option("--model", default="", metavar="NAME", help="Model to ask for.")
-@click.option("--prompts", default="", metavar="FILE", help="Prompts instead of the profile's: JSON lines.")
+@click.option("--prompts", default="", metavar="FILE", help="Prompts instead of the profile's: JSON.")
 @click.option("--out", default="loadtest-report", show_default=True, metavar="DIR", help="For the two reports.")
 def loadtest(
     profile: str,
@@ -48,16 +49,21 @@ def loadtest(
     """Load on a stack, and how it bears it.
 
     Prints a table with one line a tenant, and writes it as JSON beside Locust's own report in HTML. Exit code 0 when no
-    request failed and goodput reached the profile's least, 1 otherwise.
+    request failed, goodput reached the profile's least, and workers were killed as it asks; 1 otherwise.
     """
     if list_profiles:
         click.echo("\n".join(sorted(path.stem for path in PROFILES.glob("*.yaml"))))
         return ExitCode.OK
     try:
-        read_profile(profile)
+        stack = read_profile(profile).stack
     except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--profile") from None
-    with _stack() if start else _found(context) as endpoints:
+    try:
+        if prompts:
+            read_prompts(Path(prompts))
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--prompts") from None
+    with _stack(stack) if start else _found(context) as endpoints:
         given = {name: value for name, value in {"http": http, "grpc": grpc, "model": model}.items() if value}
         return _locust(profile, {**endpoints, **given}, prompts, Path(out))
 
@@ -69,14 +75,15 @@ def _found(context: str) -> Iterator[Mapping[str, str]]:
 
 
 @contextmanager
-def _stack() -> Iterator[Mapping[str, str]]:
+def _stack(stack: Stack) -> Iterator[Mapping[str, str]]:
     """Starts a stack for the block. Raises CommandError when it does not start; the reason is on stderr."""
+    wanted = {"OUTRIDER_UP_TARGETS": str(stack.targets), "OUTRIDER_UP_DRAFTS": str(stack.drafts)}
     free = [word for port in ("http", "grpc", "control") for word in (f"--{port}-port", "0")]
     name = f"loadtest-{os.getpid()}"
     command = [sys.executable, "-m", "outrider_controller.cli", "up", "-o", "json", "--context", name, *free]
     with tempfile.TemporaryDirectory(prefix="outrider-loadtest-") as state:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OUTRIDER_STATE": state}
+            command, stdout=subprocess.PIPE, text=True, env={**wanted, **os.environ, "OUTRIDER_STATE": state}
         )
         try:
             yield _endpoints(process)

@@ -20,10 +20,10 @@ import grpc.experimental.gevent as grpc_gevent
 from locust import LoadTestShape, events
 from locust.runners import Runner, WorkerRunner
 
-from benchmarks.support.prompts import read_prompts
 from loadtest.clients import TIMEOUT_S
 from loadtest.faults import Killer, workers_of
 from loadtest.outcomes import Outcome, Report
+from loadtest.prompts import read_prompts
 from loadtest.settings import read_profile
 from loadtest.table import table, write_report
 from loadtest.users import Endpoints, user_classes

@@ -82,6 +82,18 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
+class Stack:
+    """Workers of the stack that is started for the test."""
+
+    targets: int = 1
+    drafts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.targets < 1 or self.drafts < 0:
+            raise ValueError("targets: must be at least 1; drafts: must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     name: str
     shape: Shape
@@ -92,8 +104,10 @@ class Profile:
     min_goodput: float = 0.0
     """Share of the requests, 0 to 1, that must meet the SLO for the test to pass."""
     faults: Faults | None = None
+    stack: Stack = field(default_factory=Stack)
+    """Given none, it has two of each with faults: new requests wait while a single target restarts."""
     prompts: str = "prompts.jsonl"
-    """JSON lines with `id`, `turns` or `prompt`, and optionally `category`; relative to this folder unless absolute."""
+    """A file that `read_prompts` can read; relative to this folder unless absolute."""
 
     def __post_init__(self) -> None:
         if not self.tenants:
@@ -119,8 +133,9 @@ def read_profile(name: str) -> Profile:
 def _profile(name: str, given: dict[str, Any]) -> Profile:
     tenants = tuple(_read(Tenant, f"tenants[{number}]", row) for number, row in enumerate(given.pop("tenants", ())))
     faults = _read(Faults, "faults", given.pop("faults")) if given.get("faults") else None
+    stack = _read(Stack, "stack", given.pop("stack", {"targets": 2, "drafts": 2} if faults else {}))
     shape, slo = _shape(given.pop("shape", None)), _read(Slo, "slo", given.pop("slo", {}))
-    own = {"name": name, "shape": shape, "slo": slo, "tenants": tenants, "faults": faults}
+    own = {"name": name, "shape": shape, "slo": slo, "tenants": tenants, "faults": faults, "stack": stack}
     return _read(Profile, "profile", {**given, **own})
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.support.prompts import read_prompts
-from loadtest.settings import PROFILES, read_profile
+from loadtest.prompts import read_prompts
+from loadtest.settings import PROFILES, Stack, read_profile
 
 VALID = """\
 shape: {kind: steady, num_users: 2, seconds: 3}
@@ -27,6 +27,18 @@ def test_a_profile_becomes_what_it_says(tmp_path: Path) -> None:
     profile = read_profile(_file(tmp_path, VALID))
     assert (profile.shape.users(0, [], profile.slo), profile.slo.ttft_ms) == (2, 100)
     assert profile.tenants[0].wait_s == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("added", "stack"),
+    [
+        ("", Stack(targets=1, drafts=1)),
+        ("faults: {every_s: 5}\n", Stack(targets=2, drafts=2)),
+        ("faults: {every_s: 5}\nstack: {targets: 3}\n", Stack(targets=3, drafts=1)),
+    ],
+)
+def test_with_faults_a_stack_has_two_of_each_unless_told(tmp_path: Path, added: str, stack: Stack) -> None:
+    assert read_profile(_file(tmp_path, added + VALID)).stack == stack
 
 
 @pytest.mark.parametrize(
@@ -50,6 +62,7 @@ def test_a_profile_becomes_what_it_says(tmp_path: Path) -> None:
         ("slo:", "faults: {every_s: 0}\nslo:", "every_s"),
         ("slo:", "faults: {every_s: 5, roles: [queen]}\nslo:", "roles"),
         ("slo:", "min_goodput: 2\nslo:", "min_goodput"),
+        ("slo:", "stack: {targets: 0}\nslo:", "stack: targets"),
     ],
 )
 def test_what_a_profile_may_not_say_is_refused_by_name(tmp_path: Path, old: str, new: str, named: str) -> None:
