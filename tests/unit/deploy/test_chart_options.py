@@ -216,3 +216,39 @@ def test_pods_spread_as_far_as_possible_unless_told_not_to() -> None:
     told = rendered({"gateway": {"topologySpreadConstraints": []}})
     (together,) = [spec for labels, spec in pod_specs(told) if labels[_ROLE] == "gateway"]
     assert "topologySpreadConstraints" not in together
+
+
+def test_a_pool_has_a_number_for_when_prometheus_does_not_answer() -> None:
+    fallback = {"failureThreshold": 4, "replicas": 3}
+    by = {"metric": "outrider_num_requests_running", "threshold": "5"}
+    scaling = {"enabled": True, "minReplicas": 1, "maxReplicas": 4, **by}
+    for given in ({}, {"fallback": fallback}):
+        values = {"targets": {"main": {"keda": {**scaling, **given}}}}
+        assert not refused(values)
+        (scaled,) = of_kind(rendered(values), "ScaledObject")
+        assert {"fallback": scaled["spec"].get("fallback")} == {"fallback": None, **given}
+
+
+def test_an_ingress_leads_http_and_grpc_to_their_ports() -> None:
+    annotations = {"nginx.ingress.kubernetes.io/backend-protocol": "GRPC"}
+    ingress = {"enabled": True, "className": "nginx", "host": "api.example.org", "tlsSecret": "cert"}
+    objects = rendered({"gateway": {"ingress": ingress}})
+    assert [_led(one) for one in of_kind(objects, "Ingress")] == [("api.example.org", "/v1", "http")]
+    both = ingress | {"grpcHost": "grpc.example.org", "grpcAnnotations": annotations}
+    objects = rendered({"gateway": {"ingress": both}})
+    found = {one["metadata"]["name"]: one for one in of_kind(objects, "Ingress")}
+    assert _led(found["demo-gateway"]) == ("api.example.org", "/v1", "http")
+    grpc = found["demo-gateway-grpc"]
+    assert _led(grpc) == ("grpc.example.org", "/", "grpc") and grpc["metadata"]["annotations"] == annotations
+    assert "annotations" not in found["demo-gateway"]["metadata"]
+    assert grpc["spec"]["tls"] == [{"hosts": ["grpc.example.org"], "secretName": "cert"}]
+    assert [problem for one in objects for problem in problems(one, versions()[-1])] == []
+
+
+def _led(ingress: Object) -> tuple[str, str, str]:
+    """Host, path, and the port of the gateway's service."""
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    service = path["backend"]["service"]
+    assert service["name"] == "demo-gateway"
+    return rule["host"], path["path"], service["port"]["name"]
