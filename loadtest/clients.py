@@ -142,6 +142,7 @@ def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]
         "completion_tokens": chunk.usage.completion_tokens,
         "verified_tokens": sums.num_verified_tokens,
         "accepted_tokens": sums.num_accepted_draft_tokens,
+        "drafted_rounds": sums.num_spec_steps,
     }
 
 
@@ -271,6 +272,7 @@ def _counts(answer: dict[str, Any], prompt: int, details: dict[str, int], comple
         "completion_tokens": completion,
         "verified_tokens": sums["num_verified_tokens"],
         "accepted_tokens": sums["num_accepted_draft_tokens"],
+        "drafted_rounds": sums["num_spec_steps"],
     }
 
 

@@ -31,6 +31,8 @@ class Outcome:
     completion_tokens: int = 0
     verified_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_rounds: int = 0
+    """Rounds with drafted tokens. 0 over vLLM's protocol, which does not tell."""
 
     @property
     def tpot_ms(self) -> float:
@@ -113,9 +115,17 @@ def _row(name: str, outcomes: Sequence[Outcome], slo: Slo, seconds: float) -> di
         **_percentiles("e2e_ms", [one.e2e_ms for one in answered]),
         "cached": _per(sum(one.cached_tokens for one in answered), prompt),
         "accepted": _per(sum(one.accepted_tokens for one in answered), verified),
+        "tokens_per_round": _acceptance_length(answered),
         "goodput": round(share, 4),
         "good_requests_per_s": _per(share * len(outcomes), seconds),
     }
+
+
+def _acceptance_length(answered: Sequence[Outcome]) -> float | None:
+    """Tokens of a round with drafted tokens, the target's own included. None without such rounds."""
+    told = [one for one in answered if one.drafted_rounds]
+    rounds = sum(one.drafted_rounds for one in told)
+    return round(1 + sum(one.accepted_tokens for one in told) / rounds, 3) if rounds else None
 
 
 def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -23,7 +23,7 @@ def table(report: Report, profile: Profile, happened: Happened) -> str:
     rows = [_cells(row) for row in report.rows]
     lines = [
         "",
-        columns([*header, "CACHED", "ACCEPTED", "GOOD", "GOOD REQ/S"], rows),
+        columns([*header, "CACHED", "ACCEPTED", "TOK/ROUND", "GOOD", "GOOD REQ/S"], rows),
         "",
         f"SLO: {report.slo}. {report.seconds:.0f} s after a warm-up of {profile.warm_up_s:g} s.",
         *(f"failed {count} times: {error}" for error, count in sorted(report.errors.items())),
@@ -59,5 +59,11 @@ def write_report(file: str, report: Report, profile: Profile, happened: Happened
 def _cells(row: dict[str, Any]) -> list[str]:
     times = [f"{row[f'{name}_p50']:.0f} / {row[f'{name}_p99']:.0f}" for name in _TIMES]
     counts = [str(row["requests"]), str(row["failed"]), f"{row['requests_per_s']:.2f}", f"{row['tokens_per_s']:.1f}"]
-    shares = [f"{row[name]:.0%}" for name in ("cached", "accepted", "goodput")]
+    length = row["tokens_per_round"]
+    shares = [
+        f"{row['cached']:.0%}",
+        f"{row['accepted']:.0%}",
+        "-" if length is None else f"{length:.2f}",
+        f"{row['goodput']:.0%}",
+    ]
     return [row["tenant"], *counts, *times, *shares, f"{row['good_requests_per_s']:.2f}"]

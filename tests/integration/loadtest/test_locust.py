@@ -52,6 +52,9 @@ async def test_users_of_all_apis_are_served_and_reported(tiny: Path, tmp_path: P
     assert (total["failed"], total["goodput"]) == (0, 1.0)
     # Four deliveries of three tokens, and three of three: everything accepted but the target's own.
     assert chat["tpot_ms_p50"] > 1 and chat["ttft_ms_p50"] > 0 and code["itl_ms_p50"] > 5
+    # What the scripted router accepts; vLLM's protocol does not tell the rounds.
+    lengths = {row["tenant"]: row["tokens_per_round"] for row in rows}
+    assert lengths == dict.fromkeys(("chat", "tools", "plain", "items", "code"), 3.0) | {"engine": None}
     html = (tmp_path / "report.html").read_text()
     assert "chat: first token" in html and "code: inter-token" in html
 

@@ -28,6 +28,7 @@ ANSWERED = Outcome(
     completion_tokens=10,
     verified_tokens=8,
     accepted_tokens=6,
+    drafted_rounds=3,
 )
 FAILED = Outcome("code", 0.0, error="UNAVAILABLE", e2e_ms=5)
 
@@ -56,8 +57,9 @@ def test_the_report_has_a_row_for_each_tenant_and_one_of_all() -> None:
     chat, code, total = report.rows
     assert (chat["tenant"], chat["requests"], chat["failed"], chat["goodput"]) == ("chat", 2, 0, 1.0)
     assert (chat["tpot_ms_p50"], chat["itl_ms_p50"], chat["tokens_per_s"]) == (100, 450, 10)
-    assert (chat["cached"], chat["accepted"]) == (0.25, 0.75)
+    assert (chat["cached"], chat["accepted"], chat["tokens_per_round"]) == (0.25, 0.75, 3.0)
     assert (code["failed"], code["goodput"], code["e2e_ms_p50"]) == (1, 0.0, 0.0)
+    assert (code["tokens_per_round"], total["tokens_per_round"]) == (None, 3.0)
     assert (total["requests"], total["requests_per_s"], total["good_requests_per_s"]) == (3, 1.0, 1.0)
     assert report.errors == {"UNAVAILABLE": 1}
 
