@@ -22,6 +22,7 @@ _COMMANDS = {
     "prefix-probe": ("tests.soak.prefix_probe", "prefix_probe", "Can a tenant see another's cached prefixes?"),
     "ray-head": ("tests.soak.ray_head", "ray_head", "Kill the head of a Ray cluster under load: does a request fail?"),
     "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
+    "screenshot": ("tests.soak.screenshot", "screenshot", "Take the manual's picture of the console, under load."),
     "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
     "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
     "tenants": ("tests.soak.tenants", "tenants", "Quotas over three gateways; the time of wrong keys: do they hold?"),

@@ -169,7 +169,11 @@ function drawTrace(answer) {
     ...(trace.rounds ?? []).map(roundLine),
     ...(number(trace.num_rounds_omitted) ? [element("p", `${trace.num_rounds_omitted} rounds more were not recorded.`)] : []),
   ]);
-  byId("trace").replaceChildren(...(answer.error ? [element("p", answer.error)] : lines));
+  const box = byId("trace");
+  // Whoever reads the last rounds sees those that come.
+  const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+  box.replaceChildren(...(answer.error ? [element("p", answer.error)] : lines));
+  if (atEnd) box.scrollTop = box.scrollHeight;
 }
 
 async function ask(path) {
