@@ -9,6 +9,7 @@ from outrider.target.commit import Outcome
 from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import PlannedRow
 from outrider.target.times import Times
+from outrider.target.verify import Verified
 from outrider.worker.step_cost import StepCost, StepShares
 
 
@@ -28,12 +29,13 @@ class StepAccounting:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def verified(self, row: PlannedRow, outcome: Outcome, *, accepts_sibling: bool) -> None:
+    def verified(self, verified: Verified, outcome: Outcome, *, accepts_sibling: bool) -> None:
         """What verification says of a row's drafted tokens, before they leave the sequence's buffer."""
-        sequence, stats = row.sequence, self._stats
+        row, stats = verified.row, self._stats
+        sequence, drafted = row.sequence, verified.num_drafted
         # An accepted sibling counts in place of the drafted token, which was not accepted.
         num_accepted = outcome.num_accepted - accepts_sibling
-        self.calibration.observe(sequence.bins[: row.num_in_step], outcome.num_verified, num_accepted, sequence.fit)
+        self.calibration.observe(sequence.bins[:drafted], outcome.num_verified, num_accepted, sequence.fit)
         sequence.timer.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
         stats.num_siblings += len(row.siblings)
         stats.num_siblings_accepted += accepts_sibling

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.speculation import VerificationMode
 from outrider.target.calibration import Calibration
-from outrider.target.drafts import Arrival, Beside
+from outrider.target.drafts import Beside
 from outrider.target.sequence import TargetSequence
 
 
@@ -73,8 +73,6 @@ class PlannedRow:
     num_tokens: int
     """How many of the sequence's pending tokens are run."""
     num_drafted: int = 0
-    late: bool = False
-    """Whether a drafted token that came during the step is verified too, for the position after the others."""
     siblings: list[Beside] = field(default_factory=list)
     """Alternatives that are verified next to the drafted tokens."""
     decides: bool = field(init=False)
@@ -97,16 +95,6 @@ class PlannedRow:
     @property
     def num_run(self) -> int:
         return self.num_tokens + self.num_drafted + len(self.siblings)
-
-    @property
-    def last_arrival(self) -> Arrival | None:
-        """Of the last drafted token to verify; None without one."""
-        return self.sequence.drafts.arrivals[self.num_in_step - 1] if self.num_in_step else None
-
-    @property
-    def num_in_step(self) -> int:
-        """Drafted tokens to verify, one that came during the step included."""
-        return self.num_drafted + self.late
 
 
 @dataclass(slots=True)

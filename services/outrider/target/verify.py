@@ -6,15 +6,43 @@ When a step fails, its halves are run apart until one row is found at fault: onl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row, Sibling
 from outrider.speculation import Candidate, Verdict, VerificationMode, verify
+from outrider.target.drafts import Arrival
 from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
 
-Verified = Verdict | Exception | None
-"""None: a chunk of prefill, which decides nothing."""
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of one row."""
+
+    row: PlannedRow
+    found: Verdict | Exception | None
+    """None: a chunk of prefill, which decides nothing."""
+    late: bool = False
+    """Whether a drafted token that came during the step was verified too, for the position after the others."""
+
+    @property
+    def num_drafted(self) -> int:
+        """Drafted tokens that were verified, one that came during the step included."""
+        return self.row.num_drafted + self.late
+
+    @property
+    def last_arrival(self) -> Arrival | None:
+        """Of the last drafted token that was verified; None without one. Only until the sequence commits."""
+        return self.row.sequence.drafts.arrivals[self.num_drafted - 1] if self.num_drafted else None
+
+    @property
+    def sibling(self) -> int | None:
+        """The index of the sibling that the verdict accepts, or None. A sibling has no drafted tokens after it."""
+        if not (self.row.siblings and isinstance(self.found, Verdict) and self.found.path):
+            return None
+        number = self.found.path[-1] - 1 - self.row.num_drafted
+        return number if number >= 0 else None
 
 
 def verify_rows(
@@ -35,7 +63,7 @@ def verify_rows(
             engine.kv.retract(kv_of(row.sequence), length)
         if len(rows) == 1:
             if not (rows[0].num_drafted or rows[0].siblings):
-                return [error]
+                return [Verified(rows[0], error)]
             # The draft may be what fails, and it only affects latency: try once more without it.
             rows[0].drop_draft()
             return verify_rows(engine, rows, poll_late_drafts)
@@ -48,16 +76,15 @@ def verify_rows(
 def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None]) -> list[Verified]:
     logits = engine.forward([_engine_row(row) for row in rows])
     poll_late_drafts()
-    for row in rows:
-        row.late = row.decides and _verifies_one_more(row)
     deciding = [row for row in rows if row.decides]
+    late = [_verifies_one_more(row) for row in deciding]
     logits = take_prompt(rows, logits)
     asked = asked_rows(deciding, logits)
-    verdicts = verify(logits, [_candidate(row) for row in deciding]) if deciding else []
+    verdicts = verify(logits, list(map(_candidate, deciding, late))) if deciding else []
     add_logprobs(deciding, asked, verdicts)
     # A request that cannot be served is no fault of the model: nothing is run again.
-    found = iter(verdict.error or verdict for verdict in verdicts)
-    return [next(found) if row.decides else None for row in rows]
+    found = iter(zip((verdict.error or verdict for verdict in verdicts), late, strict=True))
+    return [Verified(row, *next(found)) if row.decides else Verified(row, None) for row in rows]
 
 
 def _engine_row(row: PlannedRow) -> Row:
@@ -78,8 +105,8 @@ def _verifies_one_more(row: PlannedRow) -> bool:
     return count < min(len(sequence.drafts), sequence.speculation.max_draft_tokens)
 
 
-def _candidate(row: PlannedRow) -> Candidate:
-    sequence, count = row.sequence, row.num_in_step
+def _candidate(row: PlannedRow, late: bool) -> Candidate:
+    sequence, count = row.sequence, row.num_drafted + late
     beside = row.siblings
     return Candidate(
         params=sequence.opening.params,
@@ -88,15 +115,9 @@ def _candidate(row: PlannedRow) -> Candidate:
         draft=[*sequence.drafts.token_ids[:count], *(one.token_id for one in beside)],
         q=sequence.drafts.q[:count],
         parents=[*range(-1, count - 1), *(one.at - 1 for one in beside)] if beside else (),
-        bonus=not row.late,
+        bonus=not late,
         processor=sequence.processor,
     )
-
-
-def sibling_of(row: PlannedRow, verdict: Verdict) -> int | None:
-    """The index of the sibling that the verdict accepts, or None. A sibling has no drafted tokens after it."""
-    number = verdict.path[-1] - 1 - row.num_drafted if row.siblings and verdict.path else -1
-    return number if number >= 0 else None
 
 
 def kv_of(sequence: TargetSequence) -> EngineSequence:

@@ -25,7 +25,7 @@ from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, plan
 from outrider.target.sequence import PromptReport
 from outrider.target.sequences import OpenSequences
-from outrider.target.verify import Verified, kv_of, sibling_of, verify_rows
+from outrider.target.verify import Verified, kv_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.report import Failed, Load
 from outrider.worker.step_cost import StepCost
@@ -125,7 +125,7 @@ class TargetWorker:
             log.error("planned a step that does not fit: %s", error)
             self._recover(planned.rows)
             return 0.0
-        self._finish_step(planned.rows, results, started_s)
+        self._finish_step(results, started_s)
         return 0.0
 
     def fail_all(self, error: Exception) -> None:
@@ -165,14 +165,15 @@ class TargetWorker:
         for event in self._take_late(wanted) if verified else ():
             self.apply(event)
 
-    def _finish_step(self, rows: Sequence[PlannedRow], results: Sequence[Verified], started_s: float) -> None:
+    def _finish_step(self, results: Sequence[Verified], started_s: float) -> None:
+        rows = [result.row for result in results]
         # Kept here: a commit moves this object to the report, and its shares are known only after the step.
         times = [row.sequence.timer.times for row in rows]
         for row, result in zip(rows, results, strict=True):
-            arrival = row.last_arrival
+            arrival = result.last_arrival
             row.sequence.timer.step_began(started_s, None if arrival is None else arrival.received_s)
             try:
-                self._settle(row, result)
+                self._settle(result)
             except Exception as error:
                 if not isinstance(error, InvalidRequest):
                     log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
@@ -190,26 +191,25 @@ class TargetWorker:
         self.pace.stepped(step_s, num_tokens)
         self._accounting.stepped(rows, times, step_s)
 
-    def _settle(self, row: PlannedRow, result: Verified) -> None:
-        sequence = row.sequence
-        if isinstance(result, Exception):
-            raise result
-        finish = Finish.NONE if result is None else self._commit(row, result)
+    def _settle(self, result: Verified) -> None:
+        sequence, found = result.row.sequence, result.found
+        if isinstance(found, Exception):
+            raise found
+        finish = Finish.NONE if found is None else self._commit(result, found)
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
             self._remove(sequence.key)
 
-    def _commit(self, row: PlannedRow, verdict: Verdict) -> Finish:
-        sequence, num_drafted = row.sequence, row.num_in_step
+    def _commit(self, result: Verified, verdict: Verdict) -> Finish:
+        sequence, num_drafted = result.row.sequence, result.num_drafted
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
         rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
         prompt = sequence.prompt_report or PromptReport()
-        arrival = row.last_arrival
-        number = sibling_of(row, verdict)
+        arrival, number = result.last_arrival, result.sibling
         # A stop token before it may have ended the text.
         accepts_sibling = number is not None and outcome.num_accepted == verdict.num_accepted
-        self._accounting.verified(row, outcome, accepts_sibling=accepts_sibling)
+        self._accounting.verified(result, outcome, accepts_sibling=accepts_sibling)
         draft_useful_s = sum(arrival.draft_s for arrival in sequence.drafts.arrivals[: outcome.num_accepted])
         if number is not None:
             self._engine.kv.accept_branch(kv_of(sequence), number)
@@ -228,7 +228,7 @@ class TargetWorker:
             num_cached_tokens=prompt.num_cached_tokens or 0,
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
-            num_siblings=len(row.siblings),
+            num_siblings=len(result.row.siblings),
             draft_useful_s=draft_useful_s,
         )
         self._report.commits.append(committed)
