@@ -19,6 +19,7 @@ from tests.unit.deploy.chart import CHART, PROFILES, RAY_MODES, of_kind, profile
 
 MONITORING = CHART / "monitoring"
 METRICS = Path(__file__).parents[3] / "docs/metrics.md"
+OPERATIONS = METRICS.with_name("operations.md")
 DASHBOARDS = sorted((MONITORING / "dashboards").glob("*.json"))
 # What Prometheus and its operator add to every series.
 _ADDED = {"pod", "namespace", "instance", "job", "le"}
@@ -62,6 +63,14 @@ def panels(path: Path) -> list[tuple[str, str]]:
     return [(title, _filled(target["expr"])) for title, target in shown]
 
 
+def choices(path: Path) -> list[tuple[str, str]]:
+    """Of each variable with values from Prometheus: the series that it looks through, and its label."""
+    listed = [one["query"] for one in json.loads(path.read_text())["templating"]["list"] if one["type"] == "query"]
+    found = [one for query in listed for one in re.findall(r"^label_values\((.+), (\w+)\)$", _filled(query))]
+    assert len(found) == len(listed) >= 1, listed
+    return found
+
+
 def _filled(expression: str) -> str:
     return re.sub(r"\$(model|tenant|namespace)", ".*", expression.replace("$__rate_interval", "1m"))
 
@@ -72,6 +81,7 @@ def queries() -> Iterator[tuple[str, str]]:
         yield rule.get("alert") or rule["record"], rule["expr"]
     for path in DASHBOARDS:
         yield from ((f"{path.stem}: {title}", expression) for title, expression in panels(path))
+        yield from ((f"{path.stem}: choice of {label}", series) for series, label in choices(path))
     for rule in adapter_rules():
         yield f"adapter: {rule['seriesQuery']}", rule["seriesQuery"]
     for name in PROFILES:
@@ -152,6 +162,12 @@ def test_every_alert_is_made_to_fire_and_says_what_it_means() -> None:
             assert f'alertname="{rule["alert"]}"' in tested
             assert rule["labels"]["severity"] in ("critical", "warning")
             assert rule["annotations"]["summary"] and rule["annotations"]["description"]
+
+
+def test_operations_lists_every_alert_with_its_severity_and_its_time() -> None:
+    listed = re.findall(r"^\| `(Outrider\w+)` \| (\w+) \| (\w+) \|", OPERATIONS.read_text(), re.MULTILINE)
+    alerts = [rule for rule in rules() if "alert" in rule]
+    assert listed == [(rule["alert"], rule["labels"]["severity"], rule.get("for", "0m")) for rule in alerts]
 
 
 def test_the_chart_ships_the_rules_and_every_dashboard_as_they_are() -> None:
