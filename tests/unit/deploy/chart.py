@@ -33,18 +33,21 @@ OLDEST = "1.27.0"
 # Of operators that bring their own kinds; what Kubernetes has no schema of.
 CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject", "Certificate", "Issuer"}
 RAY_MODES = ("ray-cluster", "kuberay")
-CASES = (*PROFILES, *RAY_MODES)
+MODES = ("plain", *RAY_MODES)
+OTHERS = yaml.load((Path(__file__).parent / "cases.yaml").read_text(), yaml.CSafeLoader)
+"""Values by the name of a case: what no profile has on."""
+CASES = (*PROFILES, *MODES, *OTHERS)
 
 Object = dict[str, Any]
 
 
 def profile(name: str) -> dict[str, Any]:
-    """Values of a profile or of a mode with a Ray cluster; none for the default."""
+    """Values of a case: of a profile, of a mode, or of what no profile has on; none for the default."""
     if name == "default":
         return {}
-    if name in RAY_MODES:
+    if name in MODES:
         return {"controller": {"mode": name}, "monitoring": {"podMonitor": {"enabled": True}}}
-    values: dict[str, Any] = yaml.safe_load((CHART / f"values-{name}.yaml").read_text())
+    values: dict[str, Any] = OTHERS.get(name) or yaml.safe_load((CHART / f"values-{name}.yaml").read_text())
     return values
 
 
