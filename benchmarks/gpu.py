@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.assembly import assemble
-from outrider.engine.decoder import ATTENTION_NAME
+from outrider.engine.decoder import register_attention
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -234,7 +234,7 @@ def model_of(model: LlamaForCausalLM) -> LlamaForCausalLM:
         copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict(), assign=True)
     copy.model.rotary_emb = model.model.rotary_emb
-    copy.set_attn_implementation(ATTENTION_NAME)
+    copy.set_attn_implementation(register_attention())
     return copy
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-# Bars of the libraries that download and convert would fill the lines we report.
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TQDM_DISABLE", "1")
-
 
 def main() -> int:
+    # Bars of the libraries that download and convert would fill the lines we report. Read when they are imported.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     from outrider.engine import CheckpointError, resolve
 
     try:

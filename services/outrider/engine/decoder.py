@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from outrider.engine.attention import Batch
 from outrider.engine.checkpoints import CheckpointError
 
-ATTENTION_NAME = "outrider"
+_ATTENTION_NAME = "outrider"
 
 
 class Decoder(Protocol):
@@ -57,9 +57,12 @@ def _attend(
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
-# No mask function is registered under the name, so transformers builds no mask. The paged cache has its own, and
-# building one would wait for the device in every step.
-AttentionInterface.register(ATTENTION_NAME, _attend)
+def register_attention() -> str:
+    """Makes the paged cache's attention known to transformers. Returns the name under which a model is to use it."""
+    # No mask function is registered under the name, so transformers builds no mask. The paged cache has its own, and
+    # building one would wait for the device in every step.
+    AttentionInterface.register(_ATTENTION_NAME, _attend)
+    return _ATTENTION_NAME
 
 
 class TransformersDecoder:

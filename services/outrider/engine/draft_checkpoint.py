@@ -108,10 +108,10 @@ def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:
 
 def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:
     """A Llama on the target's embedding [vocab, width]. Its head consists of the rows that `token_map` names."""
-    from outrider.engine.decoder import ATTENTION_NAME
+    from outrider.engine.decoder import register_attention
 
     config.tie_word_embeddings = False
-    config._attn_implementation = ATTENTION_NAME
+    config._attn_implementation = register_attention()
     model = LlamaForCausalLM(config).to(embedding.dtype)
     model.model.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
     head = nn.Linear(embedding.shape[1], len(token_map), bias=False, dtype=embedding.dtype)

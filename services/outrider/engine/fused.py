@@ -18,16 +18,18 @@ from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
 
-# On a CPU with AMX, oneDNN would multiply more than 32 rows on tiles, whose sums differ in bits from those of its
-# vector code. It reads this variable once, at its first use.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
 # The batch size that oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
 # Fewer rows are padded to this many. oneDNN's product of one to three rows is slower than that of four, by a sixth for
 # the wider matrices. And its product of a single row sums more than 1024 columns in another order, so a token's logits
 # would depend on whether it was verified together with others.
 _MIN_ROWS = 4
+
+
+def keep_to_vector_code() -> None:
+    """Before the first matrix product of the process, because oneDNN reads this once: on a CPU with AMX it would
+    multiply more than 32 rows on tiles, whose sums differ in bits from those of its vector code."""
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def _pack(*weights: Tensor) -> Tensor:

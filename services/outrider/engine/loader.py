@@ -18,9 +18,10 @@ from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
-from outrider.engine.decoder import ATTENTION_NAME
+from outrider.engine.decoder import register_attention
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
+from outrider.engine.fused import keep_to_vector_code
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.quantization import BYTES_PER_WEIGHT
@@ -38,6 +39,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
     _check_device(config.device)
     check_quantization(config.quantization, config.device, divided=group is not None)
     _quiet_transformers()
+    keep_to_vector_code()
     settings = _settings(path)
     context = _context_len(path, settings, config)
     shards = 1
@@ -150,7 +152,7 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
             # The report names them; transformers' own refusal does not.
             ignore_mismatched_sizes=True,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=register_attention(),
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
