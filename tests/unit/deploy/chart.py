@@ -30,8 +30,9 @@ Loader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: node.valu
 
 PROFILES = ("default", *sorted(path.stem.removeprefix("values-") for path in CHART.glob("values-*.yaml")))
 OLDEST = "1.27.0"
-# Of operators that bring their own kinds; what Kubernetes has no schema of.
-CUSTOM_KINDS = {"PodMonitor", "PrometheusRule", "ScaledObject", "Certificate", "Issuer"}
+CUSTOM_KINDS: dict[str, dict[str, Any]] = yaml.load(
+    (Path(__file__).parent / "custom-kinds.yaml").read_text(), yaml.CSafeLoader
+)
 RAY_MODES = ("ray-cluster", "kuberay")
 MODES = ("plain", *RAY_MODES)
 OTHERS = yaml.load((Path(__file__).parent / "cases.yaml").read_text(), yaml.CSafeLoader)
@@ -98,25 +99,27 @@ def _order(version: str) -> tuple[int, ...]:
 
 def problems(found: Object, version: str) -> list[str]:
     """What the schema of that Kubernetes, which admits no unknown field, says against an object."""
-    if found["kind"] in CUSTOM_KINDS:
-        return []
-    if found["kind"] == "RayCluster":
-        return [problem for template in pods_of(found) for problem in _template_problems(template, version)]
-    group, _, api = found["apiVersion"].rpartition("/")
-    name = f"{found['kind']}-{group.split('.')[0]}-{api}" if group else f"{found['kind']}-{api}"
-    errors = _validator(name.lower(), version).iter_errors(found)
+    errors = _validator(found["apiVersion"], found["kind"], version).iter_errors(found)
     return [f"{found['kind']} {'.'.join(map(str, error.path))}: {error.message[:200]}" for error in errors]
 
 
-def _template_problems(template: Object, version: str) -> list[str]:
-    reference = {"$ref": "/api/_definitions.json#/$defs/io.k8s.api.core.v1.PodTemplateSpec"}
-    validator = jsonschema.Draft202012Validator(reference, registry=_registry(version))
-    return [f"{'.'.join(map(str, error.path))}: {error.message[:200]}" for error in validator.iter_errors(template)]
-
-
 @cache
-def _validator(name: str, version: str) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(_read(name, version), registry=_registry(version))
+def _validator(api_version: str, kind: str, version: str) -> jsonschema.Draft202012Validator:
+    """Raises FileNotFoundError for what Kubernetes does not know."""
+    group, _, api = api_version.rpartition("/")
+    if kind in CUSTOM_KINDS:
+        schema = _closed(kind)
+    else:
+        schema = _read(f"{kind}-{group.split('.')[0]}-{api}".lower() if group else f"{kind}-{api}".lower(), version)
+    return jsonschema.Draft202012Validator(schema, registry=_registry(version))
+
+
+def _closed(kind: str) -> Object:
+    own = CUSTOM_KINDS[kind]
+    metadata = {"$ref": "/api/_definitions.json#/$defs/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"}
+    spec = {"type": "object", "additionalProperties": False, **own["spec"]}
+    fields = {"apiVersion": {"const": own["apiVersion"]}, "kind": {"const": kind}, "metadata": metadata, "spec": spec}
+    return {"type": "object", "additionalProperties": False, "required": list(fields), "properties": fields}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +28,7 @@ from outrider_controller.router.config import parse_arguments as parse_router
 from tests.unit.deploy.chart import (
     CASES,
     CHART,
+    CUSTOM_KINDS,
     MODES,
     RAY_MODES,
     Object,
@@ -202,23 +205,40 @@ def _ray_flags(objects: list[Object]) -> Iterator[tuple[str, list[str]]]:
             yield node, [f"--{flag}={value}" for flag, value in group["rayStartParams"].items()]
 
 
-def test_a_raycluster_has_what_its_definition_asks_for() -> None:
-    """As ray.io/v1 of KubeRay's operator has it; Kubernetes' own schema judges the templates of its pods."""
+def test_of_a_raycluster_its_operator_writes_the_command() -> None:
     (cluster,) = of_kind(rendered({"controller": {"mode": "kuberay", "ray": {"workers": 3}}}), "RayCluster")
-    assert cluster["apiVersion"] == "ray.io/v1"
-    spec = cluster["spec"]
-    assert spec.keys() == {"headGroupSpec", "workerGroupSpecs"}
-    assert spec["headGroupSpec"].keys() == {"rayStartParams", "template"}
-    (group,) = spec["workerGroupSpecs"]
-    assert group.keys() == {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
+    (group,) = cluster["spec"]["workerGroupSpecs"]
     assert {group["replicas"], group["minReplicas"], group["maxReplicas"]} == {3}
-    for params in (spec["headGroupSpec"]["rayStartParams"], group["rayStartParams"]):
-        assert all(isinstance(value, str) for value in params.values())
-    for template in (spec["headGroupSpec"]["template"], group["template"]):
-        # The operator writes the command, and takes the first container for Ray's.
+    for template in (cluster["spec"]["headGroupSpec"]["template"], group["template"]):
+        # It takes the first container for Ray's.
         first = template["spec"]["containers"][0]
         assert "command" not in first and "args" not in first
         assert "metrics" in {port["name"] for port in first["ports"]}
+
+
+def _fields(found: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The way to every field below, but for names that are the operator's: of labels and the like."""
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ():
+        if isinstance(key, str):
+            yield (*path, key)
+        if key not in ("labels", "annotations", "matchLabels", "rayStartParams", "template"):
+            yield from _fields(value, (*path, key))
+
+
+@pytest.mark.parametrize("kind", CUSTOM_KINDS)
+def test_a_misspelt_field_of_an_operators_own_kind_is_found(kind: str) -> None:
+    every = [
+        found for name in ("cert-manager", "everything", "everything-kuberay") for found in rendered(profile(name))
+    ]
+    samples = of_kind(every, kind)
+    assert samples
+    for sample in samples:
+        assert problems(sample, versions()[-1]) == []
+        for path in _fields(sample["spec"], ("spec",)):
+            wrong = copy.deepcopy(sample)
+            within = reduce(lambda inner, key: inner[key], path[:-1], wrong)
+            within[f"{path[-1]}s"] = within.pop(path[-1])
+            assert problems(wrong, versions()[-1]), path
 
 
 def test_the_controller_of_a_ray_cluster_shares_what_it_joins_the_head_by() -> None:
