@@ -1,11 +1,13 @@
-"""Writes the manual's reference of the gateway's HTTP API, and OpenAPI, from the classes that read requests.
+"""Writes the manual's reference of the gateway's HTTP API, and OpenAPI: from the classes that read requests, and from
+schemas of answers, against which tests hold real ones.
 
-conf.py calls it. What a field means stands on the page of the API; here is what is taken.
+conf.py calls it. What a field means stands on the page of the API; here is what is taken and what comes back.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from outrider.gateway.http.schemas import Body, ChatRequest, CompletionRequest
 from outrider.gateway.http.tokens import DetokenizeRequest, TokenizeRequest
 from outrider.protocol.identity import package_version
 from outrider.rpc.roles import ROUTES
+
+sys.path.insert(0, str(Path(__file__).parent))
+from http_responses import SCHEMAS, STREAMED, WHOLE
 
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
@@ -41,7 +46,7 @@ _ERROR = {
 
 def openapi() -> dict[str, Any]:
     """As version 3.1 of the specification has it."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    schemas: dict[str, Any] = {"Error": _ERROR, **SCHEMAS}
     for body in BODIES.values():
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
@@ -61,7 +66,7 @@ def _path(route: str) -> str:
 
 def _item(route: str) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": _path(route).strip("/").replace("/", "_").replace("{name}", "name")}
-    operation["responses"] = {"200": {"description": "What was asked for"}} | _failures()
+    operation["responses"] = {"200": _answer(route)} | _failures()
     if not ROUTES[route].open:
         operation["security"] = [{"key": []}]
     if "{name" in route:
@@ -69,14 +74,28 @@ def _item(route: str) -> dict[str, Any]:
         operation["parameters"] = [parameter]
     if (body := BODIES.get(route)) is None:
         return {"get": operation}
-    operation["requestBody"] = {"required": True, "content": _json(f"#/components/schemas/{body.__name__}")}
+    operation["requestBody"] = {"required": True, "content": _json(_schema(body.__name__))}
     return {"post": operation}
+
+
+def _answer(route: str) -> dict[str, Any]:
+    content = _json(_schema(WHOLE[route]))
+    if (event := STREAMED.get(route)) is None:
+        return {"description": WHOLE[route], "content": content}
+    # OpenAPI 3.1 knows no events: the schema is that of the data of each.
+    content |= {"text/event-stream": {"schema": {"$ref": _schema(event)}}}
+    end = "" if route == "/v1/responses" else " and [DONE] after the last"
+    return {"description": f"{WHOLE[route]}; with stream, a {event} as the data of each event{end}", "content": content}
+
+
+def _schema(name: str) -> str:
+    return f"#/components/schemas/{name}"
 
 
 def _failures() -> dict[str, Any]:
     statuses = sorted({status for status, _ in STATUSES.values()})
     kinds = {status: ", ".join(sorted({kind for s, kind in STATUSES.values() if s == status})) for status in statuses}
-    error = _json("#/components/schemas/Error")
+    error = _json(_schema("Error"))
     return {str(status): {"description": kinds[status], "content": error} for status in statuses}
 
 
@@ -93,8 +112,9 @@ def write_reference(page: Path, document: Path) -> None:
 
 def _page() -> Iterator[str]:
     yield from ("# HTTP reference", "")
-    yield "Made from the classes that read requests. [API](api.md) says what the fields mean. The same for tools:"
-    yield from ("<a href='openapi.json'>openapi.json</a>.", "", "| route | method | API key |", "|---|---|---|")
+    yield "What requests take is made from the classes that read them. [API](api.md) says what the fields mean."
+    yield from ("The same for tools: <a href='openapi.json'>openapi.json</a>.", "")
+    yield from ("| route | method | API key |", "|---|---|---|")
     for route, access in ROUTES.items():
         key = "none" if access.open else "asked for"
         yield f"| `{_path(route)}` | {'POST' if route in BODIES else 'GET'} | {key} |"
@@ -107,6 +127,43 @@ def _page() -> Iterator[str]:
             default = "needed" if name in schema.get("required", ()) else f"`{json.dumps(field.get('default'))}`"
             yield f"| `{name}` | {_kind(field)} | {default} |"
 
+    yield from ("", "## Answers", "", "| route | answer | with `stream`, data of each event |", "|---|---|---|")
+    for route, name in WHOLE.items():
+        event = _link(STREAMED[route]) if route in STREAMED else ""
+        yield f"| `{_path(route)}` | {_link(name)} | {event} |"
+    yield from ("", "The last event of completions is `[DONE]`. One that fails after its first token ends with an")
+    yield "event whose data is the body of an error, and of `/v1/responses` with one of type `error`."
+    for name, schema in SCHEMAS.items():
+        yield from ("", f"### {name}", "", "| field | type | always there |", "|---|---|---|")
+        yield from _fields(schema)
+
+
+def _link(name: str) -> str:
+    return f"[{name}](#{name.lower()})"
+
+
+def _fields(schema: dict[str, Any], above: str = "") -> Iterator[str]:
+    """With those of the objects inside. What has a name of its own is told there."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"| `{above}{name}` | {_shown(field)} | {'yes' if name in schema['required'] else 'no'} |"
+        yield from _fields(field, f"{above}{name}.")
+    if "items" in schema:
+        yield from _fields(schema["items"], f"{above.removesuffix('.')}[].")
+    for one in schema.get("anyOf", ()):
+        if kinds := one.get("properties", {}).get("type", {}).get("enum"):
+            yield f"| **{kinds[0]}** | | |"
+        yield from _fields(one, above)
+
+
+def _shown(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        return _link(field["$ref"].rpartition("/")[2])
+    if field.get("type") == "array" and "$ref" in field["items"]:
+        return f"array of {_shown(field['items'])}"
+    if "anyOf" in field:
+        return " or ".join(map(_shown, field["anyOf"]))
+    return _kind(field)
+
 
 def _kind(field: dict[str, Any]) -> str:
     if "anyOf" in field:
@@ -117,4 +174,5 @@ def _kind(field: dict[str, Any]) -> str:
         return " or ".join(f"`{value}`" for value in field["enum"])
     if field.get("type") == "array":
         return f"array of {_kind(field['items'])}" if field.get("items") else "array"
-    return str(field.get("type", "any"))
+    kinds = field.get("type", "any")
+    return " or ".join(kinds) if isinstance(kinds, list) else str(kinds)

@@ -1,0 +1,128 @@
+"""What the gateway answers is what the OpenAPI document says, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from outrider.errors import Unavailable
+from outrider.gateway.tokenizer.model import ModelTokenizer
+
+from docs import http_reference
+from docs.http_reference import SCHEMAS, STREAMED, WHOLE
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, round_of, routing, saying
+
+DOCUMENT = http_reference.openapi()
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+ASKED: Any = {"messages": [{"role": "user", "content": "Hm?"}]}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+def wrong_with(name: str, data: Any) -> list[str]:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    found = jsonschema.Draft202012Validator(schema).iter_errors(data)
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway, tokenizer: ModelTokenizer) -> Any:
+    @asynccontextmanager
+    async def served(text: str, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedRouter]]:
+        script = saying([*tokenizer.encode(text), 2], size=3) if text else echoing
+        router = ScriptedRouter(script, max_context_len=4096)
+        async with (
+            routing(router) as address,
+            gateway(address, **options) as running,
+            httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client,
+        ):
+            yield client, router
+
+    return served
+
+
+async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
+    answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert ("[DONE]" in lines) is (path != RESPONSES)
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+ECHO = ""
+"""The script that has log probabilities."""
+ASKING = [
+    (TEXT, {"prompt": "a"}, "plain"),
+    (TEXT, {"prompt": "a", "include_metrics": True, "max_tokens": 4}, "plain"),
+    (CHAT, ASKED, "plain"),
+    (CHAT, {**ASKED, "include_metrics": True}, "plain"),
+    (CHAT, {**ASKED, "tools": [TOOL]}, f"Let me see.\n{CALL}"),
+    (CHAT, ASKED, "<think>Hm.</think>\nWell."),
+    (TEXT, {"prompt": "ab", "logprobs": 2, "n": 2}, ECHO),
+    (TEXT, {"prompt": "ab", "logprobs": 1, "echo": True, "max_tokens": 1}, ECHO),
+    (CHAT, {**ASKED, "logprobs": True, "top_logprobs": 2, "n": 2, "include_metrics": True}, ECHO),
+    (RESPONSES, {"input": "a"}, "plain"),
+    (RESPONSES, {"input": "a", "max_output_tokens": 16, "include_metrics": True}, "plain"),
+    (RESPONSES, {"input": "a"}, "<think>Hm.</think>\nWell."),
+    (RESPONSES, {"input": "a", "tools": [{"type": "function", **TOOL["function"], "strict": False}]}, f"So.\n{CALL}"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "text"), ASKING)
+async def test_an_answer_and_each_event_of_a_stream_are_as_described(
+    serve: Any, path: str, body: Any, text: str
+) -> None:
+    async with serve(text, reasoning_parsers=("think",)) as (client, _):
+        whole = await client.post(path, json={"model": MODEL, **body})
+        assert whole.status_code == 200, whole.text
+        streamed = await events(client, path, body)
+        if path != RESPONSES:
+            streamed += await events(client, path, body | {"stream_options": {"include_usage": True}})
+    assert wrong_with(WHOLE[path], whole.json()) == []
+    assert len(streamed) > 1
+    for data in streamed:
+        assert wrong_with(STREAMED[path], data) == [], data
+
+
+async def test_what_is_not_generated_is_as_described(serve: Any) -> None:
+    asked = {"/tokenize": {"prompt": "ab", "return_token_strs": True}, "/detokenize": {"tokens": [5, 6]}}
+    async with serve("plain") as (client, _):
+        for route in sorted(set(WHOLE) - set(STREAMED)):
+            path = route.replace("{name:path}", MODEL)
+            answer = await (client.post(path, json=asked[route]) if route in asked else client.get(path))
+            assert answer.status_code == 200, answer.text
+            assert wrong_with(WHOLE[route], answer.json()) == [], route
+
+
+@pytest.mark.parametrize(("path", "body"), [(TEXT, {"prompt": "ab"}), (CHAT, ASKED)])
+async def test_what_is_told_of_a_prompt_is_as_described(serve: Any, path: str, body: Any) -> None:
+    async with serve(ECHO) as (client, _):
+        answer = await client.post(path, json={"model": MODEL, "prompt_logprobs": 1, **body})
+    assert answer.status_code == 200 and "prompt_logprobs" in answer.text
+    assert wrong_with(WHOLE[path], answer.json()) == []
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), (RESPONSES, {"input": "a"})])
+async def test_an_error_in_mid_stream_is_as_described(serve: Any, path: str, body: Any) -> None:
+    async def breaking(request: Any) -> AsyncIterator[Any]:
+        yield round_of([40, 41])
+        raise Unavailable("all targets are gone", reason="NO_TARGET")
+
+    async with serve("x") as (client, router):
+        router.script = breaking
+        answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
+    last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: {")][-1][6:])
+    assert "all targets are gone" in str(last)
+    assert wrong_with("Error" if path == CHAT else "ResponseEvent", last) == []
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_field_that_no_schema_knows_would_be_found(name: str) -> None:
+    assert wrong_with(name, {"a_new_field": 1})
