@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo prometheus proto-baseline test test-all test-aarch64 chart-check loadtest docs lint proto clean
+.PHONY: demo prometheus proto-baseline test test-all test-aarch64 chart-check loadtest docs linkcheck lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -69,6 +69,10 @@ loadtest: proto
 # The manual, in build/manual: every link and every entry in it leads somewhere, or it is not made.
 docs: proto
 	$(BIN)/python -m sphinx -q -n -W --keep-going docs build/manual
+
+# Whether the manual's links to other sites lead somewhere. Needs the network, so it is no part of docs.
+linkcheck: proto
+	$(BIN)/python -m sphinx -q -b linkcheck docs build/linkcheck
 
 lint: proto
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,14 @@ import click
 from outrider_controller.cli.app import cli
 from outrider_controller.cli.exits import HELP
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from loadtest.__main__ import loadtest
+
 PAGE = Path(__file__).parent / "cli.md"
 _HEAD = """# Commands
 
-Every command of `outrider`, as its `--help` has it. `python docs/cli_page.py` writes this page. Do not edit it.
+Every command of `outrider`, and the [load test](loadtest.md), as their `--help` has them. `python docs/cli_page.py`
+writes this page. Do not edit it.
 """
 
 
@@ -26,6 +31,7 @@ def page() -> str:
         command = cli.get_command(context, name)
         assert command is not None
         parts += _command(f"outrider {name}", command, context)
+    parts += _command("python -m loadtest", loadtest, click.Context(loadtest))
     return "\n".join(parts)
 
 

@@ -19,6 +19,8 @@ html_title = "Outrider"
 html_show_copyright = False
 html_extra_path = ["openapi"]
 myst_heading_anchors = 4
+# Of make linkcheck: addresses on the reader's own machine.
+linkcheck_ignore = [r"http://(127\.0\.0\.1|localhost)"]
 exclude_patterns = ["_build"]
 # The text of code blocks is a diagram, output or a mixture of shells: Pygments need not read it.
 highlight_language = "none"

@@ -24,6 +24,7 @@ from outrider_controller.router.config import parse_arguments as parse_router
 from benchmarks.__main__ import benchmarks
 from docs import cli_page
 from docs.configuration_page import page
+from loadtest.__main__ import loadtest
 from tests.soak.__main__ import soak
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +33,12 @@ _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md"), *_ROOT.glob(
 _CURRENT = [path for path in _DOCUMENTS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-_GROUPS: dict[str, click.Group] = {"outrider": cli, "python -m benchmarks": benchmarks, "python -m tests.soak": soak}
+_GROUPS: dict[str, click.Command] = {
+    "outrider": cli,
+    "python -m benchmarks": benchmarks,
+    "python -m loadtest": loadtest,
+}
+_GROUPS |= {"python -m tests.soak": soak}
 # A path in the repository: it has a folder, and ends in a folder's slash or in a suffix.
 _PATH = re.compile(r"`((?:[\w.-]+/)+(?:[\w-]+\.(?:py|c|h|proto|md|toml|json|svg))?)`")
 _SOURCE_ROOTS = ("", "tests", "services", "services/outrider", "controller", "controller/outrider_controller")
