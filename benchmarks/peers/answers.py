@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from outrider.engine import resolve
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, note
+from outrider_controller.cli.output import columns, note, write_json
 from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
@@ -303,8 +302,7 @@ def main() -> int:
     except CommandError as failure:
         print(f"answers: {failure}", file=sys.stderr)
         return 1
-    if options.json:
-        options.json.write_text(json.dumps({"schema": "outrider/peer-answers/v1", **outcome}, indent=1) + "\n")
+    write_json(options.json, "peer-answers", outcome)
     print(report(outcome))
     return 0
 

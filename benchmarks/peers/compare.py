@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 import platform
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engine import resolve
-from outrider_controller.cli.output import columns
+from outrider_controller.cli.output import columns, write_json
 
 from benchmarks.peers import figures, gguf_export, install
 from benchmarks.peers.plan import Measure, plan
@@ -132,9 +131,8 @@ def main() -> int:
         return 1
     batches = {measure.name: measure.batch for measure in plan(0) if measure.batch}
     print(report(outcome, batches))
-    if options.json:
-        rows = figures.verdict_rows(figures.verdicts(outcome["ms"]))
-        options.json.write_text(json.dumps({"schema": "outrider/peers/v1", **outcome, "goals": rows}, indent=1) + "\n")
+    goals = figures.verdict_rows(figures.verdicts(outcome["ms"]))
+    write_json(options.json, "peers", {**outcome, "goals": goals})
     return 0
 
 

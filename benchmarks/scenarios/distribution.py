@@ -8,13 +8,14 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.output import columns, json_file_option, write_json
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import json_file_option
 from outrider_controller.cli.progress import Progress
+
+from benchmarks.report import Row, finish, show, table
 
 if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
@@ -80,13 +81,12 @@ def distribution(draws: int, modes: tuple[str, ...], json_file: Path | None) -> 
     results = _measure(chosen, draws)
     wanted = [fault == "NONE" for _, _, fault in chosen]
     holds = [result.passed for result in results] == wanted
-    click.echo(_table(chosen, results))
+    show(table(list(map(_row, chosen, results))))
     runs = [
         {"speculation": speculates, **asdict(result), "passed": result.passed}
         for (_, speculates, _), result in zip(chosen, results, strict=True)
     ]
-    write_json(json_file, "bench-distribution", {"holds": holds, "runs": runs, "hardware": hardware()})
-    return ExitCode.OK if holds else ExitCode.ERROR
+    return finish("distribution", {"holds": holds, "runs": runs}, json_file)
 
 
 def _measure(runs: Sequence[_Run], draws: int) -> list[DistributionResult]:
@@ -129,24 +129,18 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
     return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
 
 
-def _table(runs: Sequence[_Run], results: Sequence[DistributionResult]) -> str:
-    rows: list[list[Any]] = []
-    for (mode, speculates, fault), result in zip(runs, results, strict=True):
-        rows.append(
-            [
-                _PAIRS.get(mode, mode) if speculates else "plain sampling",
-                "-" if fault == "NONE" else result.fault,
-                result.draws,
-                f"{result.accepted:.2f}" if speculates else "-",
-                f"{result.total_variation:.4f}",
-                f"{result.total_variation_bound:.4f}",
-                f"{result.chi_square:.0f}",
-                result.degrees_of_freedom,
-                f"{result.p_value:.2g}",
-                "follows it" if result.passed else "found" if fault != "NONE" else "DEVIATES",
-            ]
-        )
-        if fault != "NONE" and result.passed:
-            rows[-1][-1] = "NOT FOUND"
-    header = ["MODE", "FAULT", "DRAWS", "ACCEPTED", "TOTAL VARIATION", "BOUND", "CHI-SQUARE", "DF", "P", "VERDICT"]
-    return columns(header, rows)
+def _row(run: _Run, result: DistributionResult) -> Row:
+    mode, speculates, fault = run
+    verdicts = ("DEVIATES", "follows it") if fault == "NONE" else ("found", "NOT FOUND")
+    return {
+        "MODE": _PAIRS.get(mode, mode) if speculates else "plain sampling",
+        "FAULT": None if fault == "NONE" else result.fault,
+        "DRAWS": result.draws,
+        "ACCEPTED": f"{result.accepted:.2f}" if speculates else None,
+        "TOTAL VARIATION": f"{result.total_variation:.4f}",
+        "BOUND": f"{result.total_variation_bound:.4f}",
+        "CHI-SQUARE": f"{result.chi_square:.0f}",
+        "DF": result.degrees_of_freedom,
+        "P": f"{result.p_value:.2g}",
+        "VERDICT": verdicts[result.passed],
+    }
