@@ -37,7 +37,7 @@ from outrider_controller.router.placement import (
 )
 from outrider_controller.router.policy import Policy
 from outrider_controller.router.request import RequestState
-from outrider_controller.router.sequences import ActiveRequest, NewResponse, RoundTimer, SequenceTable
+from outrider_controller.router.sequences import ActiveRequest, Client, NewResponse, RoundTimer, SequenceTable
 from outrider_controller.router.speculation import PLAIN, Allowance, Setting, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, now_us
@@ -410,5 +410,5 @@ def _active_request(
         failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
         timer=RoundTimer(at_us),
         recorder=recorder,
-        new_response=new_response,
+        client=Client(new_response),
     )

@@ -103,6 +103,15 @@ class DraftSequence:
     worker: DraftWorker
 
 
+@dataclass(slots=True)
+class Client:
+    """Where the results of one request go."""
+
+    new_response: NewResponse
+    revision: str = ""
+    """Of the target's model, as the client was last told."""
+
+
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
     """A request under way. Changed only in the event loop, by link callbacks and by the one task that drives it."""
@@ -114,9 +123,7 @@ class ActiveRequest:
     failover: FailoverState
     timer: RoundTimer
     recorder: Recorder
-    new_response: NewResponse
-    sent_revision: str = ""
-    """Of the target's model, as the client was last told."""
+    client: Client
     room_until_s: float = math.inf
     """Until when it may look for a target with room, while it is `untouched`."""
     target: TargetSequence | None = None
@@ -151,9 +158,9 @@ class ActiveRequest:
 
     def respond(self, commit: sequence.Commit, done: Round) -> None:
         """Sends the last round applied to the client."""
-        response, stats = self.new_response(), self.state.stats
-        if self.failover.revision != self.sent_revision:
-            response.model_revision = self.sent_revision = self.failover.revision
+        response, stats = self.client.new_response(), self.state.stats
+        if self.failover.revision != self.client.revision:
+            response.model_revision = self.client.revision = self.failover.revision
         done.fill(response)
         if stats.num_steps == 1:
             response.num_cached_tokens = done.num_cached_tokens

@@ -11,7 +11,7 @@ from outrider_controller.router.config import FailoverConfig, PolicyConfig, Trac
 from outrider_controller.router.failover import FailoverState
 from outrider_controller.router.placement import verification_mode
 from outrider_controller.router.request import RequestState
-from outrider_controller.router.sequences import ActiveRequest, RoundTimer
+from outrider_controller.router.sequences import ActiveRequest, Client, RoundTimer
 from outrider_controller.router.speculation import Allowance, SpeculationController
 from outrider_controller.router.tracing import Recorder, Traces
 
@@ -48,5 +48,5 @@ def under_way(request: Request, recorder: Recorder | None = None, opened_us: int
         failover=FailoverState(FailoverConfig(), "revision"),
         timer=RoundTimer(opened_us),
         recorder=recorder,
-        new_response=router.RouteResponse,
+        client=Client(router.RouteResponse),
     )

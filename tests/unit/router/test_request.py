@@ -26,7 +26,7 @@ def response_to(
 ) -> router.RouteResponse:
     """What the client hears of a commit."""
     response = router.RouteResponse()
-    active.new_response = lambda: response
+    active.client.new_response = lambda: response
     active.respond(message, active.apply(message, step_us=step_us, now_us=now_us))
     return response
 
@@ -55,7 +55,6 @@ def test_positions_strictly_increase_over_commits():
         commit(3, [4], num_drafted=1, num_verified=2),
         commit(3, [4], num_drafted=2, num_verified=1, num_accepted=2),
         commit(3, [4], num_drafted=2, num_verified=2, num_accepted=2),
-        commit(3, [4], finish_reason=sequence.FINISH_REASON_CANCELLED),
         commit(3, [4], finish_reason=77),
         commit(3, [], finish_reason=sequence.FINISH_REASON_STOP),
         *(
