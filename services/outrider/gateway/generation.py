@@ -103,20 +103,17 @@ class _Job:
     """One running request and its progress."""
 
     id: str
+    prepared: _Prepared
     generation: Generation
     tenant: tenants_pb2.Tenant
-    model: Model
-    prompt_token_ids: list[int]
     output: Output
     stats: RunningStats
     deadline_s: float
     """On the monotonic clock."""
     span: RequestSpan
-    logits: sequence_pb2.LogitsOptions | None = None
-    """The client's logits options, in this model's tokens."""
-    expected_tokens: int = 0
+    expected_tokens: int
     """Expected length of the answer; 0 if unknown."""
-    prediction: Prediction = field(default_factory=lambda: Prediction(()))
+    prediction: Prediction
     revision: str = ""
     """Model revision that produced the answer so far, as reported by a router."""
 
@@ -124,7 +121,7 @@ class _Job:
     def usage(self) -> Usage:
         predicted, cached = self.prediction, self.stats.sums.num_cached_tokens
         counts = predicted.num_accepted, predicted.num_rejected
-        return Usage(len(self.prompt_token_ids), len(self.output.token_ids), cached, *counts)
+        return Usage(len(self.prepared.prompt_token_ids), len(self.output.token_ids), cached, *counts)
 
     def route_request(self) -> router_pb2.RouteRequest:
         """The router's request for the rest of the answer: all of it, or what is left after a router was lost."""
@@ -132,8 +129,8 @@ class _Job:
         return router_pb2.RouteRequest(
             request_id=self.id,
             tenant=self.tenant.name,
-            model=self.model.name,
-            prompt_token_ids=self.prompt_token_ids,
+            model=self.prepared.model.name,
+            prompt_token_ids=self.prepared.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
             resume_revision=self.revision,
             sampling=sequence_pb2.Sampling(
@@ -151,7 +148,7 @@ class _Job:
             max_draft_tokens=options.max_draft_tokens,
             traceparent=self.span.context.traceparent,
             tracestate=self.span.context.tracestate,
-            logits=self.logits,
+            logits=self.prepared.logits,
             logprobs=self._logprobs,
             weight=self.tenant.weight,
             expected_tokens=self.expected_tokens,
@@ -212,6 +209,7 @@ class _Prepared:
     prompt_token_ids: list[int]
     max_tokens: int
     logits: sequence_pb2.LogitsOptions | None
+    """The client's logits options."""
     predicted_token_ids: list[int]
 
     def job(
@@ -235,8 +233,8 @@ class _Prepared:
         prediction = Prediction(self.predicted_token_ids)
         prediction.follow(generation.resume_token_ids)
         return _Job(
-            *(uuid.uuid4().hex, generation, tenant, self.model, self.prompt_token_ids, output),
-            *(RunningStats(started_s), deadline_s, span, self.logits, expected_tokens, prediction),
+            *(uuid.uuid4().hex, self, generation, tenant, output),
+            *(RunningStats(started_s), deadline_s, span, expected_tokens, prediction),
         )
 
 
@@ -324,19 +322,19 @@ class Generator:
 
     @asynccontextmanager
     async def _answering(self, job: _Job, observer: RequestObserver, charge: Charge) -> AsyncIterator[Answer]:
-        prompt_len, generation = len(job.prompt_token_ids), job.generation
-        observer.prepared(job.model.name, prompt_len)
+        prompt_len, generation = len(job.prepared.prompt_token_ids), job.generation
+        observer.prepared(job.prepared.model.name, prompt_len)
         job.span.prepared(job.id, prompt_len)
         try:
             async with aclosing(self._run(job, observer)) as chunks:
                 yield Answer(
                     job.id,
-                    job.model.name,
+                    job.prepared.model.name,
                     generation.options,
                     chunks,
-                    job.prompt_token_ids,
+                    job.prepared.prompt_token_ids,
                     generation.prompt,
-                    job.model.tokenizer,
+                    job.prepared.model.tokenizer,
                 )
         finally:
             charge.ended(prompt_len, len(job.output.token_ids) - len(generation.resume_token_ids))
@@ -396,7 +394,7 @@ class Generator:
                 chunk = job.take(response, self.clock())
                 observer.chunk(len(chunk.token_ids), chunk.finish, self.clock())
                 if chunk.finish:
-                    job.span.finished(job.model.name, chunk.finish)
+                    job.span.finished(job.prepared.model.name, chunk.finish)
                 if chunk.token_ids or chunk.finish:
                     yield chunk
                 if chunk.finish:
