@@ -57,7 +57,7 @@ class VirtualSteps:
 
     def __init__(
         self, loop: Callable[[Callable[[Any], None]], _Loop], deliver: Callable[[Any], None], machine: Machine
-    ):
+    ) -> None:
         self._reports: list[Any] = []
         self._loop = loop(self._reports.append)
         self._deliver = deliver

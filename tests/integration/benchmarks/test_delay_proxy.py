@@ -52,7 +52,7 @@ async def round_trip_s(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     return time.monotonic() - started_s
 
 
-async def test_every_round_trip_takes_as_much_longer_as_was_asked_for():
+async def test_every_round_trip_takes_as_much_longer_as_was_asked_for() -> None:
     async with echo_behind_proxy() as (reader, writer, control):
         await set_round_trip(control, 60)
         assert min([await round_trip_s(reader, writer) for _ in range(3)]) >= 0.06
@@ -60,7 +60,7 @@ async def test_every_round_trip_takes_as_much_longer_as_was_asked_for():
         assert min([await round_trip_s(reader, writer) for _ in range(5)]) < 0.03
 
 
-async def test_what_is_sent_meanwhile_does_not_queue_behind_the_delay():
+async def test_what_is_sent_meanwhile_does_not_queue_behind_the_delay() -> None:
     sent = bytes(range(256)) * 20_000
     async with echo_behind_proxy() as (reader, writer, control):
         await set_round_trip(control, 200)

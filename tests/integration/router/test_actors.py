@@ -10,9 +10,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from tests.fakes import FakeDraft, FakeTarget, continuation, serving_draft, serving_target
+from tests.integration.router.conftest import Fleet
 from tests.route_call import RouteCall
 
 
@@ -76,7 +78,7 @@ def ray_dir() -> Iterator[Path]:
     shutil.rmtree(directory.parent)
 
 
-async def ask(stub, request, kill_after: int = 10**9, kill=lambda: None) -> list[int]:
+async def ask(stub: Any, request: Any, kill_after: int = 10**9, kill: Callable[[], object] = lambda: None) -> list[int]:
     """As a gateway does it: a call that breaks off is made again with the tokens already delivered."""
     tokens: list[int] = []
     while True:
@@ -98,7 +100,9 @@ def listening_addresses(process: psutil.Process) -> set[str]:
     }
 
 
-async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(metadata_url, fleet, ray_dir):
+async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_behind(
+    metadata_url: str, fleet: Fleet, ray_dir: Path
+) -> None:
     store = MetadataStore.connect(metadata_url)
     target, draft = FakeTarget(), FakeDraft()
     async with (
@@ -158,7 +162,9 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
 # Each starts a Ray of its own.
 @pytest.mark.slow
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
-async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(metadata_url, ray_dir, server):
+async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(
+    metadata_url: str, ray_dir: Path, server: Any
+) -> None:
     async with controller(metadata_url, ray_dir) as process:
         await address_of(process, "router")
         family = psutil.Process(process.pid).children(recursive=True)
@@ -173,7 +179,7 @@ async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(metadat
 
 
 @pytest.mark.slow
-async def test_a_gcs_that_dies_while_ray_starts_ends_the_controller_as_well(metadata_url, ray_dir):
+async def test_a_gcs_that_dies_while_ray_starts_ends_the_controller_as_well(metadata_url: str, ray_dir: Path) -> None:
     async with controller(metadata_url, ray_dir) as process:
         (gcs,) = await asyncio.to_thread(children_named, process.pid, "gcs_server")
         # The controller has to have seen it, too.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import grpc
 import pytest
 from outrider.metadata import MetadataStore
@@ -12,8 +14,10 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
+from tests.integration.router.conftest import Fleet
 
-async def test_workers_are_listed_by_role_with_their_load(fleet):
+
+async def test_workers_are_listed_by_role_with_their_load(fleet: Fleet) -> None:
     target, draft = await fleet.target(), await fleet.draft()
     async with running_control(ControlConfig(), fleet.store) as life, create_channel(life.address) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
@@ -29,7 +33,7 @@ async def test_workers_are_listed_by_role_with_their_load(fleet):
         assert from_rpc_error(caught.value).field == "role"
 
 
-async def test_without_the_store_the_list_says_that_it_is_old(tmp_path):
+async def test_without_the_store_the_list_says_that_it_is_old(tmp_path: Path) -> None:
     async with (
         MetadataStore.connect(f"unix://{tmp_path}/absent.sock") as store,
         running_control(ControlConfig(), store) as life,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from outrider.errors import Code, OutriderError
@@ -14,9 +16,10 @@ from outrider_controller.router.admission import Request
 from outrider_controller.router.config import FailoverConfig
 
 from tests.fakes import FakeDraft, FakeTarget, continuation
+from tests.integration.router.conftest import Fleet
 
 PROMPT = [5, 6, 7]
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": sequence.Sampling(temperature=0, top_p=1)},
     "coupled": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95, seed=3), "seeded": True},
     "ratio": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95)},
@@ -27,7 +30,7 @@ def truth(count: int) -> list[int]:
     return continuation(PROMPT, count, 1000)
 
 
-async def collect(call, first: int = 0, then=None) -> list[router.RouteResponse]:
+async def collect(call: Any, first: int = 0, then: Callable[[], Any] | None = None) -> list[router.RouteResponse]:
     """All rounds; `then` happens once `first` tokens have come."""
     rounds, count = [], 0
     async for response in call:
@@ -48,12 +51,12 @@ def tokens(rounds: list[router.RouteResponse]) -> list[int]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
-async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet, fault, sampling):
+async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet: Fleet, fault: str, sampling: str) -> None:
     targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     draft = await fleet.draft()
     await fleet.start()
 
-    def fail():
+    def fail() -> Any:
         victim = next(t for t in targets if t.live)
         return getattr(victim, fault)()
 
@@ -68,7 +71,7 @@ async def test_no_token_is_lost_or_repeated_when_a_target_fails(fleet, fault, sa
     assert fleet.counter("outrider_failover_total", role="target") == 1
 
 
-async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and_counted(fleet):
+async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and_counted(fleet: Fleet) -> None:
     stale, other = FakeTarget(step_s=0.003), FakeTarget(step_s=0.003)
     stale.heeds_closes = False
     other.load.num_running = 9
@@ -92,7 +95,9 @@ async def test_late_replies_from_a_target_that_lost_the_sequence_are_dropped_and
     assert fleet.counter("outrider_late_replies_total", role="target") > 20
 
 
-async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(fleet, eventually):
+async def test_a_target_may_not_speak_for_a_sequence_opened_elsewhere(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     honest, liar = await fleet.target(FakeTarget(step_s=0.003)), FakeTarget()
     await fleet.start()
     asking = asyncio.create_task(collect(fleet.call(fleet.request(PROMPT, 400))))
@@ -129,7 +134,7 @@ COUNTERS = ("num_drafted", "num_verified", "num_dropped", "num_cached_tokens", "
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie):
+async def test_a_malformed_commit_moves_the_session_to_another_target(fleet: Fleet, lie: Any) -> None:
     targets = [FakeTarget(), FakeTarget()]
     targets[1].load.num_running = 9
 
@@ -149,7 +154,7 @@ async def test_a_malformed_commit_moves_the_session_to_another_target(fleet, lie
     assert [c.reason for c in targets[0].closes] == [sequence.CLOSE_REASON_MOVED]
 
 
-async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet):
+async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet: Fleet) -> None:
     mute, other = FakeTarget(step_s=0.003), FakeTarget(step_s=0.003)
     other.load.num_running = 9
 
@@ -167,11 +172,11 @@ async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet)
     assert time.monotonic() - started_s < 20
 
 
-async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rejected(fleet):
+async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rejected(fleet: Fleet) -> None:
     targets = [await fleet.target() for _ in range(4)]
     await fleet.start()
 
-    def poison(target: FakeTarget):
+    def poison(target: FakeTarget) -> Callable[[target_pb2.VerifyResponse], target_pb2.VerifyResponse]:
         def corrupt(message: target_pb2.VerifyResponse) -> target_pb2.VerifyResponse:
             target.break_streams()
             return message
@@ -186,9 +191,9 @@ async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rej
     assert sum(len(t.opens) for t in targets) == 3
 
 
-async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
+async def test_the_only_target_is_asked_again_after_it_failed_once(fleet: Fleet) -> None:
     class FailsOnce(FakeTarget):
-        def _refusal(self, opening):
+        def _refusal(self, opening: Any) -> Any:
             self.refuse_opens = None if self.opens[:-1] else Code.INTERNAL
             return super()._refusal(opening)
 
@@ -199,7 +204,7 @@ async def test_the_only_target_is_asked_again_after_it_failed_once(fleet):
     assert len(target.opens) == 2
 
 
-async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet):
+async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet: Fleet) -> None:
     """As when the router's own network fails: the request goes to a target that is only thought to be up."""
     targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     await fleet.start(failover=FailoverConfig(stall_after_s=0.2))
@@ -217,7 +222,7 @@ async def test_a_request_outlives_the_loss_of_all_connections_at_once(fleet):
     assert rounds[-1].metrics.num_target_failovers == 2
 
 
-async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fleet):
+async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fleet: Fleet) -> None:
     first = await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start()
 
@@ -230,12 +235,12 @@ async def test_a_request_outlives_the_only_target_when_another_comes_in_time(fle
     assert tokens(rounds) == truth(100)
 
 
-async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
+async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start(failover=FailoverConfig(wait_for_restart_s=0.3))
     started_s = 0.0
 
-    def kill():
+    def kill() -> Any:
         nonlocal started_s
         started_s = time.monotonic()
         return target.kill()
@@ -246,7 +251,9 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet):
     assert 0.25 < time.monotonic() - started_s < 10
 
 
-async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(fleet, eventually):
+async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target = await fleet.target(FakeTarget(step_s=0.005))
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=30))
     new = asyncio.Future()
@@ -264,7 +271,9 @@ async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_reque
     assert (await new.result()).token_ids == continuation([8], 5, 1000)
 
 
-async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_restart_may_take(fleet, eventually):
+async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_restart_may_take(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target = await fleet.target()
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=1.0))
     await fleet.ask(fleet.request(PROMPT, 5))
@@ -278,7 +287,7 @@ async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_resta
         assert time.monotonic() - killed_s > least_s
 
 
-async def test_an_operators_cordon_is_no_restart(fleet, eventually):
+async def test_an_operators_cordon_is_no_restart(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     target = await fleet.target()
     router = await fleet.start(failover=FailoverConfig(wait_for_target_s=0.1, wait_for_restart_s=300))
     cordon = control_pb2.Cordon(worker_id=target.info.worker_id, reason="a fan is loud")
@@ -289,7 +298,7 @@ async def test_an_operators_cordon_is_no_restart(fleet, eventually):
     assert caught.value.reason == "NO_TARGET"
 
 
-async def test_an_answer_that_another_router_began_waits_as_long(fleet, eventually):
+async def test_an_answer_that_another_router_began_waits_as_long(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     target = await fleet.target()
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2, wait_for_restart_s=30))
     await fleet.ask(fleet.request(PROMPT, 5))
@@ -301,7 +310,7 @@ async def test_an_answer_that_another_router_began_waits_as_long(fleet, eventual
     assert (await resumed).token_ids == truth(20)[5:]
 
 
-async def test_a_failover_stays_on_the_same_weights(fleet):
+async def test_a_failover_stays_on_the_same_weights(fleet: Fleet) -> None:
     first = await fleet.target(FakeTarget(step_s=0.005))
     other = FakeTarget(model_revision="2")
     other.load.num_running = 100
@@ -314,7 +323,7 @@ async def test_a_failover_stays_on_the_same_weights(fleet):
 
 
 @pytest.mark.parametrize("sampling", [{}, {"sampling": sequence.Sampling(temperature=1, top_p=1), "seeded": True}])
-async def test_a_failover_prefers_the_same_arithmetic(fleet, sampling):
+async def test_a_failover_prefers_the_same_arithmetic(fleet: Fleet, sampling: dict[str, Any]) -> None:
     first = await fleet.target(FakeTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
     twin = FakeTarget(model_revision="w/bfloat16-native-amx")
     other = FakeTarget(model_revision="w/bfloat16-native-avx2")
@@ -330,7 +339,9 @@ async def test_a_failover_prefers_the_same_arithmetic(fleet, sampling):
     assert rounds[-1].metrics.num_revision_changes == 0
 
 
-async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplog):
+async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     first = await fleet.target(FakeTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
     other = FakeTarget(model_revision="w/bfloat16-native-avx2")
     other.load.num_running = 100
@@ -344,7 +355,7 @@ async def test_an_answer_that_goes_on_in_another_arithmetic_says_so(fleet, caplo
     assert "goes on as w/bfloat16-native-avx2" in caplog.text
 
 
-async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet):
+async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet: Fleet) -> None:
     weights, arithmetic = FakeTarget(model_revision="v/1"), FakeTarget(model_revision="w/2")
     same = FakeTarget(model_revision="w/1")
     same.load.num_running = 100
@@ -357,7 +368,7 @@ async def test_a_request_resumed_after_a_router_died_stays_on_its_revision(fleet
     assert same.opens and not weights.opens and not arithmetic.opens
 
 
-async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
+async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(model_revision="v/1"))
     await fleet.start(failover=FailoverConfig(wait_for_restart_s=0.3))
     resumed = fleet.request(PROMPT, 30, resume_token_ids=truth(10), resume_revision="w/1")
@@ -366,7 +377,7 @@ async def test_a_request_resumed_where_its_weights_are_gone_is_refused(fleet):
     assert caught.value.code is Code.UNAVAILABLE
 
 
-async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet):
+async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_failure(fleet: Fleet) -> None:
     leaving, staying = FakeTarget(), FakeTarget()
     leaving.refuse_opens = Code.UNAVAILABLE
     staying.load.num_running = 9
@@ -379,7 +390,7 @@ async def test_a_draining_target_hands_its_sequences_over_without_counting_as_a_
 
 
 @pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
-async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet, fault):
+async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet: Fleet, fault: str) -> None:
     target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start()
@@ -390,12 +401,12 @@ async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet, fault):
     assert bool(off) or fault == "freeze"
 
 
-async def test_another_draft_takes_over_with_the_committed_prefix(fleet):
+async def test_another_draft_takes_over_with_the_committed_prefix(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.005))
     drafts = [await fleet.draft() for _ in range(2)]
     await fleet.start()
 
-    def kill():
+    def kill() -> Any:
         return next(d for d in drafts if d.live).kill()
 
     request = fleet.request(PROMPT, 300, speculation=router.SPECULATION_MODE_ON)
@@ -409,7 +420,7 @@ async def test_another_draft_takes_over_with_the_committed_prefix(fleet):
     assert len(openings[1].committed_token_ids) >= 60
 
 
-async def test_speculation_resumes_when_a_draft_appears(fleet):
+async def test_speculation_resumes_when_a_draft_appears(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.005))
     await fleet.start()
     rounds = await collect(fleet.call(fleet.request(PROMPT, 300)), 30, fleet.draft)
@@ -418,7 +429,7 @@ async def test_speculation_resumes_when_a_draft_appears(fleet):
     assert rounds[-1].metrics.num_draft_failovers == 0
 
 
-async def test_a_silent_draft_is_not_waited_for(fleet):
+async def test_a_silent_draft_is_not_waited_for(fleet: Fleet) -> None:
     """Frozen, it answers nothing: after two rounds the target is told not to hold the sequence back, for good."""
     target = await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
@@ -441,7 +452,7 @@ async def test_a_silent_draft_is_not_waited_for(fleet):
     assert len(in_vain) <= 30
 
 
-async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet):
+async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(step_s=0.003))
     await fleet.draft(FakeDraft(delay_s=0.2))
     await fleet.start()
@@ -464,11 +475,11 @@ DRAFT_LIES = {
 
 
 @pytest.mark.parametrize("lie", DRAFT_LIES)
-async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet, lie):
+async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet: Fleet, lie: Any) -> None:
     target = await fleet.target()
     draft = FakeDraft()
 
-    def corrupt(message):
+    def corrupt(message: Any) -> Any:
         for each in message.drafts:
             DRAFT_LIES[lie](each)
         return message
@@ -484,11 +495,11 @@ async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet, lie):
     assert target.num_accepted == 0
 
 
-async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet):
+async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.005))
     draft = FakeDraft()
 
-    def corrupt(message):
+    def corrupt(message: Any) -> Any:
         draft.break_streams()
         return message
 
@@ -500,7 +511,7 @@ async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet):
     assert 1 < len(draft.opens) <= 4
 
 
-async def test_faults_are_on_the_events_stream(fleet, eventually):
+async def test_faults_are_on_the_events_stream(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     await fleet.target(FakeTarget(step_s=0.005))
     draft = await fleet.draft()
     await fleet.start()
@@ -513,7 +524,9 @@ async def test_faults_are_on_the_events_stream(fleet, eventually):
     assert events[0].fields["reason"] == "draft_lost"
 
 
-async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet, eventually):
+async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     targets = [await fleet.target(FakeTarget(step_s=0.005)) for _ in range(2)]
     drafts = [await fleet.draft() for _ in range(2)]
     running = await fleet.start()
@@ -531,7 +544,7 @@ async def test_thirty_sessions_survive_the_loss_of_a_target_and_of_a_draft(fleet
     await eventually(lambda: not targets[1].live and not drafts[0].live)
 
 
-async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fleet):
+async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fleet: Fleet) -> None:
     """The only target: its link is made again, and the request goes on where it was."""
     target = await fleet.target(FakeTarget(step_s=0.003))
     await fleet.start()
@@ -548,7 +561,7 @@ async def test_bytes_that_are_no_message_cost_a_connection_and_not_the_worker(fl
     assert len(target.opens) == 2
 
 
-async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take(fleet):
+async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take(fleet: Fleet) -> None:
     """It answers that it takes nothing new, which is an answer."""
     target = FakeTarget(step_s=0.05)
     await fleet.target(target)
@@ -565,7 +578,7 @@ async def test_a_target_that_drains_keeps_its_stream_however_long_its_steps_take
 
 
 @pytest.mark.parametrize("num_ticks", range(4))
-async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet, num_ticks):
+async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet: Fleet, num_ticks: int) -> None:
     """While it waits for a target, and is just being woken."""
     dispatcher = (await fleet.start()).dispatcher
     request = Request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 from tests.fakes import FakeTarget, continuation
+from tests.integration.router.conftest import Fleet
 
 
 @dataclass
@@ -65,7 +66,7 @@ async def gateway_stream(fleet: Any) -> AsyncIterator[OpenStream]:
         call.cancel()
 
 
-async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet):
+async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.02))
     draft = await fleet.draft()
     await fleet.start()
@@ -79,7 +80,7 @@ async def test_calls_on_one_stream_each_get_their_own_text_in_few_messages(fleet
     assert draft.num_messages < 80
 
 
-async def test_a_gateway_is_told_when_a_call_is_accepted_and_when_a_target_was_sent_it(fleet):
+async def test_a_gateway_is_told_when_a_call_is_accepted_and_when_a_target_was_sent_it(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -88,7 +89,7 @@ async def test_a_gateway_is_told_when_a_call_is_accepted_and_when_a_target_was_s
     assert stream.phases == {1: [router.ROUTE_PHASE_ACCEPTED, router.ROUTE_PHASE_OPENED]}
 
 
-async def test_a_bad_call_fails_by_itself(fleet):
+async def test_a_bad_call_fails_by_itself(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -100,7 +101,7 @@ async def test_a_bad_call_fails_by_itself(fleet):
     assert fleet.counter("outrider_admission_rejected_total", tenant="t", reason="INVALID_FIELD") == 1
 
 
-async def test_an_id_in_use_is_refused(fleet):
+async def test_an_id_in_use_is_refused(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -109,7 +110,9 @@ async def test_an_id_in_use_is_refused(fleet):
         assert stream.errors[1].field == "call_id"
 
 
-async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet, eventually):
+async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -121,7 +124,7 @@ async def test_a_cancelled_call_frees_its_sequence_and_leaves_the_others(fleet, 
     assert [close.reason for close in target.closes] == [sequence.CLOSE_REASON_CANCELLED]
 
 
-async def test_all_calls_end_with_the_stream(fleet, eventually):
+async def test_all_calls_end_with_the_stream(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -131,7 +134,7 @@ async def test_all_calls_end_with_the_stream(fleet, eventually):
     assert [close.reason for close in target.closes] == 5 * [sequence.CLOSE_REASON_CANCELLED]
 
 
-async def test_a_calls_time_is_its_own(fleet, eventually):
+async def test_a_calls_time_is_its_own(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     target = await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -141,7 +144,7 @@ async def test_a_calls_time_is_its_own(fleet, eventually):
         await eventually(lambda: not target.live)
 
 
-async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet):
+async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.02))
     running = await fleet.start()
     async with gateway_stream(fleet) as stream:
@@ -155,7 +158,9 @@ async def test_a_draining_router_ends_the_stream_once_it_has_answered(fleet):
 
 
 @pytest.mark.parametrize("speculation", [router.SPECULATION_MODE_OFF, router.SPECULATION_MODE_AUTO])
-async def test_a_target_that_dies_is_not_noticed_on_the_stream(fleet, speculation):
+async def test_a_target_that_dies_is_not_noticed_on_the_stream(
+    fleet: Fleet, speculation: router.SpeculationMode.ValueType
+) -> None:
     targets = [await fleet.target(FakeTarget(step_s=0.01)) for _ in range(2)]
     await fleet.draft()
     await fleet.start()
@@ -167,7 +172,9 @@ async def test_a_target_that_dies_is_not_noticed_on_the_stream(fleet, speculatio
     assert stream.tokens == {i: continuation((i, 5), 60, 1000) for i in range(1, 9)}
 
 
-async def test_an_error_of_ours_is_logged_with_whose_request_it_was(fleet, caplog):
+async def test_an_error_of_ours_is_logged_with_whose_request_it_was(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     await fleet.target(FakeTarget())
     running = await fleet.start()
     # Something that nobody foresaw: no part of the router raises such by itself.

@@ -13,16 +13,17 @@ from outrider_controller.router.speculation import Setting, SpeculationControlle
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
 from tests.fakes import fake_info
+from tests.integration.router.conftest import Fleet
 
 LOAD = Load(sequences=24, seconds=1.0, per_target=8, per_draft=12, max_tokens=64)
 
 
-async def running(fleet) -> LeaseRecord:
+async def running(fleet: Fleet) -> LeaseRecord:
     router = await fleet.start()
     return LeaseRecord(fake_info(worker.WORKER_ROLE_ROUTER), worker.WorkerLoad(), router.address, os.getpid())
 
 
-async def test_a_fleet_is_served_at_its_pace_with_one_message_per_step_and_way(fleet):
+async def test_a_fleet_is_served_at_its_pace_with_one_message_per_step_and_way(fleet: Fleet) -> None:
     found = await measure(LOAD, fleet.store, await running(fleet))
     assert (found["targets"], found["drafts"]) == (3, 2)
     assert found["tokens"] > found["commits"] > 0.8 * 24 * 30 * found["window_s"]
@@ -33,13 +34,15 @@ async def test_a_fleet_is_served_at_its_pace_with_one_message_per_step_and_way(f
     assert found["to_client_ms"]["p50"] > 0
 
 
-async def test_what_the_router_refuses_is_told(fleet):
+async def test_what_the_router_refuses_is_told(fleet: Fleet) -> None:
     router = await running(fleet)
     with pytest.raises(LoadFailed, match="INVALID_FIELD"):
         await measure(replace(LOAD, prompt_tokens=0), fleet.store, router)
 
 
-async def test_where_many_sequences_share_a_step_each_has_its_turn_to_be_thought_over(fleet, monkeypatch):
+async def test_where_many_sequences_share_a_step_each_has_its_turn_to_be_thought_over(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decided: dict[int, list[bool]] = {}
     committed = SpeculationController.committed
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from outrider.errors import Unavailable
@@ -12,21 +14,21 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.logging import JsonFormatter
 
-from tests.integration.router.conftest import ENGINE
+from tests.integration.router.conftest import ENGINE, Fleet
 
 PROMPT = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": sequence.Sampling(temperature=0, top_p=1)},
     "coupled": {"sampling": sequence.Sampling(temperature=0.8, top_p=0.95, seed=3), "seeded": True},
 }
 
 
-def request(fleet, max_new_tokens=60, **fields):
+def request(fleet: Fleet, max_new_tokens: int = 60, **fields: Any) -> router.RouteRequest:
     return fleet.request(PROMPT, max_new_tokens, model="tiny", **fields)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet, sampling):
+async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet: Fleet, sampling: str) -> None:
     off = request(real_fleet, speculation=router.SPECULATION_MODE_OFF, **SAMPLINGS[sampling])
     on = request(real_fleet, speculation=router.SPECULATION_MODE_ON, **SAMPLINGS[sampling])
     plain, drafted = await real_fleet.ask(off), await real_fleet.ask_until_drafted(on)
@@ -35,7 +37,7 @@ async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet, 
     assert len(drafted.rounds) < len(plain.rounds)
 
 
-async def test_a_round_tells_what_its_draft_took(real_fleet):
+async def test_a_round_tells_what_its_draft_took(real_fleet: Fleet) -> None:
     answer = await real_fleet.ask_until_drafted(request(real_fleet, speculation=router.SPECULATION_MODE_ON))
     drafted = [r.timing for r in answer.rounds if r.num_drafted]
     assert drafted
@@ -43,7 +45,9 @@ async def test_a_round_tells_what_its_draft_took(real_fleet):
     assert any(t.wire_us > 0 for t in drafted)
 
 
-async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(real_fleet, caplog):
+async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(
+    real_fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     prompt = [371, 372, 373, 374, 375, 376]
     answer = await real_fleet.ask_until_drafted(
@@ -55,7 +59,9 @@ async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(real_
         assert ", ".join(map(str, tokens)) not in logged
 
 
-async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_so(real_fleet, caplog):
+async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_so(
+    real_fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     for target in real_fleet.targets:
         target.pairs.links._connect = lambda address: create_channel("127.0.0.1:1")
     for _ in range(2):
@@ -72,7 +78,7 @@ async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_
     assert {(line["request_id"], line["tenant"], line["worker"]) for line in lines} == {("r1", "t", draft_id)}
 
 
-async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet):
+async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet: Fleet) -> None:
     # Long enough that it has not ended when the router hears of the break.
     plain = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_OFF))
     links = [link for target in real_fleet.targets for link in target.pairs.links.by_draft.values()]
@@ -90,7 +96,7 @@ async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fle
     assert real_fleet.counter("outrider_fallback_total", reason="draft_lost") == 1
 
 
-async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
+async def test_ratio_mode_is_spoken_by_all_three(real_fleet: Fleet) -> None:
     hot = sequence.Sampling(temperature=0.8, top_p=0.95)
     answer = await real_fleet.ask(request(real_fleet, sampling=hot, speculation=router.SPECULATION_MODE_ON))
     assert len(answer.token_ids) == 60
@@ -98,11 +104,13 @@ async def test_ratio_mode_is_spoken_by_all_three(real_fleet):
     assert real_fleet.counter("outrider_fallback_total", reason="draft_malformed") == 0
 
 
-async def test_thirty_two_streams_leave_no_task_and_no_block_behind(real_fleet, eventually):
+async def test_thirty_two_streams_leave_no_task_and_no_block_behind(
+    real_fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     # So many that both targets have a connection to the draft, which stays.
     await asyncio.gather(*(real_fleet.ask(request(real_fleet)) for _ in range(8)))
 
-    def all_free():
+    def all_free() -> bool:
         return all(load().num_free_blocks == ENGINE.num_blocks for load in real_fleet.loads)
 
     await eventually(all_free)

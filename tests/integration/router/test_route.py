@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider.errors import Code, OutriderError
@@ -20,13 +23,13 @@ from tests.fakes import FakeDraft, FakeTarget, continuation, next_token
 from tests.integration.router.conftest import Fleet
 
 
-async def refusal_of(fleet, request, **options):
+async def refusal_of(fleet: Fleet, request: Any, **options: Any) -> Any:
     with pytest.raises(OutriderError) as caught:
         await fleet.ask(request, **options)
     return caught.value
 
 
-async def test_text_is_the_targets_with_and_without_speculation(fleet):
+async def test_text_is_the_targets_with_and_without_speculation(fleet: Fleet) -> None:
     target, draft = await fleet.target(), await fleet.draft()
     await fleet.start()
     truth = continuation([5, 6, 7], 40, target.info.vocab_size)
@@ -43,7 +46,7 @@ async def test_text_is_the_targets_with_and_without_speculation(fleet):
     assert draft.behind.total() == 0
 
 
-async def test_only_the_last_round_carries_the_finish_and_the_sums(fleet):
+async def test_only_the_last_round_carries_the_finish_and_the_sums(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.draft()
     await fleet.start()
@@ -62,7 +65,7 @@ async def test_only_the_last_round_carries_the_finish_and_the_sums(fleet):
     assert any(r.timing.draft_us for r in answer.rounds if r.num_drafted)
 
 
-async def test_counters_equal_the_sums_over_requests(fleet):
+async def test_counters_equal_the_sums_over_requests(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.draft()
     await fleet.start()
@@ -74,7 +77,7 @@ async def test_counters_equal_the_sums_over_requests(fleet):
     assert verified_s == pytest.approx(sum(a.metrics.verify_us for a in answers) / 1e6)
 
 
-async def test_a_stop_token_ends_the_answer_inside_an_accepted_block(fleet):
+async def test_a_stop_token_ends_the_answer_inside_an_accepted_block(fleet: Fleet) -> None:
     target = await fleet.target()
     await fleet.draft(FakeDraft(accuracy=1.0))
     await fleet.start()
@@ -86,7 +89,7 @@ async def test_a_stop_token_ends_the_answer_inside_an_accepted_block(fleet):
     assert answer.last.finish_reason == sequence.FINISH_REASON_STOP
 
 
-async def test_a_resumed_request_continues_after_the_tokens_already_delivered(fleet):
+async def test_a_resumed_request_continues_after_the_tokens_already_delivered(fleet: Fleet) -> None:
     target = await fleet.target()
     await fleet.draft()
     await fleet.start()
@@ -95,7 +98,7 @@ async def test_a_resumed_request_continues_after_the_tokens_already_delivered(fl
     assert answer.token_ids == truth[15:]
 
 
-async def test_a_request_resumed_at_its_end_needs_no_worker(fleet):
+async def test_a_request_resumed_at_its_end_needs_no_worker(fleet: Fleet) -> None:
     target = await fleet.target()
     await fleet.start()
     answer = await fleet.ask(fleet.request(max_new_tokens=3, resume_token_ids=[1, 2, 3]))
@@ -104,7 +107,7 @@ async def test_a_request_resumed_at_its_end_needs_no_worker(fleet):
     assert not target.opens
 
 
-async def test_every_kind_of_sampling_opens_in_its_mode(fleet):
+async def test_every_kind_of_sampling_opens_in_its_mode(fleet: Fleet) -> None:
     target, _ = await fleet.target(), await fleet.draft()
     await fleet.start()
     hot = sequence.Sampling(temperature=0.8, top_p=0.95, seed=7)
@@ -123,7 +126,9 @@ async def test_every_kind_of_sampling_opens_in_its_mode(fleet):
     assert answer.metrics.num_accepted_draft_tokens > 0
 
 
-async def test_a_draft_of_another_tokenizer_is_not_paired_and_the_log_says_what_differs(fleet, caplog):
+async def test_a_draft_of_another_tokenizer_is_not_paired_and_the_log_says_what_differs(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     await fleet.target()
     draft = await fleet.draft(FakeDraft(tokenizer_fingerprint="0" * 16, vocab_size=999))
     await fleet.start()
@@ -135,7 +140,9 @@ async def test_a_draft_of_another_tokenizer_is_not_paired_and_the_log_says_what_
     assert "protocol_version" not in said
 
 
-async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(fleet, caplog):
+async def test_a_worker_of_another_protocol_version_is_refused_with_a_reason(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
     await fleet.target(FakeTarget(protocol_version=9))
     await fleet.start(failover=FailoverConfig(wait_for_target_s=0.2))
     error = await refusal_of(fleet, fleet.request())
@@ -149,8 +156,8 @@ _BEFORE, _AFTER = {"protocol_version": 1}, {"protocol_version": 2, "min_protocol
 @pytest.mark.parametrize("of_target", [_BEFORE, _AFTER], ids=["target before", "target after"])
 @pytest.mark.parametrize("of_draft", [_BEFORE, _AFTER], ids=["draft before", "draft after"])
 async def test_workers_of_neighbouring_releases_serve_though_they_say_what_is_not_known_here(
-    fleet, of_target, of_draft
-):
+    fleet: Fleet, of_target: dict[str, Any], of_draft: dict[str, Any]
+) -> None:
     target, draft = FakeTarget(**of_target), FakeDraft(**of_draft)
     # A field of the release after.
     target.info.MergeFromString(b"\xc2\x3e\x01x")
@@ -162,7 +169,7 @@ async def test_workers_of_neighbouring_releases_serve_though_they_say_what_is_no
     assert answer.token_ids
 
 
-async def test_a_cached_prefix_decides_between_equal_targets(fleet):
+async def test_a_cached_prefix_decides_between_equal_targets(fleet: Fleet) -> None:
     from outrider.prefix import block_hashes
     from outrider.rpc.v1 import worker_pb2
     from outrider_controller.router.admission import cache_salt
@@ -180,7 +187,7 @@ async def test_a_cached_prefix_decides_between_equal_targets(fleet):
         await fleet.store.publish_prefix(worker_pb2.WORKER_ROLE_TARGET, prefix[0], [], prefix[1])
 
 
-async def test_load_decides_between_targets_without_the_prefix(fleet):
+async def test_load_decides_between_targets_without_the_prefix(fleet: Fleet) -> None:
     busy, idle = FakeTarget(), FakeTarget()
     busy.load.num_running = 50
     await fleet.target(busy)
@@ -191,7 +198,7 @@ async def test_load_decides_between_targets_without_the_prefix(fleet):
     assert (len(busy.opens), len(idle.opens)) == (0, 4)
 
 
-async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet):
+async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.target()
     await fleet.draft()
@@ -201,7 +208,9 @@ async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet):
     assert (model.model, model.vocab_size, model.num_targets, model.num_drafts) == ("simulated", 1000, 2, 1)
 
 
-async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(fleet, eventually):
+async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.005)), await fleet.draft()
     running = await fleet.start()
     rng = random.Random(1)
@@ -219,7 +228,9 @@ async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(f
     assert draft.behind.total() == 0
 
 
-async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eventually):
+async def test_cancelling_closes_the_sequence_on_every_worker_at_once(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     running = await fleet.start()
     for _ in range(5):
@@ -235,7 +246,9 @@ async def test_cancelling_closes_the_sequence_on_every_worker_at_once(fleet, eve
 
 
 @pytest.mark.parametrize("budget_s", [0.02, 0.1, 0.2])
-async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet, eventually, budget_s):
+async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(
+    fleet: Fleet, eventually: Callable[..., Any], budget_s: float
+) -> None:
     target, draft = await fleet.target(FakeTarget(step_s=0.01)), await fleet.draft()
     await fleet.start()
     await fleet.ask(fleet.request(max_new_tokens=1))
@@ -247,20 +260,20 @@ async def test_a_deadline_ends_the_call_in_time_and_closes_the_sequence(fleet, e
     await eventually(lambda: not target.live and not draft.live)
 
 
-async def test_an_unknown_model_is_not_found(fleet):
+async def test_an_unknown_model_is_not_found(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.start()
     error = await refusal_of(fleet, fleet.request(model="other"))
     assert (error.code, error.field) == (Code.NOT_FOUND, "model")
 
 
-async def test_without_any_target_yet_no_model_is_unknown(fleet):
+async def test_without_any_target_yet_no_model_is_unknown(fleet: Fleet) -> None:
     await fleet.start()
     error = await refusal_of(fleet, fleet.request(model="other"))
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "NO_MODEL")
 
 
-async def test_a_request_waits_for_a_place_at_a_full_target(fleet, eventually):
+async def test_a_request_waits_for_a_place_at_a_full_target(fleet: Fleet, eventually: Callable[..., Any]) -> None:
     await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     await fleet.start(admission=AdmissionConfig(queue_timeout_s=30))
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
@@ -276,7 +289,9 @@ async def test_a_request_waits_for_a_place_at_a_full_target(fleet, eventually):
     calls.pop().cancel()
 
 
-async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(fleet, eventually):
+async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target = await fleet.target(FakeTarget(max_sequences=1, step_s=0.02))
     router = await fleet.start(admission=AdmissionConfig(queue_timeout_s=30))
     running = fleet.call(fleet.request(max_new_tokens=4000))
@@ -295,7 +310,7 @@ async def test_a_request_that_waits_in_vain_is_refused_before_its_deadline(fleet
     await eventually(lambda: router.dispatcher.admission.num_running == 0)
 
 
-async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
+async def test_a_full_target_turns_requests_away_before_the_first_token(fleet: Fleet) -> None:
     target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     await fleet.start()
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
@@ -309,7 +324,9 @@ async def test_a_full_target_turns_requests_away_before_the_first_token(fleet):
         call.cancel()
 
 
-async def test_a_place_that_became_free_is_free_before_the_target_reports_it(fleet, eventually):
+async def test_a_place_that_became_free_is_free_before_the_target_reports_it(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
     target = await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
     router = await fleet.start(admission=AdmissionConfig(max_queued=0))
     calls = [fleet.call(fleet.request([i + 1], max_new_tokens=4000)) for i in range(2)]
@@ -325,7 +342,7 @@ async def test_a_place_that_became_free_is_free_before_the_target_reports_it(fle
     assert len((await fleet.ask(fleet.request(max_new_tokens=3))).token_ids) == 3
 
 
-async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_be_full_for_ever(tmp_path):
+async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_be_full_for_ever(tmp_path: Path) -> None:
     target = FakeTarget(max_sequences=2)
     target.load.num_running = 2
     async with AsyncExitStack() as stack:
@@ -343,7 +360,7 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
                 await asyncio.sleep(0.1)
 
 
-async def test_a_target_that_refuses_for_want_of_room_is_asked_again_while_the_request_may_wait(fleet):
+async def test_a_target_that_refuses_for_want_of_room_is_asked_again_while_the_request_may_wait(fleet: Fleet) -> None:
     target = FakeTarget()
     target.refuse_opens = Code.RESOURCE_EXHAUSTED
     await fleet.target(target)
@@ -354,7 +371,7 @@ async def test_a_target_that_refuses_for_want_of_room_is_asked_again_while_the_r
     assert 1 < len(target.opens) <= 12
 
 
-async def test_a_router_at_its_limit_turns_requests_away(fleet):
+async def test_a_router_at_its_limit_turns_requests_away(fleet: Fleet) -> None:
     await fleet.target(FakeTarget(step_s=0.02))
     await fleet.start(admission=AdmissionConfig(max_sessions=1, max_queued=0, retry_after_s=2.5))
     call = fleet.call(fleet.request(max_new_tokens=4000))
@@ -364,7 +381,7 @@ async def test_a_router_at_its_limit_turns_requests_away(fleet):
     call.cancel()
 
 
-async def test_a_targets_word_on_a_bad_request_reaches_the_client_with_the_field(fleet):
+async def test_a_targets_word_on_a_bad_request_reaches_the_client_with_the_field(fleet: Fleet) -> None:
     target = FakeTarget()
     target.refuse_opens = Code.INVALID_ARGUMENT
     await fleet.target(target)
@@ -396,7 +413,7 @@ BAD_REQUESTS = [
 ]
 
 
-async def test_every_bad_field_is_named_and_nothing_reaches_a_worker(fleet):
+async def test_every_bad_field_is_named_and_nothing_reaches_a_worker(fleet: Fleet) -> None:
     target, draft = await fleet.target(), await fleet.draft()
     await fleet.start()
     for field, change in BAD_REQUESTS:
@@ -405,7 +422,7 @@ async def test_every_bad_field_is_named_and_nothing_reaches_a_worker(fleet):
     assert not target.opens and not draft.opens
 
 
-async def test_all_stop_ids_that_a_client_may_give_fit_beside_the_models_own(fleet):
+async def test_all_stop_ids_that_a_client_may_give_fit_beside_the_models_own(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.start()
     stops = [*range(900, 900 + MAX_CLIENT_STOP_TOKENS), 999]
@@ -413,7 +430,7 @@ async def test_all_stop_ids_that_a_client_may_give_fit_beside_the_models_own(fle
     assert answer.rounds
 
 
-async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet):
+async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet: Fleet) -> None:
     await fleet.target()
     await fleet.draft(FakeDraft(accuracy=1.0))
     await fleet.start()
@@ -424,5 +441,5 @@ async def test_at_most_the_requested_number_of_tokens_is_drafted(fleet):
     assert answer.metrics.num_draft_tokens == 0
 
 
-async def test_the_simulated_text_depends_on_the_whole_prefix_length():
+async def test_the_simulated_text_depends_on_the_whole_prefix_length() -> None:
     assert next_token([1, 2, 3], 1000) != next_token([9, 1, 2, 3], 1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from outrider_controller.cli.figures import Figures
 
@@ -23,7 +25,7 @@ def test_who_begins_alternates_and_a_block_is_done_before_the_next_arm() -> None
 async def test_every_arm_answers_every_prompt_once_after_a_warm_up() -> None:
     asked: list[tuple[str, str, int]] = []
 
-    def arm(name: str):  # type: ignore[no-untyped-def]
+    def arm(name: str) -> Any:
         async def ask(prompt: str, max_tokens: int) -> Sample:
             asked.append((name, prompt, max_tokens))
             return sample(1.0, (ord(prompt), ord(name)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from outrider.drafters import Drafted, DraftLimits, NgramDrafter, Opening
 from outrider.drafters.sequence import Beside
 from outrider.speculation import SamplingParams, VerificationMode
@@ -28,7 +29,7 @@ def test_nor_does_it_name_beside_its_guess_what_was_meant() -> None:
     assert (said.token_ids, said.siblings) == ([6, 0], [(0, 7, 0.3), (1, 0, 0.2)])
 
 
-def test_a_stalling_draft_says_the_same_only_late(monkeypatch) -> None:
+def test_a_stalling_draft_says_the_same_only_late(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(changed_draft.time, "sleep", slept.append)
     drafted = Drafted("ngram", [1, 2])

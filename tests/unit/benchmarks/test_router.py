@@ -26,7 +26,7 @@ def row(sequences: int = 100, **changes: Any) -> Row:
     return Row({**measured, **changes})
 
 
-def test_costs_are_of_the_window():
+def test_costs_are_of_the_window() -> None:
     assert row().steps_per_s == pytest.approx(30)
     assert row().router_cores == pytest.approx(0.3)
     assert row().us_per_token == pytest.approx(3.0 / 90_000 * 1e6)
@@ -43,17 +43,17 @@ def test_costs_are_of_the_window():
         ({"to_client_ms": {"p99": 5.1}}, "to_client_ms"),
     ],
 )
-def test_every_bound_is_checked(changes: dict[str, Any], named: str):
+def test_every_bound_is_checked(changes: dict[str, Any], named: str) -> None:
     (problem,) = row(**changes).problems()
     assert named in problem
 
 
-def test_a_token_must_not_cost_more_among_many():
+def test_a_token_must_not_cost_more_among_many() -> None:
     assert growth([row(10, router_cpu_s=0.4), row(1000, router_cpu_s=30.0)]) == []
     assert len(growth([row(10, router_cpu_s=0.3), row(1000, router_cpu_s=31.0)])) == 1
 
 
-def test_percentiles_are_of_what_arrived():
+def test_percentiles_are_of_what_arrived() -> None:
     assert percentiles([i / 1000 for i in range(1, 101)]) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
     with pytest.raises(LoadFailed):
         percentiles([])

@@ -13,7 +13,7 @@ def outbox(max_bytes: int = 1 << 20) -> Outbox[target_pb2.VerifyRequest]:
     return Outbox(target_pb2.VerifyRequest, max_bytes)
 
 
-async def test_everything_pending_goes_out_in_one_message():
+async def test_everything_pending_goes_out_in_one_message() -> None:
     box = outbox()
     for i in range(50):
         box.open(sequence.OpenSequence(sequence_id=i))
@@ -25,7 +25,7 @@ async def test_everything_pending_goes_out_in_one_message():
     assert counts == (50, 50, 50, 1)
 
 
-async def test_take_waits_until_there_is_something():
+async def test_take_waits_until_there_is_something() -> None:
     box = outbox()
     taking = asyncio.create_task(box.take())
     await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def test_take_waits_until_there_is_something():
     assert (await taking).closes[0].sequence_id == 1
 
 
-async def test_messages_are_split_at_the_limit_and_keep_their_order():
+async def test_messages_are_split_at_the_limit_and_keep_their_order() -> None:
     box = outbox(max_bytes=1000)
     for i in range(20):
         box.open(sequence.OpenSequence(sequence_id=i + 1, prompt_token_ids=range(100)))
@@ -46,7 +46,7 @@ async def test_messages_are_split_at_the_limit_and_keep_their_order():
     assert seen == sorted(seen) and len(seen) > 20 * 3 // 4
 
 
-async def test_what_is_pending_is_forgotten_with_its_stream():
+async def test_what_is_pending_is_forgotten_with_its_stream() -> None:
     box = outbox()
     box.close(sequence.CloseSequence(sequence_id=1))
     box.clear()

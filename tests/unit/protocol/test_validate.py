@@ -82,11 +82,11 @@ SURE = [q((7, 65536)), q((8, 65535), (9, 1))]
     ],
     ids=str,
 )
-def test_honest_drafts_pass_even_when_late_or_empty(draft, to):
+def test_honest_drafts_pass_even_when_late_or_empty(draft: Any, to: Any) -> None:
     validator(to).check(draft)
 
 
-def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
+def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions() -> None:
     tree = drafted(token_ids=[7, 8, 9, 10, 11], parents=[-1, 0, -1, 2, 3])
     assert validator(GREEDY).check(tree) == 3
     assert validator(GREEDY).check(drafted()) == 2
@@ -126,12 +126,12 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions():
     ],
     ids=str,
 )
-def test_a_draft_no_correct_worker_would_send_is_refused_by_field(field, draft, to):
+def test_a_draft_no_correct_worker_would_send_is_refused_by_field(field: str, draft: Any, to: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"^{field}\b"):
         validator(to).check(draft)
 
 
-def test_what_this_version_does_not_know_counts_as_bytes_too():
+def test_what_this_version_does_not_know_counts_as_bytes_too() -> None:
     # Field 4095, of bytes, of a length of 131,072.
     unknown = b"\xfa\xff\x01" + b"\x80\x80\x08" + bytes(131_072)
     assert len(unknown) > MAX_DRAFT_BYTES
@@ -140,7 +140,7 @@ def test_what_this_version_does_not_know_counts_as_bytes_too():
         check_draft(draft, 100, 60, 3)
 
 
-def test_a_draft_may_still_use_the_limit_it_had_before():
+def test_a_draft_may_still_use_the_limit_it_had_before() -> None:
     now = validator(GREEDY)
     now.allow(1)
     assert now.check(drafted(token_ids=[1, 2, 3])) == 3
@@ -148,7 +148,7 @@ def test_a_draft_may_still_use_the_limit_it_had_before():
     assert now.check(drafted(token_ids=[1, 2, 3, 4])) == 4
 
 
-def test_a_refused_draft_does_not_raise_the_epoch():
+def test_a_refused_draft_does_not_raise_the_epoch() -> None:
     now = validator(GREEDY)
     with pytest.raises(InvalidRequest):
         now.check(drafted(epoch=5, token_ids=[100]))

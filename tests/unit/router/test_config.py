@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from outrider.gateway.config import Failover
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
@@ -11,7 +13,7 @@ from outrider_controller.router.config import AdmissionConfig, FailoverConfig, L
 START_S = 12
 
 
-def test_requests_wait_longer_for_a_lone_router_than_it_drains_and_starts():
+def test_requests_wait_longer_for_a_lone_router_than_it_drains_and_starts() -> None:
     assert RouterConfig().drain_timeout_s + START_S < Failover().window_s
 
 
@@ -30,6 +32,6 @@ def test_requests_wait_longer_for_a_lone_router_than_it_drains_and_starts():
         (lambda: RouterConfig(refresh_s=-1), "refresh_s"),
     ],
 )
-def test_the_field_at_fault_is_named(make, field):
+def test_the_field_at_fault_is_named(make: Callable[[], object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         make()

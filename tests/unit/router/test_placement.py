@@ -34,26 +34,26 @@ def order(*candidates: Candidate, expected_tokens: int = 128) -> list[str]:
     return [c.worker_id for c in rank(candidates, expected_tokens)]
 
 
-def test_an_old_report_tells_only_who_is_leaving():
+def test_an_old_report_tells_only_who_is_leaving() -> None:
     load = worker.WorkerLoad(num_running=64, num_waiting=3, num_free_blocks=1, draining=True)
     fresh = LeaseRecord(TARGET, load, "127.0.0.1:7001", pid=1, age_ms=1800)
     assert believed_load(fresh) == load
     assert believed_load(replace(fresh, age_ms=2500)) == worker.WorkerLoad(draining=True)
 
 
-def test_a_cached_prefix_is_worth_the_time_that_it_saves_and_no_more():
+def test_a_cached_prefix_is_worth_the_time_that_it_saves_and_no_more() -> None:
     # 128 tokens of an answer take as long as 128 of a prompt where nothing is known.
     assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=100)) == ["b", "a"]
     assert order(candidate("a", load=3, uncached=0), candidate("b", load=2, uncached=200)) == ["a", "b"]
 
 
-def test_the_longer_the_answer_the_less_a_cached_prefix_counts_against_load():
+def test_the_longer_the_answer_the_less_a_cached_prefix_counts_against_load() -> None:
     cached, idle = candidate("cached", load=3, uncached=0), candidate("idle", load=2, uncached=100)
     assert order(cached, idle, expected_tokens=50) == ["cached", "idle"]
     assert order(cached, idle, expected_tokens=500) == ["idle", "cached"]
 
 
-def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one_has_it():
+def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one_has_it() -> None:
     loads = {"primed": 0, "cold": 0}
     for _ in range(32):
         uncached = {"primed": 0, "cold": 0 if loads["cold"] else 2000}
@@ -62,7 +62,7 @@ def test_thirty_two_streams_with_one_prompt_are_spread_over_targets_of_which_one
     assert 12 <= loads["cold"] <= 20
 
 
-def test_a_faster_worker_takes_more():
+def test_a_faster_worker_takes_more() -> None:
     fast = replace(candidate("fast", load=4), prefill_token_ns=10_000, row_ns=100_000)
     slow = replace(candidate("slow", load=3), prefill_token_ns=20_000, row_ns=200_000)
     assert order(slow, fast) == ["fast", "slow"]
@@ -70,32 +70,32 @@ def test_a_faster_worker_takes_more():
     assert order(slow, candidate("new", load=3), fast) == ["fast", "new", "slow"]
 
 
-def test_full_workers_are_left_out():
+def test_full_workers_are_left_out() -> None:
     assert order(candidate("full", 10), candidate("c", 9)) == ["c"]
 
 
-def test_a_sequence_that_waits_costs_as_much_again_as_one_that_runs():
+def test_a_sequence_that_waits_costs_as_much_again_as_one_that_runs() -> None:
     queue = candidate("queue", 6, waiting=1)
     assert order(candidate("busy", 9), queue) == ["queue", "busy"]
     assert order(queue, candidate("busy", 6)) == ["busy", "queue"]
     assert order(candidate("long queue", 6, waiting=4), candidate("busy", 9)) == ["busy", "long queue"]
 
 
-def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken():
+def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken() -> None:
     idle, other = candidate("idle", load=20, limit=100), candidate("other", load=25, limit=100)
     same = replace(candidate("same", load=32, limit=100), num_together=7)
     assert order(idle, other, same) == ["same", "idle", "other"]
     assert order(idle, other, replace(same, num_sequences=33)) == ["idle", "other", "same"]
 
 
-def test_few_caches_are_asked_however_many_workers_there_are():
+def test_few_caches_are_asked_however_many_workers_there_are() -> None:
     for count in (1, 8, 9, 500):
         fleet = [candidate(f"w{number}", load=number % 5) for number in range(count)]
         chosen = asked(b"block", fleet, 128)
         assert len(chosen) == len(set(chosen)) == min(count, MAX_ASKED)
 
 
-def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load():
+def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load() -> None:
     fleet = [candidate(f"w{number}", load=number % 5) for number in range(100)]
     busier = [replace(one, num_sequences=(7 * one.num_sequences + 3) % 9) for one in fleet]
     assert len(set(asked(b"block", fleet, 128)) & set(asked(b"block", busier, 128))) >= MAX_ASKED // 2
@@ -103,7 +103,7 @@ def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load():
 
 
 @pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
-def test_a_pair_that_cannot_work_is_told_what_differs(field):
+def test_a_pair_that_cannot_work_is_told_what_differs(field: str) -> None:
     value = {"protocol_version": 2, "tokenizer_fingerprint": "other", "vocab_size": 7}[field]
     draft = fake_info(worker.WORKER_ROLE_DRAFT, worker_id="d", **{field: value})
     problem = pairing_problem(TARGET, draft)
@@ -111,11 +111,11 @@ def test_a_pair_that_cannot_work_is_told_what_differs(field):
     assert sum(f in problem for f in ("protocol_version", "tokenizer_fingerprint", "vocab_size")) == 1
 
 
-def test_a_fitting_pair_has_no_problem():
+def test_a_fitting_pair_has_no_problem() -> None:
     assert pairing_problem(TARGET, fake_info(worker.WORKER_ROLE_DRAFT)) is None
 
 
-def test_a_worker_is_who_its_lease_says_or_it_is_not_used():
+def test_a_worker_is_who_its_lease_says_or_it_is_not_used() -> None:
     assert info_problem(TARGET, worker.WORKER_ROLE_TARGET, "t") is None
     assert "worker_id" in str(info_problem(TARGET, worker.WORKER_ROLE_TARGET, "x"))
     assert "role" in str(info_problem(TARGET, worker.WORKER_ROLE_DRAFT, "t"))
@@ -124,7 +124,7 @@ def test_a_worker_is_who_its_lease_says_or_it_is_not_used():
         assert field in str(info_problem(broken, worker.WORKER_ROLE_TARGET, "t"))
 
 
-def test_the_mode_follows_temperature_seed_and_kind_of_draft():
+def test_the_mode_follows_temperature_seed_and_kind_of_draft() -> None:
     assert verification_mode(temperature=0, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_GREEDY
     assert verification_mode(temperature=1, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_COUPLED
     assert verification_mode(temperature=1, seeded=False, draft_kind="ngram") == sequence.VERIFICATION_MODE_COUPLED

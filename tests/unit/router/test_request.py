@@ -35,7 +35,7 @@ def commit(base_len: int, token_ids: list[int], **fields: Any) -> sequence.Commi
     return sequence.Commit(base_len=base_len, token_ids=token_ids, **fields)
 
 
-def test_positions_strictly_increase_over_commits():
+def test_positions_strictly_increase_over_commits() -> None:
     active = begun()
     active.apply(commit(3, [4, 5]), step_us=7, now_us=1500)
     assert (active.state.committed, active.state.committed_len, active.state.remaining) == ([4, 5], 5, 8)
@@ -68,19 +68,19 @@ def test_positions_strictly_increase_over_commits():
     ],
     ids=str,
 )
-def test_a_commit_that_cannot_be_true_changes_nothing(bad):
+def test_a_commit_that_cannot_be_true_changes_nothing(bad: sequence.Commit) -> None:
     active = begun()
     with pytest.raises(BadReply):
         active.apply(bad, step_us=1, now_us=2000)
     assert (active.state.committed, active.state.stats.num_steps, active.state.finished) == ([], 0, False)
 
 
-def test_a_step_of_more_than_an_hour_is_not_believed():
+def test_a_step_of_more_than_an_hour_is_not_believed() -> None:
     with pytest.raises(BadReply, match="duration"):
         begun().apply(commit(3, [4]), step_us=2**32 - 1, now_us=2000)
 
 
-def test_what_passes_can_always_be_told():
+def test_what_passes_can_always_be_told() -> None:
     """The longest request of all, whose target says the most of everything in each round."""
     active = begun(max_new_tokens=1 << 17)
     most = {"queue_us": MAX_US, "wait_us": MAX_US, "prefill_us": MAX_US}
@@ -91,20 +91,20 @@ def test_what_passes_can_always_be_told():
     assert response_to(active, last, step_us=MAX_US).metrics.num_dropped_draft_tokens == 1 << 31
 
 
-def test_nothing_is_committed_after_the_finish():
+def test_nothing_is_committed_after_the_finish() -> None:
     active = begun()
     active.apply(commit(3, [99], finish_reason=sequence.FINISH_REASON_STOP), step_us=1, now_us=2000)
     with pytest.raises(BadReply):
         active.apply(commit(4, [5]), step_us=1, now_us=3000)
 
 
-def test_a_full_context_may_end_a_request_without_a_token():
+def test_a_full_context_may_end_a_request_without_a_token() -> None:
     active = begun()
     response = response_to(active, commit(3, [], finish_reason=sequence.FINISH_REASON_LENGTH))
     assert active.state.finished and response.metrics.num_steps == 1
 
 
-def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise():
+def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise() -> None:
     active = begun(resume=(7,))
     active.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
     opening = open_message(active, 55, sequence.Speculation(max_draft_tokens=3), None)
@@ -114,7 +114,7 @@ def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise
     assert opening.mode == sequence.VERIFICATION_MODE_GREEDY
 
 
-def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft():
+def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft() -> None:
     active = begun()
     first = response_to(active, commit(3, [4], num_cached_tokens=2), step_us=300, now_us=1500)
     assert (first.timing.round_us, first.timing.draft_us, first.timing.verify_us) == (500, 0, 300)
@@ -138,7 +138,7 @@ def test_a_round_is_timed_from_the_commit_before_and_charged_with_its_own_draft(
     assert (timing.round_us, timing.draft_us, timing.verify_us, timing.queue_us) == (1000, 70, 200, 11)
 
 
-def test_sums_are_those_of_the_rounds():
+def test_sums_are_those_of_the_rounds() -> None:
     active = begun(max_new_tokens=20)
     active.apply(commit(3, [4]), step_us=100, now_us=2000)
     active.apply(commit(4, [5, 6, 7], num_drafted=3, num_verified=3, num_accepted=2), step_us=100, now_us=3000)
@@ -160,5 +160,7 @@ def test_sums_are_those_of_the_rounds():
         ((4,) * 10, sequence.FINISH_REASON_LENGTH),
     ],
 )
-def test_resumed_tokens_may_already_end_the_request(resume, reason):
+def test_resumed_tokens_may_already_end_the_request(
+    resume: tuple[int, ...], reason: sequence.FinishReason.ValueType
+) -> None:
     assert begun(resume).request.finish_reason == reason

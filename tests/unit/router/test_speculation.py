@@ -28,14 +28,14 @@ def opened() -> SpeculationController:
     return controller
 
 
-def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them():
+def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them() -> None:
     worth = worthwhile_wait_us(cap_us=50_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=10_000)
     assert worth == 45_000
     assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=500) == 10_000
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=0.2, step_us=20_000, turnaround_us=10_000) == 0
 
 
-def test_nothing_is_waited_for_while_it_is_unknown_how_long_that_would_be():
+def test_nothing_is_waited_for_while_it_is_unknown_how_long_that_would_be() -> None:
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=0, turnaround_us=99) == 0
     assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=20_000, turnaround_us=0) == 0
 
@@ -65,7 +65,7 @@ def committed(
     return controller.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
 
 
-def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
+def test_a_draft_is_waited_for_once_it_has_answered_a_commit() -> None:
     controller = opened()
     assert controller.opened(5).max_wait_us == 0
     controller.draft_active(0)
@@ -75,7 +75,7 @@ def test_a_draft_is_waited_for_once_it_has_answered_a_commit():
     assert committed(controller, 12, 40_000).max_wait_us == 30_000
 
 
-def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
+def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come() -> None:
     controller = opened()
     committed(controller, 10, 0, step_us=400_000)
     assert controller.times.step_us == 0
@@ -83,7 +83,7 @@ def test_the_step_that_ends_the_prompt_is_not_taken_for_one_to_come():
     assert controller.times.step_us == 20_000
 
 
-def test_a_guess_said_unasked_answers_nothing():
+def test_a_guess_said_unasked_answers_nothing() -> None:
     controller = opened()
     committed(controller, 10, 0)
     controller.draft_active(0)
@@ -94,7 +94,7 @@ def test_a_guess_said_unasked_answers_nothing():
     assert controller.times.turnaround_us == 50_000
 
 
-def test_what_one_request_saw_of_a_draft_the_next_one_knows():
+def test_what_one_request_saw_of_a_draft_the_next_one_knows() -> None:
     record = DraftRecord()
     first, second = SpeculationController(CONFIG, ALLOWED), SpeculationController(CONFIG, ALLOWED)
     first.opened(5, record)
@@ -108,7 +108,7 @@ def test_what_one_request_saw_of_a_draft_the_next_one_knows():
     assert (second.times.turnaround_us, second.times.step_us) == (35_000, 20_000)
 
 
-def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
+def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on() -> None:
     record = DraftRecord()
     first, second = SpeculationController(CONFIG, ALLOWED), SpeculationController(CONFIG, ALLOWED)
     assert first.opened(5, record).max_wait_us == 0
@@ -119,7 +119,7 @@ def test_a_draft_known_to_be_quick_is_waited_for_from_its_first_word_on():
     assert second.opened(5, record).max_wait_us == 30_000
 
 
-def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against_the_draft():
+def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against_the_draft() -> None:
     # A target that decodes on while the draft is late hears of the decision to wait some rounds after it was made.
     controller = opened()
     committed(controller, 10, 0)
@@ -139,7 +139,7 @@ def silent(controller: SpeculationController, rounds: int) -> list[Setting | Non
     return [committed(controller, i, i * 20_000) for i in range(10, 10 + rounds)]
 
 
-def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks():
+def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it_speaks() -> None:
     controller = opened()
     silent(controller, 2)
     controller.draft_active(500)
@@ -152,7 +152,7 @@ def test_a_draft_that_leaves_commits_unanswered_is_no_longer_waited_for_until_it
     assert controller.times.turnaround_us == 500
 
 
-def test_a_lost_draft_means_plain_decoding():
+def test_a_lost_draft_means_plain_decoding() -> None:
     controller = opened()
     controller.draft_active(500)
     assert controller.lost() == PLAIN
@@ -171,19 +171,19 @@ def played(controller: SpeculationController, rounds: int, *, drafted: int, acce
     return [setting.max_wait_us for setting in settings if setting is not None]
 
 
-def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is():
+def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is() -> None:
     assert played(opened(), 60, drafted=5, accepted=0)[-1] == 0
     assert played(opened(), 60, drafted=5, accepted=3)[-1] > 15_000
 
 
-def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay():
+def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay() -> None:
     controller = SpeculationController(CONFIG, INSISTENT)
     assert controller.opened(5).max_wait_us == 50_000
     assert played(controller, 60, drafted=5, accepted=0) == []
     assert (controller.sent.max_draft_tokens, controller.sent.max_wait_us) == (5, 50_000)
 
 
-def test_a_busy_draft_is_judged_by_its_best_answers():
+def test_a_busy_draft_is_judged_by_its_best_answers() -> None:
     controller = opened()
     silent(controller, 2)
     controller.draft_active(90_000)
@@ -192,13 +192,13 @@ def test_a_busy_draft_is_judged_by_its_best_answers():
     assert controller.times.turnaround_us == 15_000
 
 
-def test_a_request_that_stopped_waiting_tries_again_later():
+def test_a_request_that_stopped_waiting_tries_again_later() -> None:
     controller = opened()
     played(controller, 60, drafted=5, accepted=0)
     assert max(played(controller, 300, drafted=0, accepted=0)) > 0
 
 
-def test_settings_are_sent_when_they_change_noticeably_not_every_round():
+def test_settings_are_sent_when_they_change_noticeably_not_every_round() -> None:
     assert len(played(opened(), 200, drafted=5, accepted=2)) < 12
 
 
@@ -236,7 +236,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
 
 
 @pytest.mark.parametrize("turns", [2, 3, 5])
-def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
+def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns: int) -> None:
     every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
     assert some.acceptance.per_step == pytest.approx(every.acceptance.per_step, rel=0.02)
     assert some.times.step_us == pytest.approx(every.times.step_us, rel=0.03)
@@ -246,13 +246,13 @@ def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns):
 
 
 @pytest.mark.parametrize("turns", [1, 4])
-def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns):
+def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns: int) -> None:
     assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.resting
     controller = in_turns(turns, accepted=0, round_us=45_000, count=40)
     assert controller.gain.resting and controller.sent == PLAIN
 
 
-def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
+def test_a_draft_guesses_ahead_as_far_as_it_has_time_for() -> None:
     for compute_us, turnaround_us, tokens in (
         (4_000, 6_000, 8),
         (24_000, 26_000, 3),
@@ -265,7 +265,7 @@ def test_a_draft_guesses_ahead_as_far_as_it_has_time_for():
         assert controller.sent.run_ahead_tokens == tokens
 
 
-def test_how_far_one_draft_guesses_ahead_says_nothing_of_another():
+def test_how_far_one_draft_guesses_ahead_says_nothing_of_another() -> None:
     controller, slow = SpeculationController(CONFIG, INSISTENT), DraftRecord()
     controller.opened(5, slow)
     rounds(controller, 12, turnaround_us=91_000, compute_us=90_000)
@@ -273,7 +273,7 @@ def test_how_far_one_draft_guesses_ahead_says_nothing_of_another():
     assert controller.opened(5, DraftRecord()).run_ahead_tokens == CONFIG.run_ahead_tokens
 
 
-def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it():
+def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it() -> None:
     controller = SpeculationController(CONFIG, INSISTENT)
     controller.opened(5)
     controller.draft_active(700_000, num_tokens=3, compute_us=600_000)

@@ -97,7 +97,7 @@ def accepting(chance: float, us: int, most: int = 5) -> Round:
     return drafted
 
 
-def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing():
+def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing() -> None:
     wrong = accepting(0.0, 45_000)
     tenant = Tenant()
     assert play(wrong, tenant=tenant).ratio > 0.95
@@ -106,7 +106,7 @@ def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_
     assert play(wrong, requests=200, tenant=tenant).ratio > 0.99
 
 
-def test_a_draft_that_pays_is_hardly_ever_at_rest():
+def test_a_draft_that_pays_is_hardly_ever_at_rest() -> None:
     good = accepting(0.6, 42_000)
     always = Played()
     rng = random.Random(7)
@@ -118,7 +118,7 @@ def test_a_draft_that_pays_is_hardly_ever_at_rest():
 
 
 @pytest.mark.parametrize("requests", [8, 80])
-def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(requests: int):
+def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(requests: int) -> None:
     def busy(rng: random.Random) -> tuple[int, int]:
         return good(rng)[0], rng.choice([45_000, 75_000, 150_000])
 
@@ -130,12 +130,12 @@ def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(request
     assert play(good, requests=40, tenant=tenant).ratio > 0.97 * before
 
 
-def test_a_draft_that_hardly_pays_is_never_much_of_a_loss():
+def test_a_draft_that_hardly_pays_is_never_much_of_a_loss() -> None:
     for us in (54_000, 58_000, 63_000, 70_000):
         assert play(accepting(0.5, us), requests=40).ratio > 0.97
 
 
-def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
+def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth() -> None:
     # 1.9 tokens a round of 1.5 plain ones: more than half of its rounds save nothing.
     paying = accepting(0.47, int(1.5 * PLAIN_US))
     always = Played()
@@ -147,7 +147,7 @@ def test_unlucky_stretches_do_not_put_a_draft_to_rest_that_pays_a_fifth():
     assert play(paying, requests=40).ratio > 0.93 * always.ratio
 
 
-def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft():
+def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft() -> None:
     tenant = Tenant()
     play(accepting(0.7, 42_000), tenant=tenant)
     for _ in range(20):
@@ -156,7 +156,7 @@ def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft():
         assert play(accepting(0.7, 42_000), requests=1, length=128, tenant=tenant).ratio > 1.3
 
 
-def test_a_draft_that_becomes_good_is_found_out():
+def test_a_draft_that_becomes_good_is_found_out() -> None:
     tenant = Tenant()
     play(accepting(0.0, 45_000), requests=100, tenant=tenant)
     assert tenant.mode is Mode.TRY
@@ -165,7 +165,7 @@ def test_a_draft_that_becomes_good_is_found_out():
     assert play(accepting(0.7, 42_000), requests=30, tenant=tenant).ratio > 1.5
 
 
-def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_is_believed():
+def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_is_believed() -> None:
     gain = begun(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
     while not gain.resting:
@@ -179,7 +179,7 @@ def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_sm
     assert gain.resting
 
 
-def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
+def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid() -> None:
     tenant = Tenant()
     play(accepting(0.7, 42_000), tenant=tenant)
     gain = tenant.begin()
@@ -189,7 +189,7 @@ def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid():
     assert not gain.resting
 
 
-def test_a_draft_that_is_never_in_time_rests_too():
+def test_a_draft_that_is_never_in_time_rests_too() -> None:
     gain = begun(DraftRecord(measured=True))
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
@@ -199,7 +199,7 @@ def test_a_draft_that_is_never_in_time_rests_too():
     assert rounds < 15
 
 
-def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known():
+def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known() -> None:
     gain = begun(DraftRecord(measured=True), 0.8)
     rounds = 0
     while not gain.resting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import grpc
 import outrider.rpc.v1
@@ -97,10 +98,10 @@ def test_the_bearer_token_is_read_as_rfc_6750_has_it() -> None:
 
 
 class Models(router_pb2_grpc.RouterServiceServicer):
-    async def ListModels(self, request, context):  # type: ignore[no-untyped-def]
+    async def ListModels(self, request: Any, context: Any) -> Any:
         return router_pb2.ListModelsResponse(models=[router_pb2.ServedModel(model="m")])
 
-    async def RouteMany(self, requests, context):  # type: ignore[no-untyped-def]
+    async def RouteMany(self, requests: Any, context: Any) -> Any:
         async for _ in requests:
             yield router_pb2.RouteManyResponse(responses=[router_pb2.RouteResponse(token_ids=[1])])
 

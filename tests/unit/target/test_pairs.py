@@ -124,7 +124,9 @@ def assigned(sequence_id: int = KEY.sequence_id, /, **fields: Any) -> target_pb2
     return target_pb2.SetDraft(sequence_id=sequence_id, draft=sequence.DraftAssignment(**given))
 
 
-def committed(base_len: int, tokens: list[int], *, drafted: int = 0, serial: int = 0, finish: Finish = Finish.NONE):
+def committed(
+    base_len: int, tokens: list[int], *, drafted: int = 0, serial: int = 0, finish: Finish = Finish.NONE
+) -> Committed:
     accepted = max(0, min(drafted, len(tokens) - 1))
     outcome = Outcome(tokens, drafted, min(drafted, accepted + 1), accepted, finish)
     return Committed(KEY, base_len, outcome, [], 0, serial, Times(), 0, 0)

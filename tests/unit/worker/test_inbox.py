@@ -8,7 +8,7 @@ import time
 from outrider.worker.inbox import Inbox
 
 
-def test_what_was_posted_comes_in_order():
+def test_what_was_posted_comes_in_order() -> None:
     inbox: Inbox[int] = Inbox()
     inbox.post([1, 2])
     inbox.post([])
@@ -16,7 +16,7 @@ def test_what_was_posted_comes_in_order():
     assert inbox.wait(None) == [1, 2, 3]
 
 
-def test_it_waits_until_the_time_and_no_longer():
+def test_it_waits_until_the_time_and_no_longer() -> None:
     inbox: Inbox[int] = Inbox()
     until_s = time.monotonic() + 0.05
     assert inbox.wait(until_s) == []
@@ -24,13 +24,13 @@ def test_it_waits_until_the_time_and_no_longer():
     assert inbox.wait(until_s) == []
 
 
-def test_a_post_from_another_thread_wakes_it():
+def test_a_post_from_another_thread_wakes_it() -> None:
     inbox: Inbox[int] = Inbox()
     threading.Timer(0.05, inbox.post, [[1]]).start()
     assert inbox.wait(None) == [1]
 
 
-def test_what_is_wanted_early_is_taken_and_the_rest_stays_in_order():
+def test_what_is_wanted_early_is_taken_and_the_rest_stays_in_order() -> None:
     inbox: Inbox[int] = Inbox()
     inbox.post([1, 2, 3, 4])
     assert inbox.take(lambda n: n % 2 == 0) == [2, 4]
@@ -39,7 +39,7 @@ def test_what_is_wanted_early_is_taken_and_the_rest_stays_in_order():
     assert inbox.wait(None) == [1, 3, 5]
 
 
-def test_once_stopped_nothing_comes_any_more():
+def test_once_stopped_nothing_comes_any_more() -> None:
     inbox: Inbox[int] = Inbox()
     inbox.post([1])
     inbox.stop()

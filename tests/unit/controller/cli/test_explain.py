@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from outrider_controller.autoscaler.belief import STATE
@@ -17,7 +18,7 @@ VALUES = dict(zip(STATE, (100.0, 250.0, 40.0, 90.0, 5.0, 300.0, 150.0, 4000.0), 
 BELIEF = (Pairing("acme", "m", "d@1"), list(VALUES.values()))
 
 
-def message(decision: Decision):
+def message(decision: Decision) -> Any:
     return decision_to_proto(CELL, replace(decision, draft="d@1"), [BELIEF])
 
 

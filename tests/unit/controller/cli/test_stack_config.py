@@ -1,5 +1,7 @@
 """What a stack's processes are told."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,16 @@ def flag(spec: ProcessSpec, name: str) -> str | None:
     return spec.argv[spec.argv.index(name) + 1] if name in spec.argv else None
 
 
-def test_each_worker_keeps_to_its_core():
+def test_each_worker_keeps_to_its_core() -> None:
     spec = target(StackConfig(pin=True), [0, 1])
     assert spec.cores == (0,)
     assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("1", None)
 
 
 @pytest.mark.parametrize("drafts, cores, borrowed", [(1, [4, 5], (5,)), (2, [0, 1, 2], (1, 2)), (0, [0, 1], ())])
-def test_a_target_may_borrow_the_drafts_cores_for_prompts(drafts, cores, borrowed):
+def test_a_target_may_borrow_the_drafts_cores_for_prompts(
+    drafts: int, cores: list[int], borrowed: tuple[int, ...]
+) -> None:
     spec = target(StackConfig(pin=True, borrow_cores=True, drafts=drafts), cores)
     assert spec.cores == (cores[0], *borrowed)
     # It decodes on its own, all the same.
@@ -32,23 +36,23 @@ def test_a_target_may_borrow_the_drafts_cores_for_prompts(drafts, cores, borrowe
     assert flag(spec, "--prefill-threads") == str(1 + len(borrowed))
 
 
-def test_with_one_core_for_all_there_is_none_to_borrow():
+def test_with_one_core_for_all_there_is_none_to_borrow() -> None:
     spec = target(StackConfig(pin=True, borrow_cores=True), [3])
     assert (spec.cores, flag(spec, "--prefill-threads")) == ((3,), "1")
 
 
-def test_without_pinning_prompts_are_read_with_all_cores():
+def test_without_pinning_prompts_are_read_with_all_cores() -> None:
     spec = target(StackConfig(borrow_cores=True), [0, 1, 2, 3])
     assert (spec.cores, flag(spec, "--cpu-cores")) == ((), "")
     assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("2", "4")
 
 
-def test_the_processes_of_one_target_borrow_nothing():
+def test_the_processes_of_one_target_borrow_nothing() -> None:
     spec = target(StackConfig(borrow_cores=True, tensor_parallel=2), [0, 1])
     assert flag(spec, "--prefill-threads") is None
 
 
-def test_every_worker_is_told_which_kernels_to_run():
+def test_every_worker_is_told_which_kernels_to_run() -> None:
     config = StackConfig(native_variant="avx2", require_native=True)
     plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     for spec in (*plan.targets, *plan.drafts):
@@ -56,14 +60,14 @@ def test_every_worker_is_told_which_kernels_to_run():
     assert "--require-native" not in target(StackConfig(), [0]).argv
 
 
-def test_no_command_line_shows_the_password_of_the_store():
+def test_no_command_line_shows_the_password_of_the_store() -> None:
     plan = Planner(StackConfig(), Path("/m"), "redis://u:hunter2@h:1", [0, 1]).plan(Ports())
     for spec in (*plan.targets, *plan.drafts, plan.controller, plan.gateway):
         assert spec.env["OUTRIDER_METADATA"] == "redis://u:hunter2@h:1"
         assert not any("hunter2" in word for word in spec.argv)
 
 
-def test_the_options_of_a_stack_know_every_variant():
+def test_the_options_of_a_stack_know_every_variant() -> None:
     assert NATIVE_VARIANTS == engine_config.NATIVE_VARIANTS
     with pytest.raises(ValueError, match="native_variant: 'sse9' is not one of"):
         StackConfig(native_variant="sse9")
