@@ -418,7 +418,6 @@ def _times(state: _Sequence, started_s: float) -> sequence.Commit:
     return sequence.Commit(
         queue_us=round((started_s - state.ready_s) * 1e6),
         wait_us=round(waited_s * 1e6),
-        draft_queue_us=round(max(0.0, started_s - state.answered_s) * 1e6) if state.draft else 0,
     )
 
 

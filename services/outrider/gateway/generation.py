@@ -195,8 +195,7 @@ class _Job:
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
         if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
-            name = sequence_pb2.FinishReason.Name(reason)
-            raise InternalError(f"the router ended the request with {name}")
+            raise InternalError(f"the router ended the request with finish reason {reason}")
         ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
         return Piece(piece.text + self.output.end(ours), piece.token_ids, ours)
 

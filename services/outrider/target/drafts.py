@@ -20,10 +20,9 @@ _MAX_TREES = 12
 
 
 class Arrival(NamedTuple):
-    """Which message brought a token, when, and its bin of likelihood."""
+    """Which message brought a token, and its bin of likelihood."""
 
     serial: int
-    received_s: float
     bin: Bin = Bin()
     draft_s: float = 0.0
     """Seconds that the draft spent on it."""
@@ -69,7 +68,7 @@ class OfferedDraft:
     def arrivals(self, start: int) -> list[Arrival]:
         """One for each token of a chain from index `start` on."""
         draft_s = self.share_s / max(1, len(self.token_ids))
-        return [Arrival(self.serial, self.received_s, self._bin(n), draft_s) for n in range(start, len(self.token_ids))]
+        return [Arrival(self.serial, self._bin(n), draft_s) for n in range(start, len(self.token_ids))]
 
     def _bin(self, number: int) -> Bin:
         return bin_of(self.source, self._confidence(number), self._matched(number), drawn=bool(self.q))

@@ -18,8 +18,6 @@ class Times:
     """The part of that in which it was held back for a draft."""
     prefill_s: float = 0.0
     """Steps that ran a chunk of its prompt and committed nothing."""
-    draft_queue_s: float = 0.0
-    """From the arrival of the last verified draft to the start of the step."""
     share_s: float = 0.0
     """Its share of the time of its steps."""
     wasted_s: float = 0.0
@@ -44,16 +42,13 @@ class Timer:
         if self.answered_s is None:
             self.answered_s = received_s
 
-    def step_began(self, now_s: float, drafted_s: float | None) -> None:
-        """Records how long it was ready before the step that begins now. `drafted_s`: when the last drafted token came
-        that the step verifies; None when it verifies none."""
+    def step_began(self, now_s: float) -> None:
+        """Records how long it was ready before the step that begins now."""
         self.times.queue_s += max(0.0, now_s - self.ready_since_s)
         if self.held_until_s is not None:
             # The wait may have ended before now: then a step of other sequences delayed it.
             ended_s = min(now_s, self.held_until_s, now_s if self.answered_s is None else self.answered_s)
             self.times.wait_s += max(0.0, ended_s - self.ready_since_s)
-        if drafted_s is not None:
-            self.times.draft_queue_s = max(0.0, now_s - drafted_s)
         self.held_until_s = self.answered_s = None
 
     def step_ended(self, began_s: float, now_s: float, *, decides: bool) -> None:

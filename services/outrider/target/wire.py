@@ -148,7 +148,6 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         prefill_us=_us(times.prefill_s),
         num_cached_tokens=committed.num_cached_tokens,
         rejected_token_ids=committed.rejected,
-        draft_queue_us=_us(times.draft_queue_s),
         draft_stats=draft_stats,
         logprobs=logprobs.to_proto(committed.logprobs),
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),

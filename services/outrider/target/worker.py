@@ -170,8 +170,7 @@ class TargetWorker:
         # Kept here: a commit moves this object to the report, and its shares are known only after the step.
         times = [row.sequence.timer.times for row in rows]
         for row, result in zip(rows, results, strict=True):
-            arrival = result.last_arrival
-            row.sequence.timer.step_began(started_s, None if arrival is None else arrival.received_s)
+            row.sequence.timer.step_began(started_s)
             try:
                 self._settle(result)
             except Exception as error:

@@ -432,7 +432,7 @@ async def test_an_error_in_mid_stream_is_an_event_the_client_raises(serve: Any, 
 
 
 async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(serve: Any, router: ScriptedRouter) -> None:
-    router.script = saying([40], finish=sequence_pb2.FINISH_REASON_ERROR)
+    router.script = saying([40], finish=sequence_pb2.FinishReason.ValueType(9))
     async with serve() as (gateway, _):
         assert (await post(gateway, {"model": MODEL, "prompt": "a"})).status_code == 500
 

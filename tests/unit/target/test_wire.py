@@ -101,7 +101,7 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
 
 def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     outcome = Outcome([7, 8], num_drafted=3, num_verified=2, num_accepted=1, finish=Finish.STOP)
-    times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002, draft_queue_s=0.00005)
+    times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002)
     committed = Committed(key(5, stream=1), 10, outcome, [9, 3], 4, 12, times, 6, 3)
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
     responses = response_of(
@@ -110,7 +110,7 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     commit = sp.Commit(
         sequence_id=5, base_len=10, token_ids=[7, 8], num_drafted=3, num_verified=2, num_accepted=1,
         finish_reason=sp.FINISH_REASON_STOP, num_dropped=4, queue_us=250, num_cached_tokens=3,
-        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3], draft_queue_us=50,
+        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3],
     )  # fmt: skip
     error = sp.SequenceError(sequence_id=6, code=3, reason="INVALID_FIELD", field="mode", message="no")
     step = {"step_us": 900, "batch_sequences": 2, "batch_tokens": 9}
