@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.metadata.keys import role_name
 from outrider.protocol.identity import ProtocolRange, protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -120,7 +121,7 @@ def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, wor
     if info.worker_id != worker_id:
         return f"worker_id: the lease says {worker_id!r}, the worker {info.worker_id!r}"
     if info.role != role:
-        return f"role: expected {worker.WorkerRole.Name(role)}, got {_role_name(info.role)}"
+        return f"role: is not that of a {role_name(role)}"
     if problem := protocol_problem(info):
         return problem
     if info.vocab_size == 0:
@@ -128,11 +129,6 @@ def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, wor
     if info.max_context_len == 0:
         return "max_context_len: must be above 0"
     return None
-
-
-def _role_name(role: int) -> str:
-    names: dict[int, str] = {value: name for name, value in worker.WorkerRole.items()}
-    return names.get(role, str(role))
 
 
 def verification_mode(

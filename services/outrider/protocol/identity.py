@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from outrider.metadata.keys import role_name
 from outrider.rpc.v1 import worker_pb2
 
 
@@ -54,11 +55,6 @@ def own_info(role: worker_pb2.WorkerRole.ValueType, **more: Any) -> worker_pb2.W
         version=package_version(),
         **more,
     )
-
-
-def role_name(role: worker_pb2.WorkerRole.ValueType) -> str:
-    """draft, target, …"""
-    return worker_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
 
 
 def package_version() -> str:

@@ -16,7 +16,8 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.protocol.identity import own_info, role_name
+from outrider.metadata.keys import role_name
+from outrider.protocol.identity import own_info
 from outrider.rpc.credentials import cluster_port
 from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving

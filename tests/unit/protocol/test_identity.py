@@ -13,7 +13,6 @@ from outrider.protocol.identity import (
     own_info,
     package_version,
     protocol_problem,
-    role_name,
 )
 from outrider.rpc.v1 import worker_pb2
 
@@ -21,7 +20,7 @@ from outrider.rpc.v1 import worker_pb2
 def test_a_worker_id_names_the_role_and_is_another_at_every_start() -> None:
     assert re.fullmatch(r"draft-[0-9a-f]{12}", new_worker_id("draft"))
     assert new_worker_id("draft") != new_worker_id("draft")
-    assert role_name(worker_pb2.WORKER_ROLE_TARGET) == "target"
+    assert own_info(worker_pb2.WORKER_ROLE_TARGET).worker_id.startswith("target-")
 
 
 def test_the_release_is_that_of_the_installed_distribution() -> None:
