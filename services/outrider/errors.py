@@ -82,8 +82,8 @@ class NotSupported(OutriderError):
     code = Code.UNIMPLEMENTED
     default_reason = "NOT_SUPPORTED"
 
-    def __init__(self, field: str, message: str, *, reason: str | None = None) -> None:
-        super().__init__(message, reason=reason, field=field)
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message, field=field)
 
 
 class UnknownModel(OutriderError):

@@ -32,6 +32,7 @@ from outrider.worker.events import Closed, SequenceKey
 from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
+_MAX_BATCH_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -133,14 +134,13 @@ class Pair:
         *,
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
-        max_batch_tokens: int = 512,
         ignore_eos: bool = False,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
         """`row_price`: as TargetWorker's."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
-        batching = Batching(info.block_size, max_batch_tokens)
+        batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
         self._limits = limits
         self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
         self._max_draft_tokens = max_draft_tokens

@@ -16,6 +16,7 @@ from outrider.spawn import bound_to_us
 
 _HEALTH_POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 2.0
+_TAIL_LINES = 20
 
 
 class ProcessFailed(Exception):
@@ -114,12 +115,12 @@ class ManagedProcess:
             )
         return ProcessFailed(f"{self.spec.name} ended with exit code {code}; {self._log_end()}")
 
-    def log_tail(self, lines: int = 20) -> str:
+    def log_tail(self) -> str:
         """The last lines it wrote since its last start."""
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             text = log.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
     def _log_end(self) -> str:
         return f"{self.log_path} ends with:\n{self.log_tail() or '(nothing)'}"

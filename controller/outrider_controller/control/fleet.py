@@ -98,19 +98,17 @@ class FleetWatch:
         cordons: Cordons,
         events: EventWriter,
         leads: Callable[[], bool] = lambda: True,
-        pause_s: float = HEARTBEAT_S,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._leases = leases
         self._cordons = cordons
         self._events = events
         self._leads = leads
-        self._pause_s = pause_s
         self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
 
     async def run(self) -> NoReturn:
-        await keep_running(self._look_and_rest, Backoff(self._pause_s, self._pause_s), _failed)
+        await keep_running(self._look_and_rest, Backoff(HEARTBEAT_S, HEARTBEAT_S), _failed)
 
     async def look(self) -> None:
         now = by_key(await self._leases.workers())
@@ -131,7 +129,7 @@ class FleetWatch:
 
     async def _look_and_rest(self) -> None:
         await self.look()
-        await asyncio.sleep(self._pause_s)
+        await asyncio.sleep(HEARTBEAT_S)
 
 
 def _failed(error: Exception) -> None:

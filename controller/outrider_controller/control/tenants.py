@@ -9,7 +9,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 from outrider.errors import InvalidRequest
@@ -36,10 +36,9 @@ KEY_PREFIX = "ork-"
 class Tenancy:
     """The operators' calls on tenants and keys."""
 
-    def __init__(self, store: TenantStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: TenantStore, events: EventWriter) -> None:
         self._store = store
         self._events = events
-        self._wall_clock = wall_clock
 
     async def list(self, request: control.ListTenantsRequest) -> control.ListTenantsResponse:
         size = _page_size(request.page_size)
@@ -78,7 +77,7 @@ class Tenancy:
         for i, scope in enumerate(scopes):
             if scope not in _SCOPES:
                 raise InvalidRequest(f"scopes[{i}]", f"{scope} is none of infer, metrics and admin")
-        now_s = int(self._wall_clock())
+        now_s = int(time.time())
         if request.not_after_unix_s and not now_s < request.not_after_unix_s < 2**33:
             raise InvalidRequest("not_after_unix_s", f"{request.not_after_unix_s} is not in the future")
         key = KEY_PREFIX + secrets.token_urlsafe(32)

@@ -96,13 +96,10 @@ def headers_of(message: Message, secret: bytes, unix_s: int) -> dict[str, str]:
 class Webhook:
     """Owned by one event loop. Messages are sent while `run` runs."""
 
-    def __init__(
-        self, config: WebhookConfig, count: Count, pause_s: float = _FIRST_PAUSE_S, timeout_s: float = _TIMEOUT_S
-    ) -> None:
+    def __init__(self, config: WebhookConfig, count: Count, pause_s: float = _FIRST_PAUSE_S) -> None:
         self._config = config
         self._count = count
         self._pause_s = pause_s
-        self._timeout_s = timeout_s
         self._waiting: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING)
 
     def send(self, kind: str, data: Mapping[str, str]) -> None:
@@ -122,7 +119,7 @@ class Webhook:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(self._pause_s * 4 ** (attempt - 1))
-            problem = await asyncio.to_thread(_post, self._config, message, self._timeout_s)
+            problem = await asyncio.to_thread(_post, self._config, message)
             if not problem:
                 return True
         log.warning("alerts do not reach %s: %s", urlsplit(self._config.url).hostname, problem)
@@ -139,12 +136,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirects)
 
 
-def _post(config: WebhookConfig, message: Message, timeout_s: float) -> str:
+def _post(config: WebhookConfig, message: Message) -> str:
     """Sends a message and returns the error, or "". Blocks."""
     headers = headers_of(message, config.secret, int(time.time()))
     request = urllib.request.Request(config.url, message.body, headers, method="POST")
     try:
-        with _OPENER.open(request, timeout=timeout_s):
+        with _OPENER.open(request, timeout=_TIMEOUT_S):
             return ""
     except urllib.error.HTTPError as error:
         error.close()

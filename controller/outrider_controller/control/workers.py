@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from outrider.errors import InvalidRequest, NotFound
 from outrider.metadata import LeaseRecord, MetadataStore
@@ -25,10 +24,9 @@ _CORDONED = (worker.WORKER_ROLE_DRAFT, worker.WORKER_ROLE_TARGET, worker.WORKER_
 class Workers:
     """Workers are named by the ids in their leases."""
 
-    def __init__(self, store: MetadataStore, events: EventWriter, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: MetadataStore, events: EventWriter) -> None:
         self._store = store
         self._events = events
-        self._wall_clock = wall_clock
 
     async def list(self, role: worker.WorkerRole.ValueType) -> list[control.WorkerStatus]:
         if role not in worker.WorkerRole.values():
@@ -50,7 +48,7 @@ class Workers:
             raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
         # The drain of a cordoned worker keeps the cordon's reason if it gives none.
         reason = reason or (record.cordon.reason if record.cordon is not None else "")
-        now_ms = round(self._wall_clock() * 1000)
+        now_ms = round(time.time() * 1000)
         cordon = control.Cordon(
             worker_id=worker_id,
             reason=reason,

@@ -299,8 +299,6 @@ class RunningRouter:
     life: ServerLife
     dispatcher: Dispatcher
     registry: CollectorRegistry
-    ops_address: str
-    """Empty without an ops port."""
 
     @property
     def address(self) -> str:
@@ -365,7 +363,7 @@ async def running_router(
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         ops.ready["server"] = lambda: life.problem
         ops.ready["targets"] = lambda: dispatcher.fleet.problem
-        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
+        await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         control = connect_to(Role.CONTROL, config.tls)
         follower = Follower(info.worker_id, dispatcher.steering, store, control, config.secret)
@@ -375,4 +373,4 @@ async def running_router(
         await stack.enter_async_context(store.register(info, config.advertised(life.address), servicer.load))
         name_worker(info.worker_id)
         log.info("router %s listens on %s", info.worker_id, life.address)
-        yield RunningRouter(info.worker_id, life, dispatcher, ops.registry, ops_address)
+        yield RunningRouter(info.worker_id, life, dispatcher, ops.registry)

@@ -30,14 +30,13 @@ from outrider.gateway.http.app import create_app
 from outrider.gateway.http.connection import Bounds, closing
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.quota_keeper import QuotaKeeper
-from outrider.gateway.router_stream import Credential
 from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import own_info
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import public_port
 from outrider.rpc.options import public_options
-from outrider.rpc.roles import Role, bearer
+from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.supervision import beside
@@ -58,7 +57,6 @@ class RunningGateway:
 
     grpc_address: str
     http_address: str
-    ops_address: str
     """Empty without an ops port."""
     core: Generator
     life: ServerLife
@@ -118,7 +116,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             _http(closing(create_app(core, limits, guard), life.leaving), config, bounds, grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
-        ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
+        await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await stack.enter_async_context(beside(_keep_current(core, life), "keep current"))
         if store is not None:
             await stack.enter_async_context(beside(quotas.run(), "quotas"))
@@ -127,7 +125,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         name_worker(info.worker_id)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
         try:
-            yield RunningGateway(life.address, http_address, ops_address, core, life)
+            yield RunningGateway(life.address, http_address, core, life)
         finally:
             await _drain(core.admission, life, bounds, config.drain_timeout_s)
 
@@ -156,16 +154,12 @@ async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout
         log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
 
 
-def _credential(config: GatewayConfig) -> Credential:
-    return () if config.secret is None else bearer(config.secret.token(Role.GATEWAY))
-
-
 def _routers(config: GatewayConfig, store: MetadataStore | None) -> RouterPool:
     tls = config.tls
     return RouterPool(
         _source(config, store),
         connect=connect_to(Role.ROUTER, tls),
-        credential=_credential(config),
+        credential=credential(config.secret, Role.GATEWAY),
         certificate=(lambda: tls.version) if tls is not None else (lambda: ()),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.keys import Keys
@@ -47,19 +46,18 @@ _RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[
 class LeaderLease:
     """One process's candidacy. Call `hold` more often than every LEADER_TTL_S."""
 
-    def __init__(self, link: RedisLink, keys: Keys, holder: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: RedisLink, keys: Keys, holder: str) -> None:
         self._link = link
         self._keys = keys
         self._holder = holder
         self._seen_epoch = 0
         self._leads = False
-        self._clock = clock
         self._renewed_s = -math.inf
 
     @property
     def unrenewed_s(self) -> float:
         """Seconds since this process last renewed the lease."""
-        return self._clock() - self._renewed_s
+        return time.monotonic() - self._renewed_s
 
     async def hold(self) -> int | None:
         """The epoch in which this process leads; 0 if another one leads; None while Redis is unreachable."""
@@ -68,7 +66,7 @@ class LeaderLease:
             arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
             return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
 
-        asked_s = self._clock()
+        asked_s = time.monotonic()
         epoch = await self._link.call_in_background(work)
         if epoch is None:
             return None

@@ -18,7 +18,7 @@ _MODES = {
 }
 
 
-def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "sampling") -> SamplingParams:
+def sampling_from_proto(message: sequence_pb2.Sampling) -> SamplingParams:
     """Raises InvalidRequest naming the field, such as `sampling.temperature`."""
     try:
         return SamplingParams(
@@ -29,7 +29,7 @@ def sampling_from_proto(message: sequence_pb2.Sampling, *, field: str = "samplin
             seed=message.seed,
         )
     except InvalidRequest as error:
-        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
+        raise InvalidRequest(f"sampling.{error.field}", error.message) from None
 
 
 def sampling_to_proto(params: SamplingParams) -> sequence_pb2.Sampling:
@@ -43,11 +43,11 @@ def sampling_to_proto(params: SamplingParams) -> sequence_pb2.Sampling:
     )
 
 
-def mode_from_proto(value: sequence_pb2.VerificationMode.ValueType, *, field: str = "mode") -> VerificationMode:
+def mode_from_proto(value: sequence_pb2.VerificationMode.ValueType) -> VerificationMode:
     """Raises InvalidRequest for an unset or unknown mode."""
     mode = _MODES.get(value)
     if mode is None:
-        raise InvalidRequest(field, f"{value} is not a verification mode")
+        raise InvalidRequest("mode", f"{value} is not a verification mode")
     return mode
 
 
