@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
+from outrider.drafters.model import common_len
 from outrider.engine import Engine, EngineSequence, Row
 from torch import Tensor
 
@@ -55,7 +56,7 @@ class RecallingEngine(Engine):
         if all(text in self._known for text in _texts(row)):
             return False
         text, computed = [*row.sequence.tokens, *row.token_ids], self._computed
-        self.kv.rewind(computed, _common_len(computed.tokens, text[: len(text) - row.num_logits]))
+        self.kv.rewind(computed, common_len(computed.tokens, text[: len(text) - row.num_logits]))
         while len(text) - computed.cached_len > max(_PREFILL_TOKENS, row.num_logits):
             super().forward([Row(computed, text[computed.cached_len :][:_PREFILL_TOKENS], 0)])
         logits = super().forward([Row(computed, text[computed.cached_len :], row.num_logits)])
@@ -86,13 +87,6 @@ def _texts(row: Row) -> Iterator[bytes]:
     tokens = array("I", [*row.sequence.tokens, *row.token_ids])
     for length in range(len(tokens) - row.num_logits + 1, len(tokens) + 1):
         yield tokens[:length].tobytes()
-
-
-def _common_len(first: Sequence[int], second: Sequence[int]) -> int:
-    for length, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return length
-    return min(len(first), len(second))
 
 
 def _wait_until(end_s: float) -> None:

@@ -5,7 +5,7 @@ Knows sequences and their committed tokens; not the target, and not the callers.
 
 from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.config import DrafterKind, ModelConfig, NgramConfig
-from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.interface import Drafter
 from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -18,7 +18,6 @@ __all__ = [
     "DraftSequence",
     "Drafted",
     "Drafter",
-    "DrafterInfo",
     "DrafterKind",
     "ModelConfig",
     "ModelDrafter",

@@ -86,7 +86,7 @@ class ModelDrafter(Drafter):
         if kv is None or kv.cached_len <= known_len:
             return
         expected = [*sequence.tokens[known_len:], *_standing(sequence).token_ids]
-        self._engine.kv.rewind(kv, known_len + _common_len(kv.tokens[known_len:], expected))
+        self._engine.kv.rewind(kv, known_len + common_len(kv.tokens[known_len:], expected))
 
     def release(self, sequence: DraftSequence) -> None:
         kv = self._kv.pop(sequence, None)
@@ -187,7 +187,7 @@ def _standing(sequence: DraftSequence) -> Drafted:
     return sequence.guess if sequence.guess.source == SOURCE else Drafted(SOURCE)
 
 
-def _common_len(first: Sequence[int], second: Sequence[int]) -> int:
+def common_len(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the common prefix."""
     for length, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:

@@ -7,7 +7,6 @@ package imports redis, and only if a URL is given.
 
 from outrider.metadata.directory import LeaseRecord
 from outrider.metadata.events import Event
-from outrider.metadata.lease import Lease
 from outrider.metadata.store import MetadataStore
 
-__all__ = ["Event", "Lease", "LeaseRecord", "MetadataStore"]
+__all__ = ["Event", "LeaseRecord", "MetadataStore"]

@@ -7,7 +7,6 @@ Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
 from outrider.options.logits import LogitsOptions
 from outrider.options.sampling import (
     Q_TOTAL,
-    Q_WIDTH,
     DraftDistribution,
     SamplingParams,
     VerificationMode,
@@ -19,7 +18,6 @@ from outrider.speculation.verification import verify
 
 __all__ = [
     "Q_TOTAL",
-    "Q_WIDTH",
     "Candidate",
     "DraftDistribution",
     "Grammar",
