@@ -117,10 +117,8 @@ class DraftValidator:
             if draft.q:
                 raise InvalidRequest("q", "given outside ratio mode")
             return
-        if draft.parents:
-            raise InvalidRequest("parents", "trees are not verified in ratio mode")
-        if len(draft.q) != len(draft.token_ids):
-            raise InvalidRequest("q", f"must be one per token, got {len(draft.q)} for {len(draft.token_ids)}")
+        if draft.token_ids and not draft.q:
+            raise InvalidRequest("q", f"must be one per token, got 0 for {len(draft.token_ids)}")
         if draft.token_ids and draft.sampling != self.sampling:
             raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
@@ -170,7 +168,7 @@ def _check_confidence(confidence: Sequence[float], num_tokens: int) -> None:
 
 def _check_q(draft: sequence_pb2.Draft, token_ids: Sequence[int], vocab_size: int) -> None:
     if draft.parents:
-        raise InvalidRequest("parents", "a tree is not verified by q")
+        raise InvalidRequest("parents", "trees are not verified in ratio mode")
     if len(draft.q) != len(token_ids):
         raise InvalidRequest("q", f"must be one per token, got {len(draft.q)} for {len(token_ids)}")
     for q, token_id in zip(draft.q, token_ids, strict=True):

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from outrider.errors import InvalidRequest
-from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+from outrider.speculation import DraftDistribution
 from outrider.target.calibration import Bin, bin_of
 
 # The proposal, and one message for each token that was drafted ahead.
@@ -40,16 +39,14 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfferedDraft:
-    """One Draft message whose own fields are in range."""
+    """One Draft message that DraftValidator lets through."""
 
     epoch: int
     base_len: int
     """Position of the first token; a position counts from the first prompt token."""
     token_ids: tuple[int, ...]
     q: tuple[DraftDistribution, ...] = ()
-    """The distribution each token was sampled from, or empty."""
-    params: SamplingParams | None = None
-    """The sampling that q was computed under."""
+    """Ratio mode: the distribution each token was sampled from. Empty otherwise."""
     serial: int = 0
     """Number of this message, which the commit repeats; 0 when it has none."""
     received_s: float = 0.0
@@ -79,15 +76,6 @@ class OfferedDraft:
     def _matched(self, number: int) -> int:
         # If the tokens before it are right, the match is longer by them.
         return self.matched + number if self.matched else 0
-
-    def check(self, params: SamplingParams, mode: VerificationMode) -> None:
-        """Raises InvalidRequest when ratio verification could not be exact with this draft."""
-        if mode is not VerificationMode.RATIO or not self.token_ids:
-            return
-        if len(self.q) != len(self.token_ids):
-            raise InvalidRequest("q", f"ratio mode needs one per token, got {len(self.q)} for {len(self.token_ids)}")
-        if self.params != params:
-            raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")
 
     def guess(self) -> OfferedDraft:
         """The chain of first children with its probabilities; for a chain, all of it."""

@@ -104,10 +104,7 @@ class TargetSequence:
         return until if until > now_s else None
 
     def offer(self, draft: OfferedDraft) -> None:
-        """Buffers what is useful of a draft. Raises InvalidRequest when it could not be verified."""
-        draft.check(self.opening.params, self.mode)
-        if self.mode is not VerificationMode.RATIO:
-            draft = replace(draft, q=()) if draft.q else draft
+        """Buffers what is useful of a draft."""
         self.drafts.offer(draft, self.tokens, self.speculation.capacity)
         if self.drafts.token_ids:
             self._cut_impossible()

@@ -83,14 +83,13 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
 
 
 def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
-    """The draft of a message whose fields are in range. Raises InvalidRequest when its sampling is invalid."""
+    """The draft of a message that DraftValidator lets through."""
     return OfferedDraft(
         epoch=message.epoch,
         base_len=message.base_len,
         token_ids=tuple(message.token_ids),
         parents=tuple(message.parents),
         q=tuple(convert.distributions_from_proto(message.q)),
-        params=convert.sampling_from_proto(message.sampling) if message.HasField("sampling") else None,
         serial=message.serial,
         received_s=now_s,
         confidence=tuple(message.confidence),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from outrider.errors import InvalidRequest
-from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+from outrider.speculation import DraftDistribution
 from outrider.target.drafts import DraftBuffer, OfferedDraft
 
 TRUTH = [10, 11, 12, 13]
@@ -193,32 +192,6 @@ def test_q_is_trimmed_with_its_tokens() -> None:
     assert buffer.q == point[1:]
     buffer.advance([20], num_in_step=0)
     assert buffer.q == point[2:]
-
-
-PARAMS = SamplingParams(temperature=0.8, seed=1)
-POINT = DraftDistribution((20,), (65536,))
-
-
-def test_ratio_mode_takes_a_draft_with_q_under_its_own_sampling() -> None:
-    OfferedDraft(0, 4, (20,), (POINT,), PARAMS).check(PARAMS, VerificationMode.RATIO)
-
-
-@pytest.mark.parametrize(
-    ("draft", "field"),
-    [
-        (OfferedDraft(0, 4, (20,)), "q"),
-        (OfferedDraft(0, 4, (20,), (POINT,)), "sampling"),
-        (OfferedDraft(0, 4, (20,), (POINT,), SamplingParams(temperature=0.7, seed=1)), "sampling"),
-    ],
-)
-def test_ratio_mode_refuses_what_it_could_not_judge_exactly(draft: OfferedDraft, field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        draft.check(PARAMS, VerificationMode.RATIO)
-    assert caught.value.field == field
-
-
-def test_other_modes_need_no_q() -> None:
-    OfferedDraft(0, 4, (20,)).check(PARAMS, VerificationMode.COUPLED)
 
 
 CHANCES = (0.5, 0.8, 0.9, 0.25, 0.5, 0.3)

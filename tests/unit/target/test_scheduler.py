@@ -291,7 +291,7 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> 
         what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
         made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0))
         made.kv = EngineSequence(tokens=[1] * 9)
-        made.offer(OfferedDraft(0, 10, (7, 7), (point, point), DRAWN, confidence=(first, second), source="model"))
+        made.offer(OfferedDraft(0, 10, (7, 7), (point, point), confidence=(first, second), source="model"))
         return priced([made], 0.4)[0]
 
     assert drawn(0.9, 0.01) == drawn(0.9, 0.99) == 2

@@ -141,7 +141,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
     def point_masses(sequence_id: int, tokens: Sequence[int]) -> list[OfferedDraft]:
         guess = (7, 8)
         q = tuple(DraftDistribution((token,), (65536,)) for token in guess)
-        return [OfferedDraft(0, len(tokens), guess, q, params)]
+        return [OfferedDraft(0, len(tokens), guess, q)]
 
     bench.run(point_masses)
     assert len(bench.answers[key(0)].text) == 24
@@ -158,7 +158,7 @@ def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: 
 
     def offered(token: int, base_len: int) -> Offered:
         q = (DraftDistribution((token,), (65536,)),)
-        return Offered(key(0), OfferedDraft(0, base_len, (token,), q, params, received_s=bench.now_s))
+        return Offered(key(0), OfferedDraft(0, base_len, (token,), q, received_s=bench.now_s))
 
     def take_late(wanted: Callable[[Event], bool]) -> list[Event]:
         length = len(bench.tokens[key(0)]) + 1
@@ -187,7 +187,7 @@ def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: 
     bench.step()
     q = (DraftDistribution((7,), (65536,)), DraftDistribution((8,), (65536,)))
     for _ in range(6):
-        bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q, params)))
+        bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q)))
         bench.step()
         assert bench.answers[key(0)].commits[-1].outcome.num_drafted <= 1
 
@@ -355,10 +355,9 @@ def test_no_more_sequences_than_the_limit_are_opened(tiny: Path) -> None:
 def test_a_refused_draft_is_reported_and_the_sequence_goes_on(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], params=SAMPLED, mode=VerificationMode.RATIO))
-    bench.apply(Offered(key(0), OfferedDraft(0, len(PROMPTS[0]), (5,))))
     bench.apply(DraftRefused(key(0), InvalidRequest("token_ids", "an id is outside the vocabulary")))
     bench.run()
-    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidRequest)] == ["q", "token_ids"]
+    assert [f.error.field for f in bench.refused if isinstance(f.error, InvalidRequest)] == ["token_ids"]
     assert len(bench.answers[key(0)].text) == 24
     assert not bench.answers[key(0)].errors
 
