@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import click
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 
 from outrider_controller.autoscaler.forecast import Round, best_round, tokens_per_round, weight_gb
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import cell, columns, emit, output_option
-
-_MAX_DRAFT_TOKENS = 32
 
 
 @click.command("plan")
@@ -23,7 +22,7 @@ _MAX_DRAFT_TOKENS = 32
     "-k",
     "--num-draft-tokens",
     "num_draft_tokens",
-    type=click.IntRange(1, _MAX_DRAFT_TOKENS),
+    type=click.IntRange(1, MAX_DRAFT_TOKENS),
     default=4,
     show_default=True,
     help="Drafted tokens per round.",
@@ -84,7 +83,7 @@ def plan_command(
     }
     if acceptance is not None:
         figures["best_num_draft_tokens"] = best_round(
-            acceptance, cost_ratio, row_share, _MAX_DRAFT_TOKENS
+            acceptance, cost_ratio, row_share, MAX_DRAFT_TOKENS
         ).num_draft_tokens
     if num_tokens is not None:
         rounds, steps = planned.answer(num_tokens)

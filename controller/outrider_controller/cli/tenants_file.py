@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from outrider.configuration import ConfigError, read_mapping
+from outrider.protocol.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
 from outrider.rpc.v1 import tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
-MAX_TENANTS = 10_000
 _FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict}
 _QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int}
 _SPECULATION = {
@@ -41,8 +41,8 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
     top = _mapping(f"{file}", document, {"tenants": list})
     if "tenants" not in top:
         raise _refused(f"{file}: tenants: is missing")
-    if len(top["tenants"]) > MAX_TENANTS:
-        raise _refused(f"{file}: tenants: {len(top['tenants'])}; at most {MAX_TENANTS} in one file")
+    if len(top["tenants"]) > MAX_TENANTS_AT_ONCE:
+        raise _refused(f"{file}: tenants: {len(top['tenants'])}; at most {MAX_TENANTS_AT_ONCE} in one file")
     return [_tenant(f"{file}: tenants[{i}]", given) for i, given in enumerate(top["tenants"])]
 
 
@@ -76,7 +76,7 @@ def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any
 def _check_weight(where: str, fields: Mapping[str, Any]) -> None:
     # A message cannot tell 0 from none.
     if fields.get("weight") == 0:
-        raise _refused(f"{where}.weight: 0 is below 0.01; leave it out for the usual one")
+        raise _refused(f"{where}.weight: 0 is below {MIN_WEIGHT:g}; leave it out for the usual one")
 
 
 def _check_kind(where: str, value: Any, kind: type) -> None:

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 import grpc
 from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
 from outrider.metadata import LeaseRecord
+from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.tokenizers import joined
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.roles import ClusterSecret, Role, bearer
@@ -23,7 +24,6 @@ from outrider.rpc.v1 import worker_pb2 as worker
 MAX_SEQUENCES, _SEQUENCES = 10_000, 1000
 _TIMEOUT_S = 5.0
 _TOKENIZER_TIMEOUT_S = 60.0
-_MAX_ID_CHARS = 128
 
 T = TypeVar("T")
 Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
@@ -76,8 +76,8 @@ class Routers:
 
     async def trace(self, request_id: str) -> list[trace.RequestTrace]:
         """Raises UnknownRequest, or a router's own error if no other router knows the request."""
-        if not 0 < len(request_id) <= _MAX_ID_CHARS:
-            raise InvalidRequest("request_id", f"has to have 1 to {_MAX_ID_CHARS} characters")
+        if not 0 < len(request_id) <= MAX_LABEL_CHARS:
+            raise InvalidRequest("request_id", f"has to have 1 to {MAX_LABEL_CHARS} characters")
         asked = trace.GetTraceRequest(request_id=request_id)
         answers = await self._ask_all(lambda stub, who: stub.GetTrace(asked, timeout=_TIMEOUT_S, metadata=who))
         parts = [part for answer in answers.given for part in answer.traces]

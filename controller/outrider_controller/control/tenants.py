@@ -16,16 +16,23 @@ from outrider.errors import InvalidRequest
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.tenants import AuditEntry, TenantStore
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US, MAX_WEIGHT
+from outrider.protocol.limits import (
+    MAX_DRAFT_TOKENS,
+    MAX_MODEL_CHARS,
+    MAX_TENANT_WEIGHT,
+    MAX_TENANTS_AT_ONCE,
+    MAX_WAIT_US,
+    MAX_WEIGHT,
+)
+from outrider.protocol.validate import check_weight
 from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
-MAX_TENANTS_AT_ONCE = 10_000
 MAX_MODELS = 64
 MAX_PAGE = 1000
-_MAX_MODEL_CHARS = 200
-_MAX_TOLD = 20
+_MAX_EVENTS = 20
+"""Tenants of one call that get an event each."""
 _MAX_PER_SECOND, _MAX_TOKENS, _MAX_CONCURRENT = 1e6, 10**12, 10**6
 _AUDIT_ID = re.compile(r"[0-9]{1,19}-[0-9]{1,19}")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
@@ -110,7 +117,7 @@ class Tenancy:
 
     def _tell(self, names: Sequence[str], action: str, **more: str) -> None:
         """Writes events: one per tenant, or a single one with their number when a file changed many."""
-        if len(names) > _MAX_TOLD:
+        if len(names) > _MAX_EVENTS:
             self._events.emit(EventKind.TENANT_CHANGED, {"action": action, "by": caller(), "tenants": len(names)})
             return
         for name in names:
@@ -147,12 +154,12 @@ def check_tenants(given: Iterable[tenants.Tenant]) -> None:
 
 def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
     check_name(f"{where}.name", tenant.name)
-    if tenant.weight and not 0.01 <= tenant.weight <= 100:
-        raise InvalidRequest(f"{where}.weight", f"{tenant.weight:g} is not from 0.01 to 100")
+    if tenant.weight:
+        check_weight(f"{where}.weight", tenant.weight, MAX_TENANT_WEIGHT)
     if len(tenant.models) > MAX_MODELS:
         raise InvalidRequest(f"{where}.models", f"{len(tenant.models)} models; at most {MAX_MODELS} are taken")
     for i, model in enumerate(tenant.models):
-        if not 1 <= len(model) <= _MAX_MODEL_CHARS or not model.isprintable():
+        if not 1 <= len(model) <= MAX_MODEL_CHARS or not model.isprintable():
             raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
     _check_speculation(f"{where}.speculation", tenant.speculation)
     quota = tenant.quota
@@ -166,8 +173,8 @@ def _check_speculation(where: str, policy: tenants.SpeculationPolicy) -> None:
         raise InvalidRequest(f"{where}.max_draft_tokens", f"{policy.max_draft_tokens} is above {MAX_DRAFT_TOKENS}")
     if policy.HasField("max_wait_ms") and policy.max_wait_ms * 1000 > MAX_WAIT_US:
         raise InvalidRequest(f"{where}.max_wait_ms", f"{policy.max_wait_ms} is above {MAX_WAIT_US // 1000}")
-    if policy.weight and not 0.01 <= policy.weight <= MAX_WEIGHT:
-        raise InvalidRequest(f"{where}.weight", f"{policy.weight:g} is not from 0.01 to {MAX_WEIGHT:g}")
+    if policy.weight:
+        check_weight(f"{where}.weight", policy.weight, MAX_WEIGHT)
     if policy.HasField("min_acceptance") and not 0 < policy.min_acceptance <= 1:
         message = f"{policy.min_acceptance:g} is not above 0 and at most 1; leave it out for no floor"
         raise InvalidRequest(f"{where}.min_acceptance", message)

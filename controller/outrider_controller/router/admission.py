@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 from outrider.protocol import logits_options, logprobs
 from outrider.protocol.convert import sampling_from_proto
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS
-from outrider.protocol.validate import check_label, check_prediction, check_stopping, check_token_ids
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS, MAX_TENANT_WEIGHT
+from outrider.protocol.validate import check_label, check_prediction, check_stopping, check_token_ids, check_weight
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -20,7 +20,6 @@ from outrider.telemetry.context import NO_CONTEXT, TraceContext
 _SALT_BYTES = 16
 DEFAULT_EXPECTED_TOKENS = 128
 """Expected answer length where the gateway gives none."""
-_MAX_WEIGHT = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         speculation=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
         cache_salt=cache_salt(salt_key, message.tenant),
-        weight=check_weight(message),
+        weight=tenant_weight(message),
         expected_tokens=_expected_tokens(message),
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
@@ -114,12 +113,10 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
     )
 
 
-def check_weight(message: router.RouteRequest) -> float:
-    """The tenant's weight. Raises InvalidRequest."""
+def tenant_weight(message: router.RouteRequest) -> float:
+    """Raises InvalidRequest."""
     weight = message.weight or 1.0
-    # In this form the comparison also refuses NaN.
-    if not 1 / _MAX_WEIGHT <= weight <= _MAX_WEIGHT:
-        raise InvalidRequest("weight", f"must be in {1 / _MAX_WEIGHT:g}..{_MAX_WEIGHT:g}, got {message.weight}")
+    check_weight("weight", weight, MAX_TENANT_WEIGHT)
     return weight
 
 

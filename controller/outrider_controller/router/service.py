@@ -22,6 +22,7 @@ from outrider.errors import InternalError, InvalidRequest, OutriderError, Overlo
 from outrider.metadata import MetadataStore
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.identity import own_info
+from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.validate import check_label
 from outrider.rpc.answers import let_end
 from outrider.rpc.channel import connect_to
@@ -39,7 +40,7 @@ from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
-from outrider_controller.router.admission import Request, check_model_name, check_request, check_weight
+from outrider_controller.router.admission import Request, check_model_name, check_request, tenant_weight
 from outrider_controller.router.admission_queue import bounded_retry_s
 from outrider_controller.router.call_cap import CallCap
 from outrider_controller.router.config import RouterConfig
@@ -232,7 +233,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         try:
             return await self._checked(message)
         except OutriderError as error:
-            self._telemetry.rejected(message.tenant[:128], error)
+            self._telemetry.rejected(message.tenant[:MAX_LABEL_CHARS], error)
             raise
 
     async def _checked(self, message: router.RouteRequest) -> Request:
@@ -287,7 +288,7 @@ def _of(message: router.RouteRequest) -> dict[str, str]:
 def _weight(message: router.RouteRequest) -> float:
     """The tenant's weight in a request that is yet to be checked."""
     with suppress(InvalidRequest):
-        return check_weight(message)
+        return tenant_weight(message)
     return 1.0
 
 

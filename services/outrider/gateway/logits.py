@@ -12,10 +12,10 @@ from outrider.gateway.thought_grammar import after_thought
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import logits_options
+from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import sequence_pb2
 
 MAX_BAD_WORD_CHARS = 256
-_UINT32_MAX = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class LogitsChoice:
         # The messages have 32-bit floats and integers.
         for name in ("logit_bias", "allowed_token_ids"):
             for token_id in getattr(self, name):
-                if not 0 <= token_id <= _UINT32_MAX:
+                if not 0 <= token_id <= MAX_UINT32:
                     raise InvalidRequest(name, f"{token_id} is no token id")
-        if not 0 <= self.min_tokens <= _UINT32_MAX:
+        if not 0 <= self.min_tokens <= MAX_UINT32:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is not allowed; it has to be at least 0")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequest("bad_words", f"{len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed")

@@ -15,7 +15,7 @@ from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
-from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS
+from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS, MAX_UINT32
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -28,7 +28,6 @@ MAX_VARIABLES_DEPTH = 8
 MAX_VARIABLE_NAME_CHARS = 64
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Parts of a message that a template may write."""
-_UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
 
@@ -142,7 +141,7 @@ class Options:
         if self.seed is not None:
             _require("seed", self.seed, 0 <= self.seed <= _UINT64_MAX, "from 0 to 2^64 - 1")
         if self.max_tokens is not None:
-            _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= _UINT32_MAX, "at least 1")
+            _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_UINT32, "at least 1")
         if self.max_draft_tokens is not None:
             allowed = 0 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS
             _require("max_draft_tokens", self.max_draft_tokens, allowed, f"from 0 to {MAX_DRAFT_TOKENS}")

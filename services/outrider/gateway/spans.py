@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import OutriderError
 from outrider.gateway.requests import ChatPrompt, Generation
 from outrider.gateway.stats import Finish
+from outrider.protocol.limits import MAX_MODEL_CHARS
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
 
@@ -63,7 +64,7 @@ def request_span(tracing: Tracing | None, generation: Generation, context: Trace
 
     operation = "chat" if isinstance(generation.prompt, ChatPrompt) else "text_completion"
     span = tracing.tracer.start_span(
-        f"{operation} {generation.model[:256]}",
+        f"{operation} {generation.model[:MAX_MODEL_CHARS]}",
         parent_of(context),
         SpanKind.SERVER,
         {"gen_ai.operation.name": operation, "gen_ai.provider.name": "outrider", **_asked(generation)},
@@ -83,7 +84,7 @@ def request_span(tracing: Tracing | None, generation: Generation, context: Trace
 def _asked(generation: Generation) -> dict[str, str | int | float]:
     options = generation.options
     asked = {
-        "gen_ai.request.model": generation.model[:256],
+        "gen_ai.request.model": generation.model[:MAX_MODEL_CHARS],
         "gen_ai.request.max_tokens": options.max_tokens,
         "gen_ai.request.temperature": options.temperature,
         "gen_ai.request.top_p": options.top_p,

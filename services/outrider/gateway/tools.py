@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
+from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
 MAX_TOOLS = 128
-MAX_NAME_CHARS = 256
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -34,8 +34,8 @@ class ToolUse:
             raise InvalidRequest(self.field, f"{len(self.definitions)} tools; 1 to {MAX_TOOLS} are allowed")
         names = [each["function"]["name"] for each in self.definitions]
         for i, name in enumerate(names):
-            if not 1 <= len(name) <= MAX_NAME_CHARS:
-                message = f"a name has 1 to {MAX_NAME_CHARS} characters"
+            if not 1 <= len(name) <= MAX_FUNCTION_NAME_CHARS:
+                message = f"a name has 1 to {MAX_FUNCTION_NAME_CHARS} characters"
                 raise InvalidRequest(f"{self.field}[{i}].function.name", message)
             if name in names[:i]:
                 raise InvalidRequest(f"{self.field}[{i}].function.name", f"two tools are named {name[:100]!r}")

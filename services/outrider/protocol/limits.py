@@ -30,7 +30,17 @@ MAX_SOURCE_BYTES = 32
 """Bound of a drafter's name for one of its parts, which is sent with every commit."""
 
 MAX_WEIGHT = 16.0
-"""Greatest weight of one request's tokens relative to another's."""
+"""Greatest value of a request's saved token, relative to another request's."""
+MAX_TENANT_WEIGHT = 100.0
+"""Greatest share of a full fleet, relative to another tenant's."""
+MIN_WEIGHT = 0.01
+"""The least that an operator may give of either."""
+MAX_TENANTS_AT_ONCE = 10_000
+"""Most tenants that one call changes."""
+
+MAX_FUNCTION_NAME_CHARS = 256
+"""Bound of a tool's name."""
+MAX_UINT32 = 2**32 - 1
 
 MAX_DURATION_US = 3_600_000_000
 """Bound of any duration in a message: one hour. Sums of such durations still fit a message."""

@@ -18,6 +18,7 @@ from outrider.protocol.limits import (
     MAX_SOURCE_BYTES,
     MAX_STOP_TOKENS,
     MAX_TREE_TOKENS,
+    MIN_WEIGHT,
 )
 from outrider.rpc.v1 import sequence_pb2
 
@@ -64,6 +65,12 @@ def check_label(field: str, value: str) -> None:
     """Checks a string that goes into logs: raises InvalidRequest if it could be mistaken there for something else."""
     if not _LABEL.fullmatch(value):
         raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
+
+
+def check_weight(field: str, weight: float, most: float) -> None:
+    # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01. NaN fails too.
+    if not MIN_WEIGHT <= round(weight, 6) <= most:
+        raise InvalidRequest(field, f"{weight:g} is not from {MIN_WEIGHT:g} to {most:g}")
 
 
 def check_stopping(max_new_tokens: int, stop_token_ids: Sequence[int], vocab_size: int) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SALT_BYTES, MAX_SOURCE_BYTES, MAX_STOP_TOKENS
-from outrider.protocol.validate import DraftValidator, check_draft, check_opening
+from outrider.protocol.limits import (
+    MAX_DRAFT_BYTES,
+    MAX_SALT_BYTES,
+    MAX_SOURCE_BYTES,
+    MAX_STOP_TOKENS,
+    MAX_TENANT_WEIGHT,
+)
+from outrider.protocol.validate import DraftValidator, check_draft, check_opening, check_weight
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import tenants_pb2
 from outrider.speculation import SamplingParams, VerificationMode
 
 OPENING: dict[str, Any] = {
@@ -153,3 +162,12 @@ def test_a_refused_draft_does_not_raise_the_epoch() -> None:
     with pytest.raises(InvalidRequest):
         now.check(drafted(epoch=5, token_ids=[100]))
     assert now.check(drafted(epoch=2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("weight", "fits"), [(0.01, True), (100, True), (0.009, False), (101, False), (math.nan, False)]
+)
+def test_a_weight_is_taken_from_the_least_to_the_greatest_as_a_message_has_them(weight: float, fits: bool) -> None:
+    sent = tenants_pb2.Tenant(weight=weight).weight
+    with nullcontext() if fits else pytest.raises(InvalidRequest, match="is not from"):
+        check_weight("weight", sent, MAX_TENANT_WEIGHT)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from enum import Enum, auto
 
+from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
+
 _SPACE = " \t\r\n"
 _ARGUMENTS = ("arguments", "parameters")
-MAX_NAME_CHARS = 256
 
 
 class NotACall(ValueError):
@@ -102,7 +103,7 @@ class JsonCall:
         if self._expects is _Expects.VALUE and self._key in _ARGUMENTS and value.first != '"':
             self._argue(char)
         if not value.ended:
-            if self._key == "name" and value.num_chars > MAX_NAME_CHARS:
+            if self._key == "name" and value.num_chars > MAX_FUNCTION_NAME_CHARS:
                 raise NotACall("its name is too long")
             return
         self._value = None

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from outrider.gateway.parsers.json_call import MAX_NAME_CHARS, JsonCall, JsonValue, NotACall
+from outrider.gateway.parsers.json_call import JsonCall, JsonValue, NotACall
+from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
 _SPACE = " \t\r\n"
-_MAX_LEAD_CHARS = MAX_NAME_CHARS + len("[ARGS]")
+_MAX_LEAD_CHARS = MAX_FUNCTION_NAME_CHARS + len("[ARGS]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ def test_the_textbook_example() -> None:
     assert (found["weights_gb"], found["fits_on_one_device"]) == (156.0, False)
 
 
+def test_it_plans_all_that_a_client_may_request() -> None:
+    assert planned("--acceptance", "0.95", "--cost-ratio", "50", "-k", "64")["num_draft_tokens"] == 64
+
+
 @pytest.mark.parametrize(("acceptance", "k", "tokens"), [(0.0, 4, 1.0), (1.0, 4, 5.0), (0.5, 2, 1.75)])
 def test_tokens_of_a_round(acceptance: float, k: int, tokens: float) -> None:
     assert tokens_per_round(acceptance, k) == pytest.approx(tokens)
