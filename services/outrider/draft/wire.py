@@ -6,7 +6,7 @@ An invalid message about one sequence becomes an event about that sequence; `eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,20 +14,19 @@ from outrider.draft import events
 from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
 from outrider.drafters import DraftLimits, Opening
-from outrider.errors import OutriderError
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.protocol.draft_log import clamp_us
+from outrider.protocol.draft_log import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
 from outrider.protocol.validate import check_label, check_opening, check_prediction, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
-from outrider.worker.events import Closed, Refused, SequenceKey
+from outrider.worker.events import Closed, SequenceKey, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,10 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
     """The events of a request, in the order of its fields."""
     for opening in request.opens:
         key = SequenceKey(stream, opening.sequence_id)
-        yield _checked(key, partial(_opened, key, opening, limits, now_s))
+        yield translated(key, partial(_opened, key, opening, limits, now_s))
     for commit in request.commits:
         key = SequenceKey(stream, commit.sequence_id)
-        yield _checked(key, partial(_committed, key, commit, limits, now_s))
+        yield translated(key, partial(_committed, key, commit, limits, now_s))
     for setting in request.settings:
         key = SequenceKey(stream, setting.sequence_id)
         yield events.Limited(key, _allowed(setting.speculation, limits), now_s)
@@ -62,13 +61,6 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> DraftLimi
     # Written so that NaN sets no limit.
     least = min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
     return DraftLimits(count, ahead, least)
-
-
-def _checked(key: SequenceKey, translate: Callable[[], Event]) -> Event:
-    try:
-        return translate()
-    except OutriderError as error:
-        return Refused(key, error)
 
 
 def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> events.Opened:
@@ -121,7 +113,7 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
         error = to_sequence_error(failed.key.sequence_id, failed.error)
         responses.setdefault(failed.key.stream, draft_pb2.DraftResponse()).errors.append(error)
     for key, share_s in report.removed:
-        usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, share_us=_us(share_s))
+        usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, share_us=to_us(share_s))
         responses.setdefault(key.stream, draft_pb2.DraftResponse()).usage.append(usage)
     return responses
 
@@ -140,14 +132,10 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         confidence=tree.confidence,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
         source=drafted.source,
-        draft_us=_us(taken_s),
+        draft_us=to_us(taken_s),
         # The compute of a sequence that was catching up includes earlier commits.
-        compute_us=_us(min(taken_s, proposed.compute_s)),
+        compute_us=to_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
         matched=drafted.matched,
-        share_us=_us(proposed.share_s),
+        share_us=to_us(proposed.share_s),
     )
-
-
-def _us(seconds: float) -> int:
-    return clamp_us(round(seconds * 1e6))

@@ -111,6 +111,11 @@ def drafted_us(verified: Sequence[SentDraft]) -> tuple[int, int, int]:
     return clamp_us(draft_us), clamp_us(compute_us), clamp_us(wire_us)
 
 
+def to_us(seconds: float) -> int:
+    """A duration as messages have it."""
+    return clamp_us(round(seconds * 1e6))
+
+
 def clamp_us(value_us: int) -> int:
     """Clamps a duration to the range that messages allow."""
     return value_us if 0 <= value_us <= MAX_DURATION_US else max(0, min(value_us, MAX_DURATION_US))

@@ -7,43 +7,40 @@ An invalid message about one sequence becomes an event about that sequence; `eve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 
-from outrider.errors import NotSupported, OutriderError
+from outrider.errors import NotSupported
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logits_options, logprobs
-from outrider.protocol.draft_log import clamp_us
+from outrider.protocol.draft_log import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Report
-from outrider.worker.events import Closed, Refused, SequenceKey
+from outrider.worker.events import Closed, SequenceKey, translated
 
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
     """The events of a request, in the order of its fields."""
     for opening in request.opens:
-        yield _opened(SequenceKey(stream, opening.sequence_id), opening, limits, now_s)
+        key = SequenceKey(stream, opening.sequence_id)
+        yield translated(key, partial(_opened, key, opening, limits, now_s))
     for setting in request.settings:
-        yield _adjusted(SequenceKey(stream, setting.sequence_id), setting, limits)
+        key = SequenceKey(stream, setting.sequence_id)
+        yield translated(key, partial(_adjusted, key, setting, limits))
     for close in request.closes:
         yield Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Event:
-    try:
-        return Opened(key, opening_of(message, limits), now_s)
-    except OutriderError as error:
-        return Refused(key, error)
+def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Opened:
+    return Opened(key, opening_of(message, limits), now_s)
 
 
-def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Event:
-    try:
-        return Adjusted(key, speculation_of(message.speculation, limits))
-    except OutriderError as error:
-        return Refused(key, error)
+def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Adjusted:
+    return Adjusted(key, speculation_of(message.speculation, limits))
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
@@ -115,7 +112,7 @@ def response_of(
     for failed in report.failures:
         to(failed.key).errors.append(to_sequence_error(failed.key.sequence_id, failed.error))
     for key, times in report.removed:
-        if share_us := _us(times.share_s):
+        if share_us := to_us(times.share_s):
             to(key).usage.add(sequence_id=key.sequence_id, share_us=share_us)
     return responses
 
@@ -142,19 +139,15 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         num_accepted=outcome.num_accepted,
         finish_reason=sequence_pb2.FinishReason.ValueType(outcome.finish.value),
         num_dropped=committed.num_dropped,
-        queue_us=_us(times.queue_s),
-        wait_us=_us(times.wait_s),
-        prefill_us=_us(times.prefill_s),
+        queue_us=to_us(times.queue_s),
+        wait_us=to_us(times.wait_s),
+        prefill_us=to_us(times.prefill_s),
         num_cached_tokens=committed.num_cached_tokens,
         rejected_token_ids=committed.rejected,
         draft_stats=draft_stats,
         logprobs=logprobs.to_proto(committed.logprobs),
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
-        share_us=_us(times.share_s),
-        wasted_us=_us(times.wasted_s),
+        share_us=to_us(times.share_s),
+        wasted_us=to_us(times.wasted_s),
         num_siblings=committed.num_siblings,
     )
-
-
-def _us(seconds: float) -> int:
-    return clamp_us(round(seconds * 1e6))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from outrider.errors import OutriderError
 
 
 class SequenceKey(NamedTuple):
@@ -41,6 +44,17 @@ class DrainStarted:
 @dataclass(frozen=True, slots=True)
 class DrainExpired:
     """Sequences that still run are returned to their peers, which continue them elsewhere."""
+
+
+E = TypeVar("E")
+
+
+def translated(key: SequenceKey, translate: Callable[[], E]) -> E | Refused:
+    """The event that `translate` makes of a message, or the message's refusal."""
+    try:
+        return translate()
+    except OutriderError as error:
+        return Refused(key, error)
 
 
 WorkerEvent = Closed | StreamEnded | Refused | DrainStarted | DrainExpired
