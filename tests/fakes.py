@@ -347,7 +347,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         if commits:
             self.num_steps += 1
             stream.pending.step_us = round(self.step_s * 1e6)
-            stats = self.pairs.follow(
+            stats = self.pairs.take_report(
                 Report(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
             )
             for commit in commits:

@@ -126,7 +126,7 @@ def summary(answers: Sequence[Answered]) -> dict[str, dict[str, Any]]:
 
 
 def _about(answers: Sequence[Answered], subject: str, found: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    own, apart = of(answers, subject), differences(answers, subject)
+    own, differing = of(answers, subject), differences(answers, subject)
     per_step = tokens_per_step(own)
     return {
         "tokens_per_second": {category: round(value, 3) for category, value in found[subject].items()},
@@ -137,7 +137,7 @@ def _about(answers: Sequence[Answered], subject: str, found: Mapping[str, Mappin
         "cores": _mean([a.cores for a in own if a.cores is not None]),
         "tokens": sum(len(a.token_ids) for a in own),
         "answers": len(own),
-        "equal_to_ours": apart.count(None),
+        "equal_to_ours": differing.count(None),
     }
 
 

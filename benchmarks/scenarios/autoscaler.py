@@ -101,8 +101,8 @@ def _shift() -> Iterator[Figure]:
     yield at_most("text shifts: tokens verified until no row is", _verified(lost[:priced_out]), 60)
     window = Window()
     alarmed = next(n for n, done in enumerate(seen) if window.add(done.verified, done.accepted) and done in lost)
-    told = [done for done in seen[: alarmed + 1] if done.at_s >= _SHIFT_S]
-    yield at_most("tokens verified until the event", _verified(told), 200)
+    shifted = [done for done in seen[: alarmed + 1] if done.at_s >= _SHIFT_S]
+    yield at_most("tokens verified until the event", _verified(shifted), 200)
     usual = _tokens_per_s(seen, _SHIFT_S - 10, 10)
     seconds = int(_SECONDS - _BACK_S)
     back = next((s for s in range(seconds) if _tokens_per_s(seen, _BACK_S + s, 2) >= 0.9 * usual), seconds)

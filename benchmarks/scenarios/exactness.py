@@ -18,7 +18,7 @@ from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, count_option, max_tokens_option
-from benchmarks.support.near_ties import Margin, margins, tie, tie_rows
+from benchmarks.support.near_ties import Margin, measure_ties, tie, tie_rows
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 from benchmarks.support.stacks import replace_drafts
 
@@ -87,7 +87,7 @@ async def _exactness(
     found.append(compare("greedy", "bfloat16", "on", plain, speculative, required=False))
     different = found[-1].different
     ties = [tie(prompts[number].text, plain.token_ids, other.token_ids) for number, plain, other in different]
-    gaps = await margins(target, ties)
+    gaps = await measure_ties(target, ties)
     near_ties = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
     show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", near_ties)
     return finish("exactness", _report(config, prompts, found, gaps, max_tokens), json_file)

@@ -128,9 +128,9 @@ async def _noise(address: str, key: str, rate: float, seconds: float, found: Noi
         child.stdin.write(b"\n")
         await asyncio.sleep(_SETTLE_S)
         yield
-        told = json.loads(await child.stdout.read())
-        found.codes.update(told["codes"])
-        found.refused_s += told["refused_s"]
+        counts = json.loads(await child.stdout.read())
+        found.codes.update(counts["codes"])
+        found.refused_s += counts["refused_s"]
     finally:
         if child.returncode is None:
             child.kill()

@@ -28,7 +28,7 @@ from outrider_controller.router.service import running_router
 from benchmarks import report
 from benchmarks.arms import turns
 from benchmarks.scenarios.placement_real import real_targets
-from benchmarks.support.caching_target import CachingTarget, Pace
+from benchmarks.support.caching_target import CachingTarget, StepTimes
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import serving_target
 
@@ -210,7 +210,7 @@ async def _leased(store: MetadataStore) -> AsyncIterator[CachingTarget]:
         publishing.add(task)
         task.add_done_callback(publishing.discard)
 
-    target = CachingTarget(Pace(), publish, model=_MODEL, max_sequences=256)
+    target = CachingTarget(StepTimes(), publish, model=_MODEL, max_sequences=256)
     async with (
         serving_target(target),
         store.register(target.info, target.address, lambda: target.load),

@@ -22,7 +22,7 @@ from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import max_tokens_option
-from benchmarks.support.near_ties import Margin, margins, tie, tie_rows
+from benchmarks.support.near_ties import Margin, measure_ties, tie, tie_rows
 from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
@@ -176,7 +176,7 @@ def scale(
     parts = run(answers, encoded[:limit], max_tokens, Checkpoint(checkpoint, asked))
     different = [difference for part in parts for difference in part.different]
     ties = [tie(wanted[one.number].text, one.plain, one.speculative) for one in different]
-    gaps = asyncio.run(margins(path, ties))
+    gaps = asyncio.run(measure_ties(path, ties))
     result = summary(parts, gaps, dtype)
     near_ties = table(tie_rows([wanted[one.number].id for one in different], ties, gaps)) if ties else ""
     show(table([_row(result)]), near_ties)

@@ -17,7 +17,7 @@ Publish = Callable[[list[bytes]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepTimes:
     """Step time: `base_s`, plus a time for each row and for each uncached prompt token."""
 
     base_s: float = 0.01
@@ -28,14 +28,14 @@ class Pace:
 class CachingTarget(PacedTarget):
     """Its prefix cache never evicts."""
 
-    def __init__(self, pace: Pace, publish: Publish, **info: Any) -> None:
+    def __init__(self, times: StepTimes, publish: Publish, **info: Any) -> None:
         # No KV blocks: cached prefixes need no room.
-        super().__init__(Marks(), step_s=pace.base_s, **{"num_blocks": 0, **info})
+        super().__init__(Marks(), step_s=times.base_s, **{"num_blocks": 0, **info})
         self.num_opened = 0
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_committed = 0
-        self._pace = pace
+        self._times = times
         self._publish = publish
         self._cached: set[bytes] = set()
         self._to_read = 0
@@ -44,8 +44,8 @@ class CachingTarget(PacedTarget):
 
     def _set_load(self, num_rows: int) -> None:
         self.load.num_running = num_rows
-        self.load.row_ns = round(self._pace.row_s * 1e9)
-        self.load.prefill_token_ns = round(self._pace.prefill_token_s * 1e9)
+        self.load.row_ns = round(self._times.row_s * 1e9)
+        self.load.prefill_token_ns = round(self._times.prefill_token_s * 1e9)
 
     def _take(self, request: target_pb2.VerifyRequest, rows: Any) -> None:
         for opening in request.opens:
@@ -65,10 +65,10 @@ class CachingTarget(PacedTarget):
         self._publish(hashes[matched:])
 
     async def _step_forever(self, rows: Any, context: Any) -> None:
-        pace = self._pace
+        times = self._times
         while True:
             num_rows, to_read, self._to_read = len(rows), self._to_read, 0
-            await asyncio.sleep(pace.base_s + num_rows * pace.row_s + to_read * pace.prefill_token_s)
+            await asyncio.sleep(times.base_s + num_rows * times.row_s + to_read * times.prefill_token_s)
             if rows:
                 reply = self._commits(rows)
                 self.num_committed += sum(len(commit.token_ids) for commit in reply.commits)

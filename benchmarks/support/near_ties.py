@@ -66,7 +66,7 @@ def tie_rows(names: Iterable[str], ties: Iterable[Tie], gaps: Iterable[Margin]) 
     ]
 
 
-async def margins(target: Path, ties: list[Tie]) -> list[Margin]:
+async def measure_ties(target: Path, ties: list[Tie]) -> list[Margin]:
     """One margin for each tie. Raises CommandError."""
     if not ties:
         return []

@@ -10,11 +10,11 @@ from outrider.collector import gc_frozen
 from outrider.metadata import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
 
-from benchmarks.support.caching_target import CachingTarget, Pace
+from benchmarks.support.caching_target import CachingTarget, StepTimes
 from tests.fakes import serving_target
 
 MODEL = "paced"
-PACE = Pace(base_s=0.01, row_s=0.002, prefill_token_s=0.0001)
+PACE = StepTimes(base_s=0.01, row_s=0.002, prefill_token_s=0.0001)
 
 
 async def _main(url: str, num_targets: int, places: int) -> None:

@@ -109,7 +109,7 @@ class Client:
 
     new_response: NewResponse
     revision: str = ""
-    """Of the target's model, as the client was last told."""
+    """Of the target's model, as last sent to the client."""
 
 
 @dataclass(slots=True, eq=False)

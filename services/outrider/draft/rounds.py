@@ -33,15 +33,15 @@ class DraftRounds:
     def draft(self, due: Sequence[OpenSequence]) -> Sequence[Outcome]:
         """A proposal for each sequence, or the error that it failed with."""
         started_s = self._clock()
-        outcomes = self._together([found.sequence for found in due])
+        proposals = self._together([found.sequence for found in due])
         spent_s = self._clock() - started_s
         # Not while some sequences catch up with their prompts: only the drafter knows how many tokens of those it ran.
-        if not any(outcome is None or isinstance(outcome, Exception) for outcome in outcomes):
+        if not any(one is None or isinstance(one, Exception) for one in proposals):
             self._cost.took(rows=len(due), seconds=spent_s)
         for found in due:
             found.compute_s += spent_s
         self._divide(due, spent_s)
-        return outcomes
+        return proposals
 
     def run_ahead(self, ahead: Sequence[OpenSequence]) -> Sequence[Drafted]:
         """The tokens that each draft has grown by; none if the round failed."""

@@ -55,15 +55,15 @@ class CombinedDrafter(Drafter):
         return self._model.extend(sequences)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        outcomes: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
-        for number, (sequence, found) in enumerate(zip(sequences, outcomes, strict=True)):
+        proposals: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
+        for number, (sequence, found) in enumerate(zip(sequences, proposals, strict=True)):
             if found is not None and not _may_follow(sequence, found):
-                outcomes[number] = None
-        unmatched = [number for number, found in enumerate(outcomes) if found is None]
+                proposals[number] = None
+        unmatched = [number for number, found in enumerate(proposals) if found is None]
         drafted = self._model.propose([sequences[number] for number in unmatched])
-        for number, outcome in zip(unmatched, drafted, strict=True):
-            outcomes[number] = outcome
-        return outcomes
+        for number, proposal in zip(unmatched, drafted, strict=True):
+            proposals[number] = proposal
+        return proposals
 
 
 def _may_follow(sequence: DraftSequence, found: Drafted) -> bool:

@@ -60,11 +60,11 @@ class Drafter(ABC):
 
         None: the sequence is still catching up. Each further call brings it forward by a bounded step.
         """
-        outcomes = self.propose(sequences)
-        for sequence, drafted in zip(sequences, outcomes, strict=True):
+        proposals = self.propose(sequences)
+        for sequence, drafted in zip(sequences, proposals, strict=True):
             if drafted is not None:
                 sequence.adopt(drafted)
-        return outcomes
+        return proposals
 
     def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
         """Drafts one token more for each draft that may still grow; returns the new part, empty when the draft ends
@@ -75,7 +75,7 @@ class Drafter(ABC):
         added = []
         for sequence, drafted in zip(sequences, self.extend(sequences), strict=True):
             known = len(sequence.guess.token_ids)
-            added.append(drafted.part(known) if len(drafted.token_ids) > known else Drafted())
+            added.append(drafted.section(known) if len(drafted.token_ids) > known else Drafted())
             if added[-1].token_ids:
                 sequence.adopt(drafted)
         return added

@@ -85,7 +85,7 @@ class ModelDrafter(Drafter):
         kv = self._kv.get(sequence)
         if kv is None or kv.cached_len <= known_len:
             return
-        expected = [*sequence.tokens[known_len:], *_standing(sequence).token_ids]
+        expected = [*sequence.tokens[known_len:], *_outstanding(sequence).token_ids]
         self._engine.kv.rewind(kv, known_len + common_len(kv.tokens[known_len:], expected))
 
     def release(self, sequence: DraftSequence) -> None:
@@ -115,16 +115,16 @@ class ModelDrafter(Drafter):
         growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
         self._first_forward(self._admit(growing))
         for chain in chains:
-            # Alternatives of the standing draft were sent already, and rank first.
+            # Alternatives of the outstanding draft were sent already, and rank first.
             chain.take_siblings(len(chain.drafted.siblings) + self._config.num_siblings)
         return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
     def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
-        standing = _standing(sequence).part(0, self._most(sequence, sequence.reach))
+        outstanding = _outstanding(sequence).section(0, self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
-        wanted = min(len(standing.token_ids) + 1, room) if ahead else max(len(standing.token_ids), room)
+        wanted = min(len(outstanding.token_ids) + 1, room) if ahead else max(len(outstanding.token_ids), room)
         least = max(self._config.min_confidence, sequence.limits.min_chance)
-        return Chain(standing, wanted, least, sequence.opening.stop_token_ids)
+        return Chain(outstanding, wanted, least, sequence.opening.stop_token_ids)
 
     def _most(self, sequence: DraftSequence, count: int) -> int:
         return max(0, min(count, self.info.max_context_len - sequence.committed_len))
@@ -182,7 +182,7 @@ class ModelDrafter(Drafter):
             run.chain.add(proposal)
 
 
-def _standing(sequence: DraftSequence) -> Drafted:
+def _outstanding(sequence: DraftSequence) -> Drafted:
     """What is still valid of this model's last proposal. A draft of another source is not continued."""
     return sequence.guess if sequence.guess.source == SOURCE else Drafted(SOURCE)
 

@@ -95,12 +95,12 @@ class NgramDrafter(Drafter):
         self._indexes[sequence] = index
         if sequence.opening.prediction:
             prediction = self._predictions[sequence] = Prediction(sequence.opening.prediction)
-            prediction.follow(sequence.opening.committed)
+            prediction.extend(sequence.opening.committed)
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         self._indexes[sequence].update()
         if sequence in self._predictions:
-            self._predictions[sequence].follow(sequence.tokens[known_len:])
+            self._predictions[sequence].extend(sequence.tokens[known_len:])
 
     def release(self, sequence: DraftSequence) -> None:
         """Keeps the index: it is cheap to extend and costly to rebuild."""

@@ -100,8 +100,8 @@ class Chain:
 
     def take_siblings(self, most: int) -> None:
         """Keeps the likeliest `most` alternatives to its tokens."""
-        standing = [(self._reached(one.at) * one.confidence, one) for one in self.drafted.siblings]
-        ranked = sorted([*standing, *self._others], key=lambda pair: -pair[0])
+        sent = [(self._reached(one.at) * one.confidence, one) for one in self.drafted.siblings]
+        ranked = sorted([*sent, *self._others], key=lambda pair: -pair[0])
         self.drafted.siblings = [one for _, one in ranked[:most]]
         self._others.clear()
 

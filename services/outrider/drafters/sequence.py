@@ -102,13 +102,13 @@ class Drafted:
             [*self.confidence, *(one.confidence for one in self.siblings)],
         )
 
-    def part(self, start: int, stop: int | None = None) -> Drafted:
+    def section(self, start: int, stop: int | None = None) -> Drafted:
         """The tokens from `start` to `stop` with their probabilities and alternatives."""
-        cut = slice(start, stop)
-        kept = range(*cut.indices(len(self.token_ids)))
+        taken = slice(start, stop)
+        kept = range(*taken.indices(len(self.token_ids)))
         siblings = [one._replace(at=one.at - start) for one in self.siblings if one.at in kept]
         matched = self.matched + start if self.matched else 0
-        return Drafted(self.source, self.token_ids[cut], self.confidence[cut], self.q[cut], siblings, matched)
+        return Drafted(self.source, self.token_ids[taken], self.confidence[taken], self.q[taken], siblings, matched)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +164,7 @@ class DraftSequence:
         if fresh := list(token_ids[len(known) :]):
             self.tokens.extend(fresh)
             if _agree(self.guess.token_ids, fresh):
-                self.guess = self.guess.part(len(fresh))
+                self.guess = self.guess.section(len(fresh))
             else:
                 self.drop_guess()
 

@@ -169,7 +169,7 @@ class _Job:
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
-        self.prediction.follow(piece.token_ids)
+        self.prediction.extend(piece.token_ids)
         self.stats.add_tokens(len(piece.token_ids), now_s)
         if self.generation.options.asked_logprobs and len(response.logprobs) != len(response.token_ids):
             given = len(response.logprobs), len(response.token_ids)
@@ -230,7 +230,7 @@ class _Prepared:
             min_tokens=options.logits.min_tokens,
         )
         prediction = Prediction(self.predicted_token_ids)
-        prediction.follow(generation.resume_token_ids)
+        prediction.extend(generation.resume_token_ids)
         return _Job(
             *(uuid.uuid4().hex, self, generation, tenant, output),
             *(RunningStats(started_s), deadline_s, span, expected_tokens, prediction),

@@ -40,17 +40,17 @@ class Prediction:
         """Length of the current run of predicted tokens; at least 1."""
         return max(1, self._matched)
 
-    def follow(self, token_ids: Sequence[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens of the answer."""
         for token_id in token_ids:
-            self._follow(token_id)
+            self._extend(token_id)
             self._last = token_id
 
     def upcoming(self, count: int) -> tuple[int, ...]:
         """At most `count` predicted next tokens. None when the answer has left the prediction."""
         return self.token_ids[self._next : self._next + count] if self._stray <= _MAX_STRAY else ()
 
-    def _follow(self, token_id: int) -> None:
+    def _extend(self, token_id: int) -> None:
         if self.token_ids[self._next : self._next + 1] == (token_id,):
             self.num_accepted += 1
             self._next += 1

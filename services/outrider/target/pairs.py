@@ -128,7 +128,7 @@ class Pairs:
 
     # -- reports of the worker
 
-    def follow(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
+    def take_report(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
         """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
         self._price_rows(report.row_price)
         draft_stats = {}

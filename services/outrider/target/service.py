@@ -110,7 +110,7 @@ class TargetServicer(
         self.pairs.stream_ended(stream)
 
     def _dispatch(self, report: Report) -> None:
-        draft_stats = self.pairs.follow(report)
+        draft_stats = self.pairs.take_report(report)
         # Drafts wait for commits, so these are sent before the responses are built.
         self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
 

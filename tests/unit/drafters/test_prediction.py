@@ -21,7 +21,7 @@ def drafted_right(prediction: Prediction, answer: list[int], ahead: int = 8) -> 
         upcoming = prediction.upcoming(ahead)
         right = next((i for i, token in enumerate(upcoming) if answer[at + i : at + i + 1] != [token]), len(upcoming))
         vain += len(upcoming) - right
-        prediction.follow(answer[at : at + right + 1])
+        prediction.extend(answer[at : at + right + 1])
         at += right + 1
         steps += 1
     return steps, vain
@@ -51,9 +51,9 @@ def test_behind_an_edit_the_prediction_goes_on(edited: list[int], steps: int, ac
 
 def test_an_answer_of_its_own_is_left_alone() -> None:
     prediction = Prediction(PREDICTED)
-    prediction.follow([1, 2, 3])
+    prediction.extend([1, 2, 3])
     assert prediction.upcoming(4) == ()
-    prediction.follow([140, 141])
+    prediction.extend([140, 141])
     assert prediction.upcoming(2) == (142, 143)
 
 
@@ -61,7 +61,7 @@ def test_of_repeated_runs_the_nearest_is_gone_on_with() -> None:
     line = [7, 8]
     predicted = [*line, 1, *line, 2, *line, 3, *line, 4]
     prediction = Prediction(predicted)
-    prediction.follow([*line, 1, *line, 9, *line])
+    prediction.extend([*line, 1, *line, 9, *line])
     assert prediction.upcoming(1) == (3,)
 
 
@@ -69,9 +69,9 @@ def test_it_does_not_matter_how_the_answer_comes() -> None:
     rng = random.Random(1)
     answer = [token for token in PREDICTED if rng.random() > 0.1]
     whole, pieces = Prediction(PREDICTED), Prediction(PREDICTED)
-    whole.follow(answer[:80])
+    whole.extend(answer[:80])
     for token in answer[:80]:
-        pieces.follow([token])
+        pieces.extend([token])
     assert whole.upcoming(9) == pieces.upcoming(9)
     assert whole.num_accepted == pieces.num_accepted
 

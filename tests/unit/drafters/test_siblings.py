@@ -36,10 +36,10 @@ def test_the_likeliest_come_first_wherever_they_stand() -> None:
 
 def test_what_stood_beside_a_guess_stands_beside_what_is_left_of_it() -> None:
     drafted = Drafted("model", [1, 2, 3], [0.5, 0.5, 0.5], siblings=[Beside(0, 10, 0.3), Beside(2, 30, 0.3)])
-    left = drafted.part(1)
+    left = drafted.section(1)
     assert left.siblings == [(1, 30, 0.3)]
     assert grown(left, Proposal(4, 0.9, others=((40, 0.09),))).siblings == [(1, 30, 0.3), (2, 40, 0.09)]
-    assert drafted.part(0, 2).siblings == [(0, 10, 0.3)]
+    assert drafted.section(0, 2).siblings == [(0, 10, 0.3)]
 
 
 def test_a_guess_travels_with_what_stands_beside_it_as_a_tree_of_which_it_is_the_first_path() -> None:

@@ -105,7 +105,7 @@ class World:
         await self.hear(opens=[opening()], set_drafts=[assigned(**draft)])
 
     async def follow(self, *commits: Committed, failures: Any = ()) -> Any:
-        draft_stats = self.pairs.follow(Report(commits=list(commits), failures=list(failures)))
+        draft_stats = self.pairs.take_report(Report(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
         return draft_stats.get(KEY)
 
