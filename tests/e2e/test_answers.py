@@ -1,4 +1,4 @@
-"""A real model answers, and a real draft rides ahead: the text is the target's own."""
+"""A real model answers, and a real draft proposes tokens: the text is the target's own."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _COMMANDS = {
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),
     "config": (f"{_PACKAGE}.config", "config", "Name clusters, and choose the one that commands ask."),
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
-    "plan": (f"{_PACKAGE}.plan", "plan_command", "Reckon what speculation would bring, and the memory it needs."),
+    "plan": (f"{_PACKAGE}.plan", "plan_command", "Estimate what speculation would bring, and the memory it needs."),
     "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),
     "draft": (f"{_PACKAGE}.foreground", "draft", "Run one draft worker in the foreground."),
     "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),
@@ -79,7 +79,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Exact, disaggregated speculative decoding.
 
-    A target model answers; draft models on other machines ride ahead. Start with `outrider demo`, or with `outrider
+    A target model answers; draft models on other machines propose its tokens. Start with `outrider demo`, or with `outrider
     up` here and `outrider generate "Why is the sky blue?"` in another terminal.
     """
 

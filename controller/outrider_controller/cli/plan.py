@@ -40,7 +40,7 @@ from outrider_controller.cli.output import cell, columns, emit, output_option
     show_default=True,
     help="What one more row adds to a step of the target, in steps.",
 )
-@click.option("--tokens", "num_tokens", type=click.IntRange(1), help="Of an answer to reckon with.")
+@click.option("--tokens", "num_tokens", type=click.IntRange(1), help="Length of the answer to estimate.")
 @click.option("--target-b", type=click.FloatRange(0, min_open=True), help="The target's parameters, in billions.")
 @click.option("--draft-b", type=click.FloatRange(0, min_open=True), help="The draft's.")
 @click.option(

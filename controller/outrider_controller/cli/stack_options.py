@@ -56,7 +56,7 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
     shown: dict[str, Any] = {"show_default": True}
     return [
         option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="What answers.", **shown),
-        option("--draft-model", default="", metavar="PATH|NAME", help="What rides ahead; default: the one shipped."),
+        option("--draft-model", default="", metavar="PATH|NAME", help="What drafts; default: the one shipped."),
         option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", help="How drafts guess.", **shown),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
         option("--tensor-parallel", type=number(1, 64), default=1, help="Processes that divide one target.", **shown),

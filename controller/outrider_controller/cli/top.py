@@ -62,7 +62,7 @@ class Sample:
     default=2.0,
     show_default=True,
     metavar="S",
-    help="Over which rates are reckoned.",
+    help="Time over which rates are measured.",
 )
 @control_options("table", "json", "yaml")
 def top(once: bool, interval: float, control: str, output: str) -> None:

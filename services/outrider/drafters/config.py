@@ -19,7 +19,7 @@ class DrafterKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """How a draft model rides ahead."""
+    """How a draft model drafts."""
 
     min_confidence: float = 0.4
     """A proposal ends when the chance that all of it is right has fallen under this; 0 never ends it early.
@@ -27,7 +27,7 @@ class ModelConfig:
     Asked before each forward: a token more would save a step of the target that often at most, and costs a forward.
     """
     num_siblings: int = 4
-    """Most tokens that are named beside a proposal, for what the target may say instead; 0 names none."""
+    """Most alternatives that a proposal has to its tokens; 0 for none."""
     max_batch_tokens: int = 512
     """Most tokens of one forward."""
     catch_up_tokens: int = 128

@@ -31,7 +31,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How far drafts may ride ahead of one sequence. The default is plain decoding."""
+    """How much drafts may propose for one sequence. The default is plain decoding."""
 
     max_draft_tokens: int = 0
     """Most drafted tokens verified in one step."""

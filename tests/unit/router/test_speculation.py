@@ -1,4 +1,4 @@
-"""How far a draft may ride ahead, and how long it is waited for."""
+"""How many tokens a draft may propose, and how long it is waited for."""
 
 from __future__ import annotations
 
