@@ -79,8 +79,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Exact, disaggregated speculative decoding.
 
-    A target model answers; draft models on other machines propose its tokens. Start with `outrider demo`, or with `outrider
-    up` here and `outrider generate "Why is the sky blue?"` in another terminal.
+    A target model answers; draft models on other machines propose its tokens. Start with `outrider demo`, or with
+    `outrider up` here and `outrider generate "Why is the sky blue?"` in another terminal.
     """
 
 

@@ -52,12 +52,13 @@ class LeaderLease:
         self._holder = holder
         self._seen_epoch = 0
         self._leads = False
+        self._clock = time.monotonic
         self._renewed_s = -math.inf
 
     @property
     def unrenewed_s(self) -> float:
         """Seconds since this process last renewed the lease."""
-        return time.monotonic() - self._renewed_s
+        return self._clock() - self._renewed_s
 
     async def hold(self) -> int | None:
         """The epoch in which this process leads; 0 if another one leads; None while Redis is unreachable."""
@@ -66,7 +67,7 @@ class LeaderLease:
             arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
             return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
 
-        asked_s = time.monotonic()
+        asked_s = self._clock()
         epoch = await self._link.call_in_background(work)
         if epoch is None:
             return None
