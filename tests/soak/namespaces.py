@@ -1,7 +1,7 @@
 """python -m tests.soak namespaces: does the cluster need the connections that are documented, and no other?
 
-Every role is alone in a network namespace that drops whatever is not a documented connection, and has certificates.
-Then each connection is closed in turn. Needs root, `ip` and `nft` (Debian: iproute2, nftables).
+Every role is alone in a network namespace that lets through what the chart's NetworkPolicies do and drops the rest, and
+has certificates. Then each connection is closed in turn. Needs root, `ip` and `nft` (Debian: iproute2, nftables).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache, partial
 from pathlib import Path
 
 import click
@@ -35,11 +36,13 @@ from outrider_controller.cli.stack_options import run_async
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.soak.bridge import Bridge, run, why_not
+from tests.unit.deploy.chart import rendered
+from tests.unit.deploy.policies import Peer, Ports, between, pods
 
 OUTSIDE, REDIS = "outside", "redis"
 PROCESSES = tuple(role.value for role in Role if role is not Role.OPERATOR)
 _PORTS = {"gateway": 8000, "router": 9100, "control": 9003, "target": 9001, "draft": 9001, REDIS: 6379}
-_OPS = 9009
+_OPS = dict.fromkeys(PROCESSES, 9009) | {"router": 9200}
 _NUM_TEXTS, _MAX_TOKENS, _IN_A_ROW = 20, 32, 2
 _REQUEST_TIMEOUT_S, _CLOSED_TIMEOUT_S = 60.0, 6.0
 _START_TIMEOUT_S, _EFFECT_TIMEOUT_S = 120.0, 60.0
@@ -63,10 +66,20 @@ def _documented() -> frozenset[Edge]:
     between = {(names[caller], names[server]) for caller, server in connections()}
     between |= {(OUTSIDE, "gateway"), *((name, REDIS) for name in PROCESSES)}
     edges = {Edge(caller, server, _PORTS[server]) for caller, server in between}
-    return frozenset(edges | {Edge(OUTSIDE, name, _OPS) for name in PROCESSES})
+    return frozenset(edges | {Edge(OUTSIDE, name, _OPS[name]) for name in PROCESSES})
 
 
 EDGES = _documented()
+
+
+@cache
+def let_through() -> Mapping[tuple[str, str], Ports]:
+    """By caller and server: the ports that the chart's policies open. Outside is a pod of the same namespace."""
+    objects = rendered({"controller": {"mode": "plain"}})
+    own = pods(objects)
+    peers = {name: own.get(name, own["controller"]) for name in (*PROCESSES, REDIS)} | {OUTSIDE: Peer()}
+    ends = [(caller, server) for caller in peers for server in peers if caller != server]
+    return {(a, b): between(objects, peers[a], peers[b]) for a, b in ends}
 
 
 # -- the network
@@ -74,7 +87,7 @@ EDGES = _documented()
 
 @dataclass(slots=True)
 class Network:
-    """A namespace for each process and one for Redis, that lets through what is documented and is not closed."""
+    """A namespace for each process and one for Redis, that lets through what the policies do and is not closed."""
 
     bridge: Bridge
     closed: set[Edge] = field(default_factory=set)
@@ -116,14 +129,20 @@ class Network:
         """Without connection tracking: a connection that is closed ends where it stands."""
         chains: dict[str, list[str]] = {"input": ['iif "lo" accept'], "output": ['oif "lo" accept']}
         reply = "tcp flags & (syn | ack) != syn accept"
-        for edge in sorted(EDGES - self.closed):
-            caller, server = self.address(edge.caller), self.address(edge.server)
-            if name == edge.server:
-                chains["input"].append(f"ip saddr {caller} tcp dport {edge.port} accept")
-                chains["output"].append(f"ip daddr {caller} tcp sport {edge.port} {reply}")
-            if name == edge.caller:
-                chains["output"].append(f"ip daddr {server} tcp dport {edge.port} accept")
-                chains["input"].append(f"ip saddr {server} tcp sport {edge.port} {reply}")
+        for ends, opened in let_through().items():
+            for edge in self.closed:
+                opened -= Ports.range("TCP", edge.port, edge.port) if (edge.caller, edge.server) == ends else Ports()
+            ranges = [f"{first}-{last}" for protocol, first, last in opened.ranges() if protocol == "TCP"]
+            if name not in ends or not ranges:
+                continue
+            caller, server = map(self.address, ends)
+            ports = f"{{ {', '.join(ranges)} }}"
+            if name == ends[1]:
+                chains["input"].append(f"ip saddr {caller} tcp dport {ports} accept")
+                chains["output"].append(f"ip daddr {caller} tcp sport {ports} {reply}")
+            if name == ends[0]:
+                chains["output"].append(f"ip daddr {server} tcp dport {ports} accept")
+                chains["input"].append(f"ip saddr {server} tcp sport {ports} {reply}")
         text = "".join(
             f"chain {chain} {{ type filter hook {chain} priority 0; policy drop; {'; '.join(rules)};"
             # What IPv6 says of itself by itself is not counted.
@@ -201,9 +220,9 @@ class Cluster:
             ),
         }[name]
         shared = ("--metadata", f"redis://{self.at(REDIS)}", "--tls-dir", str(self.tls(name).directory))
-        ends = ("--advertise", "auto", "--ops-listen", f"0.0.0.0:{_OPS}")
+        ends = ("--advertise", "auto", "--ops-listen", f"0.0.0.0:{_OPS[name]}")
         argv = self.network.bridge.command(name, (sys.executable, "-m", *own, *shared, *ends))
-        return ProcessSpec(name, argv, "", answers=lambda: _ready(self.at(name, _OPS)))
+        return ProcessSpec(name, argv, "", answers=lambda: _ready(self.at(name, _OPS[name])))
 
     async def ask(self, token_ids: Sequence[int], timeout_s: float = _REQUEST_TIMEOUT_S) -> str | None:
         """A client's answer; None where there is none in that time."""
@@ -221,7 +240,7 @@ class Cluster:
     async def metric(self, name: str, metric: str) -> float:
         """Its sum over all labels. Raises httpx.HTTPError."""
         async with httpx.AsyncClient(timeout=_CLOSED_TIMEOUT_S) as http:
-            page = (await http.get(f"http://{self.at(name, _OPS)}/metrics")).text
+            page = (await http.get(f"http://{self.at(name, _OPS[name])}/metrics")).text
         samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
         return sum(sample.value for sample in samples if sample.name == metric)
 
@@ -289,13 +308,13 @@ def _silent(role: Role) -> Sign:
 
 def _not_ready(name: str) -> Sign:
     async def sign(cluster: Cluster) -> bool:
-        return not await asyncio.to_thread(_ready, cluster.at(name, _OPS))
+        return not await asyncio.to_thread(_ready, cluster.at(name, _OPS[name]))
 
     return sign
 
 
 def _effects() -> Mapping[Edge, Effect]:
-    found = {Edge(OUTSIDE, name, _OPS): Effect(_not_ready(name)) for name in PROCESSES}
+    found = {Edge(OUTSIDE, name, _OPS[name]): Effect(_not_ready(name)) for name in PROCESSES}
     for name in PROCESSES:
         found[Edge(name, REDIS, _PORTS[REDIS])] = Effect(_away(name), drafted=name != "draft")
     between = {
@@ -344,7 +363,7 @@ class Prover:
         self.cluster.network.open_all()
         healed = await _within(lambda: self._as(Effect()))
         for name in PROCESSES:
-            healed = await _within(lambda name=name: asyncio.to_thread(_ready, self.cluster.at(name, _OPS))) and healed  # type: ignore[misc]
+            healed = await _within(partial(asyncio.to_thread, _ready, self.cluster.at(name, _OPS[name]))) and healed
         problem = problem or ("" if healed else "it does not heal")
         return Outcome(edge, problem, seconds, time.monotonic() - opened_s)
 

@@ -45,6 +45,14 @@ class Ports:
         a, b = self.of, other.of
         return Ports((a[0] | b[0], a[1] | b[1], a[2] | b[2]))
 
+    def __and__(self, other: Ports) -> Ports:
+        a, b = self.of, other.of
+        return Ports((a[0] & b[0], a[1] & b[1], a[2] & b[2]))
+
+    def __sub__(self, other: Ports) -> Ports:
+        a, b = self.of, other.of
+        return Ports((a[0] & ~b[0], a[1] & ~b[1], a[2] & ~b[2]))
+
     def ranges(self) -> list[Range]:
         return [(name, *ends) for name, bits in zip(PROTOCOLS, self.of, strict=True) for ends in _runs(bits)]
 
@@ -66,25 +74,30 @@ def pods(objects: list[Object]) -> dict[str, Peer]:
 
 
 def let_in(objects: list[Object], caller: Peer, called: Peer) -> list[Range]:
-    return _allowed(objects, called, caller, "Ingress", "from")
+    return _allowed(objects, called, caller, "Ingress", "from").ranges()
 
 
 def let_out(objects: list[Object], caller: Peer, called: Peer) -> list[Range]:
-    return _allowed(objects, caller, called, "Egress", "to")
+    return _allowed(objects, caller, called, "Egress", "to").ranges()
 
 
-def _allowed(objects: list[Object], own: Peer, other: Peer, direction: str, peers: str) -> list[Range]:
+def between(objects: list[Object], caller: Peer, called: Peer) -> Ports:
+    """What both ends let through."""
+    return _allowed(objects, caller, called, "Egress", "to") & _allowed(objects, called, caller, "Ingress", "from")
+
+
+def _allowed(objects: list[Object], own: Peer, other: Peer, direction: str, peers: str) -> Ports:
     """Of the policies that choose a pod, whether they say so together; without any, everything."""
     policies = [one for one in of_kind(objects, "NetworkPolicy") if _governs(one, own, direction)]
     if not policies:
-        return Ports.every().ranges()
+        return Ports.every()
     allowed = Ports()
     for policy in policies:
         for rule in policy["spec"].get(direction.lower()) or []:
             # No peers, or an empty list of them: everybody.
             if not rule.get(peers) or any(_is(peer, other) for peer in rule[peers]):
                 allowed |= _ports(rule.get("ports"))
-    return allowed.ranges()
+    return allowed
 
 
 def _governs(policy: Object, pod: Peer, direction: str) -> bool:
