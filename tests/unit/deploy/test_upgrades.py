@@ -1,73 +1,34 @@
-"""From one set of values to another and back, as Helm does it on an API that refuses what Kubernetes refuses."""
+"""From one set of values to another and back: by Helm itself, on an API that refuses what Kubernetes refuses."""
 
 from __future__ import annotations
 
-import json
+import base64
+import copy
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.unit.deploy.chart import CASES, Object, profile, rendered
-
-Name = tuple[str, str]
-# What an API server refuses to change in place, by kind.
-IMMUTABLE: dict[str, tuple[str, ...]] = {
-    "Deployment": ("spec.selector",),
-    "StatefulSet": (
-        "spec.selector",
-        "spec.serviceName",
-        "spec.podManagementPolicy",
-        "spec.volumeClaimTemplates",
-    ),
-    "Service": ("spec.clusterIP",),
-    "Secret": ("type", "immutable"),
-}
+from tests.unit.deploy.api_server import ApiServer, Name, refusal
+from tests.unit.deploy.chart import CASES, CHART, Object, of_kind, profile, rendered
 
 
-class Refused(Exception):
-    """The API's answer to a change that it does not admit."""
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    with ApiServer.running() as running:
+        yield running
 
 
-class Cluster:
-    """An API server that keeps objects, and Helm's way with it: it deletes what the new release lacks, but for what is
-    told to stay."""
+@pytest.fixture
+def helm(api: ApiServer) -> Any:
+    from helm_python import Config
 
-    def __init__(self) -> None:
-        self.objects: dict[Name, Object] = {}
-        self._released: set[Name] = set()
-
-    def upgrade(self, objects: list[Object]) -> None:
-        """Also the first one. Raises Refused."""
-        wanted = {_name(found): found for found in self._looked_up(objects)}
-        for name, found in wanted.items():
-            self._apply(name, found)
-        for name in self._released - wanted.keys():
-            if not _stays(self.objects[name]):
-                del self.objects[name]
-        self._released = set(wanted)
-
-    def uninstall(self) -> None:
-        self.objects = {name: found for name, found in self.objects.items() if _stays(found)}
-        self._released = set()
-
-    def _looked_up(self, objects: list[Object]) -> Iterator[Object]:
-        for found in objects:
-            # A secret that is drawn once is found again by `lookup`.
-            old = self.objects.get(_name(found))
-            yield old if old is not None and _stays(found) else found
-
-    def _apply(self, name: Name, found: Object) -> None:
-        if (old := self.objects.get(name)) is not None:
-            for path in IMMUTABLE.get(name[0], ()):
-                if _at(old, path) != _at(found, path):
-                    raise Refused(f"{'/'.join(name)}: {path} is immutable")
-        self.objects[name] = json.loads(json.dumps(found))
+    return Config(kubeconfig_content=api.kubeconfig, namespace="llm", storage_driver="memory")
 
 
-def _name(found: Object) -> Name:
-    return found["kind"], found["metadata"]["name"]
+def _objects(api: ApiServer) -> dict[Name, Object]:
+    """As they were applied; without secrets that stay when what needs them goes."""
+    return {name: found for name, found in api.objects.items() if not _stays(found)}
 
 
 def _stays(found: Object) -> bool:
@@ -75,44 +36,100 @@ def _stays(found: Object) -> bool:
     return policy == "keep"
 
 
-def _at(found: Any, path: str) -> Any:
-    for part in path.split("."):
-        found = (found or {}).get(part)
-    return found
+def _names(values: dict[str, Any]) -> set[Name]:
+    """Of a release: without hooks, which are no part of one, and what stays."""
+    return {
+        (found["kind"], found["metadata"]["name"])
+        for found in rendered(values)
+        if "helm.sh/hook" not in found["metadata"].get("annotations", {}) and not _stays(found)
+    }
 
 
-def release(values: dict[str, Any]) -> list[Object]:
-    """Without hooks, which are no part of one."""
-    return [found for found in rendered(values) if "helm.sh/hook" not in found["metadata"].get("annotations", {})]
+def _upgrades(api: ApiServer, helm: Any, before: str, others: list[str]) -> None:
+    """And back, after each."""
+    helm.install(CHART, "demo", profile(before), timeout=60)
+    first = copy.deepcopy(api.objects)
+    assert _objects(api).keys() == _names(profile(before))
+    revision = 1
+    for after in others:
+        # Where no values are given, Helm would take the last ones.
+        helm.upgrade(CHART, "demo", profile(after), reset_values=True, timeout=60)
+        assert _objects(api).keys() == _names(profile(after)), (before, after)
+        helm.rollback("demo", version=1, timeout=60)
+        revision += 2
+        assert _objects(api).keys() == _names(profile(before)), (before, after)
+        assert {name: api.objects[name] for name in first} == first, (before, after)
+    assert helm.history("demo")[-1]["revision"] == revision
+    helm.uninstall("demo", timeout=60)
+    assert _objects(api) == {}
+    assert {found["kind"] for found in api.objects.values()} <= {"Secret"}
 
 
-@cache
-def _case(name: str) -> list[Object]:
-    return release(profile(name))
+def test_an_upgrade_and_its_rollback_leave_nothing_behind(api: ApiServer, helm: Any) -> None:
+    _upgrades(api, helm, "default", ["everything-kuberay"])
 
 
-def _names(objects: list[Object]) -> set[Name]:
-    return {_name(found) for found in objects}
-
-
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("before", CASES)
-def test_an_upgrade_to_any_other_and_its_rollback_leave_nothing_behind(before: str) -> None:
-    for after in CASES:
-        cluster = Cluster()
-        cluster.upgrade(_case(before))
-        first = dict(cluster.objects)
-        cluster.upgrade(_case(after))
-        kept = {name for name, found in cluster.objects.items() if _stays(found)}
-        assert cluster.objects.keys() - kept == _names(_case(after)) - kept
-        cluster.upgrade(_case(before))
-        assert cluster.objects.keys() - kept == first.keys() - kept
-        assert all(cluster.objects[name] == first[name] for name in first)
-        cluster.uninstall()
-        assert all(found["kind"] == "Secret" for found in cluster.objects.values())
+def test_an_upgrade_from_any_case_to_any_other_and_its_rollback_leave_nothing_behind(
+    before: str, api: ApiServer, helm: Any
+) -> None:
+    _upgrades(api, helm, before, [name for name in CASES if name != before])
 
 
-def test_a_change_that_the_api_refuses_is_found() -> None:
-    cluster = Cluster()
-    cluster.upgrade(release({}))
-    with pytest.raises(Refused, match="volumeClaimTemplates"):
-        cluster.upgrade(release({"redis": {"storage": {"size": "2Gi"}}}))
+def test_what_is_drawn_once_is_found_again(api: ApiServer, helm: Any) -> None:
+    """Another salt would empty every cache, and another token would part Ray's nodes."""
+    values = {"controller": {"mode": "ray-cluster"}}
+    helm.install(CHART, "demo", values, timeout=60)
+    drawn = {name: found["data"] for name, found in api.objects.items() if _stays(found)}
+    assert {name for _, name in drawn} == {"demo-controller-salt", "demo-controller-ray-token"}
+    assert all(len(base64.b64decode(value)) == 43 for data in drawn.values() for value in data.values())
+    helm.upgrade(CHART, "demo", {**values, "logFormat": "human"}, timeout=60)
+    helm.uninstall("demo", timeout=60)
+    helm.install(CHART, "demo", values, timeout=60)
+    assert {name: api.objects[name]["data"] for name in drawn} == drawn
+    # Without a cluster to look into it is another each time.
+    (once, again) = [of_kind(rendered(values), "Secret")[0]["data"] for _ in range(2)]
+    assert once != again
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({}, {"redis": {"storage": {"size": "2Gi"}}}, "StatefulSet/demo-redis: immutable: spec.volumeClaimTemplates"),
+        ({}, {"redis": {"storage": {"storageClass": "fast"}}}, "spec.volumeClaimTemplates"),
+        (
+            {"cache": {"claim": {"enabled": True}}},
+            {"cache": {"claim": {"enabled": True, "storageClass": "fast"}}},
+            "PersistentVolumeClaim/demo-cache: immutable: spec.storageClassName",
+        ),
+        (
+            {"cache": {"claim": {"enabled": True}}},
+            {"cache": {"claim": {"enabled": True, "size": "50Gi"}}},
+            "may not shrink",
+        ),
+    ],
+)
+def test_a_change_that_the_api_refuses_fails_and_leaves_what_was(
+    before: dict[str, Any], after: dict[str, Any], named: str, api: ApiServer, helm: Any
+) -> None:
+    from helm_python import HelmError
+
+    helm.install(CHART, "demo", before, timeout=60)
+    refused = [
+        name for name, found in api.objects.items() if found["kind"] in named.split("/")[0] or "cache" in name[1]
+    ]
+    first = {name: copy.deepcopy(api.objects[name]) for name in refused}
+    with pytest.raises(HelmError, match=named):
+        helm.upgrade(CHART, "demo", after, timeout=60)
+    assert {name: api.objects[name] for name in refused} == first
+
+
+def test_a_claim_may_grow() -> None:
+    small, large = (
+        of_kind(rendered({"cache": {"claim": {"enabled": True, "size": size}}}), "PersistentVolumeClaim")[0]
+        for size in ("900Gi", "1Ti")
+    )
+    assert refusal(small, large) == ""
+    assert "may not shrink" in refusal(large, small)
