@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.deploy.chart import CHART, problems, refused, rendered, versions
+from tests.unit.deploy.chart import CHART, MODES, RAY_MODES, problems, refused, rendered, versions
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 # Kubernetes' own objects: their shape is Kubernetes' matter, and random ones are refused by its schema.
@@ -25,6 +26,9 @@ _NEEDED = (
     ".keda: ",
     ".autoscaling: ",
 )
+# What makes an object of its own: left to chance in each of its levels, hardly any would be rendered.
+_ALWAYS = {"enabled", "claim", "autoscaling", "keda", "podMonitor", "rules", "dashboards", "ingress"}
+_ALWAYS |= {"cache", "monitoring", "certManager", "gateway", "targets", "drafts", "controller"}
 
 
 def values_of(schema: dict[str, Any], name: str = "") -> st.SearchStrategy[Any]:
@@ -43,7 +47,7 @@ def values_of(schema: dict[str, Any], name: str = "") -> st.SearchStrategy[Any]:
         return _text(schema, name)
     if "properties" in schema:
         own = {key: values_of(of, key) for key, of in schema["properties"].items() if key not in _FOREIGN}
-        needed = {key: own.pop(key) for key in schema.get("required", ())}
+        needed = {key: own.pop(key) for key in own.keys() & {*schema.get("required", ()), *_ALWAYS}}
         return st.fixed_dictionaries(needed, optional=own)
     keys = _text(schema.get("propertyNames", {"pattern": "^[a-z][a-z0-9]{0,10}$"}), name)
     return st.dictionaries(
@@ -64,7 +68,48 @@ def _text(schema: dict[str, Any], name: str) -> st.SearchStrategy[str]:
     )
 
 
-def check(values: dict[str, Any]) -> None:
+@st.composite
+def whole_values(draw: st.DrawFn, mode: str) -> dict[str, Any]:
+    """Of that mode; where one value needs another, mostly with it."""
+    values: dict[str, Any] = draw(values_of(SCHEMA))
+    values["controller"]["mode"] = mode
+    if draw(st.integers(0, 9)) != 9:
+        _complete(values)
+        for pool in [*values["targets"].values(), *values["drafts"].values()]:
+            _complete_pool(pool, keda=draw(st.booleans()))
+    return values
+
+
+def _complete(values: dict[str, Any]) -> None:
+    redis, controller, ingress = values.get("redis", {}), values["controller"], values["gateway"]["ingress"]
+    if not redis.get("enabled", True) and not redis.get("url"):
+        redis["urlSecret"] = redis.get("urlSecret") or "redis"
+    if controller["mode"] in RAY_MODES:
+        controller["replicas"] = 1
+    if controller.get("replicas", 1) > 1:
+        controller["cacheSaltSecret"] = controller.get("cacheSaltSecret") or "salt"
+    ingress["host"] = ingress.get("host") or "api.example.org"
+    roles = dict.fromkeys(("gateway", "controller", "target", "draft"), "")
+    secrets = values.get("tlsSecrets", {})
+    if values["certManager"]["enabled"]:
+        secrets |= roles
+    elif any(secrets.get(role) for role in roles):
+        secrets |= {role: secrets.get(role) or f"tls-{role}" for role in roles}
+
+
+def _complete_pool(pool: dict[str, Any], keda: bool) -> None:
+    if "gpus" in pool and "tensorParallel" in pool:
+        pool["tensorParallel"] = min(pool["tensorParallel"], pool["gpus"])
+    if pool["keda"]["enabled"] and pool["autoscaling"]["enabled"]:
+        pool["autoscaling" if keda else "keda"]["enabled"] = False
+    if not pool["keda"].get("query"):
+        pool["keda"].setdefault("metric", "outrider_num_requests_running")
+    if not pool["autoscaling"].get("value"):
+        pool["autoscaling"]["averageValue"] = pool["autoscaling"].get("averageValue") or "5"
+
+
+def check(values: dict[str, Any]) -> set[str]:
+    """The kinds that are rendered; none where a value lacks another."""
     from helm_python import HelmRenderError
 
     assert refused(values) == ""
@@ -73,22 +118,45 @@ def check(values: dict[str, Any]) -> None:
     except HelmRenderError as error:
         # What one value lacks because of another is said by name.
         assert any(needed in str(error) for needed in _NEEDED), error
-        return
+        return set()
     assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
+    return {found["kind"] for found in objects}
 
 
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+# In each mode one in twenty of the values that are rendered makes one, at least.
+_OFTEN = 0.05
+_KINDS = ("StatefulSet", "NetworkPolicy", "Secret", "PersistentVolumeClaim", "Ingress", "HorizontalPodAutoscaler")
+_KINDS += ("ScaledObject", "PodMonitor", "PrometheusRule", "ConfigMap", "Certificate", "Issuer")
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=_QUIET)
-@given(values_of(SCHEMA))
-def test_some_random_values_become_objects_that_kubernetes_admits(values: dict[str, Any]) -> None:
-    check(values)
+def _random(mode: str, count: int) -> tuple[int, int, Counter[str]]:
+    """Values that were drawn, those that were rendered, and how many of them made an object of a kind."""
+    drawn, kinds = 0, Counter[str]()
+
+    @settings(max_examples=count, deadline=None, suppress_health_check=_QUIET, database=None)
+    @given(whole_values(mode))
+    def each(values: dict[str, Any]) -> None:
+        nonlocal drawn
+        drawn += 1
+        kinds.update(check(values))
+
+    each()
+    return drawn, kinds["Deployment"], kinds
+
+
+@pytest.mark.parametrize("mode", ["ray", *MODES])
+def test_some_random_values_become_objects_that_kubernetes_admits(mode: str) -> None:
+    drawn, num_rendered, _ = _random(mode, 5)
+    assert drawn >= 5 and num_rendered
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=2000, deadline=None, suppress_health_check=_QUIET)
-@given(values_of(SCHEMA))
-def test_many_random_values_become_objects_that_kubernetes_admits(values: dict[str, Any]) -> None:
-    check(values)
+@pytest.mark.parametrize("mode", ["ray", *MODES])
+def test_many_random_values_become_objects_that_kubernetes_admits(mode: str) -> None:
+    """2,000 in the four modes."""
+    drawn, num_rendered, kinds = _random(mode, 500)
+    assert drawn >= 500 and num_rendered >= 0.8 * drawn
+    kinds_of_mode = (*_KINDS, "RayCluster") if mode == "kuberay" else _KINDS
+    assert not {kind: kinds[kind] for kind in kinds_of_mode if kinds[kind] < _OFTEN * num_rendered}, num_rendered
