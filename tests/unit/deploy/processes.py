@@ -12,13 +12,30 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from outrider.draft.config import parse_arguments as parse_draft
+from outrider.gateway.config import parse_arguments as parse_gateway
+from outrider.target.config import parse_arguments as parse_target
+from outrider_controller.config import parse_arguments as parse_controller
+from outrider_controller.control.config import parse_arguments as parse_control
+from outrider_controller.router.config import parse_arguments as parse_router
 
 from tests.certificates import Cluster
 from tests.unit.deploy.chart import DEPLOY, Object, of_kind, pod_specs
 
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    "outrider.target": parse_target,
+    "outrider.draft": parse_draft,
+    "outrider.gateway": parse_gateway,
+    "outrider_controller": parse_controller,
+    "outrider_controller.control": parse_control,
+    "outrider_controller.router": parse_router,
+}
 POD_IP = "10.1.2.3"
 SECRETS: dict[str, dict[str, bytes]] = {
     "outrider-redis": {"url": b"rediss://outrider:p@redis.example:6380"},
@@ -72,6 +89,12 @@ class Process:
         """Of the program itself, in nothing but this environment."""
         argv = [sys.executable, "-m", self.module, *self.arguments, "--check-config"]
         return subprocess.run(argv, env=dict(self.environment), capture_output=True, text=True, timeout=300)
+
+
+def parsed(process: Process) -> Any:
+    """Its configuration, by its own parser, in nothing but its environment."""
+    with mock.patch.dict(os.environ, process.environment, clear=True):
+        return PARSERS[process.module](list(process.arguments))
 
 
 def processes(objects: list[Object], root: Path) -> Iterator[Process]:

@@ -45,28 +45,28 @@ def _names(values: dict[str, Any]) -> set[Name]:
     }
 
 
-def _upgrades(api: ApiServer, helm: Any, before: str, others: list[str]) -> None:
-    """And back, after each."""
+def _applied(api: ApiServer, helm: Any, before: str, others: list[str]) -> Iterator[tuple[str, set[Name]]]:
+    """The name of a case and the objects that are there: after the install, each upgrade, and the rollback from it."""
     helm.install(CHART, "demo", profile(before), timeout=60)
-    first = copy.deepcopy(api.objects)
-    assert _objects(api).keys() == _names(profile(before))
-    revision = 1
+    yield before, set(_objects(api))
     for after in others:
         # Where no values are given, Helm would take the last ones.
         helm.upgrade(CHART, "demo", profile(after), reset_values=True, timeout=60)
-        assert _objects(api).keys() == _names(profile(after)), (before, after)
+        yield after, set(_objects(api))
         helm.rollback("demo", version=1, timeout=60)
-        revision += 2
-        assert _objects(api).keys() == _names(profile(before)), (before, after)
-        assert {name: api.objects[name] for name in first} == first, (before, after)
-    assert helm.history("demo")[-1]["revision"] == revision
-    helm.uninstall("demo", timeout=60)
-    assert _objects(api) == {}
-    assert {found["kind"] for found in api.objects.values()} <= {"Secret"}
+        yield before, set(_objects(api))
 
 
 def test_an_upgrade_and_its_rollback_leave_nothing_behind(api: ApiServer, helm: Any) -> None:
-    _upgrades(api, helm, "default", ["everything-kuberay"])
+    first: dict[Name, Object] = {}
+    for case, there in _applied(api, helm, "default", ["everything-kuberay"]):
+        assert there == _names(profile(case))
+        first = first or copy.deepcopy(api.objects)
+    assert {name: api.objects[name] for name in first} == first
+    assert helm.history("demo")[-1]["revision"] == 3
+    helm.uninstall("demo", timeout=60)
+    assert _objects(api) == {}
+    assert {found["kind"] for found in api.objects.values()} <= {"Secret"}
 
 
 @pytest.mark.slow
@@ -75,7 +75,16 @@ def test_an_upgrade_and_its_rollback_leave_nothing_behind(api: ApiServer, helm: 
 def test_an_upgrade_from_any_case_to_any_other_and_its_rollback_leave_nothing_behind(
     before: str, api: ApiServer, helm: Any
 ) -> None:
-    _upgrades(api, helm, before, [name for name in CASES if name != before])
+    others = [name for name in CASES if name != before]
+    first: dict[Name, Object] = {}
+    for case, there in _applied(api, helm, before, others):
+        assert there == _names(profile(case))
+        if case == before:
+            first = first or copy.deepcopy(api.objects)
+            assert {name: api.objects[name] for name in first} == first
+    assert helm.history("demo")[-1]["revision"] == 1 + 2 * len(others)
+    helm.uninstall("demo", timeout=60)
+    assert _objects(api) == {}
 
 
 def test_what_is_drawn_once_is_found_again(api: ApiServer, helm: Any) -> None:
