@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.models import DEFAULT_TARGET
-from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import Progress
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.time_left import TimeLeft
+
+if TYPE_CHECKING:
+    from outrider.training.distill import DistillConfig
 
 
 @click.command("distill")
@@ -48,13 +52,18 @@ def distill(
     The target writes conversations, user's part included, from short and long openings of many kinds. A student of a
     few of its layers then learns the target's full distribution over them. What is reported was measured on
     conversations that were kept back. Hours on two cores with the defaults; --corpus-tokens and --train-tokens say
-    how many.
+    how many. A line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C keeps the
+    corpus, and the same command goes on from it.
     """
     from outrider.engine import CheckpointError
     from outrider.training.distill import DistillConfig, run
 
     config = DistillConfig(
-        out=out, work=work_dir or cache_directory() / "distill" / target_model, target=target_model, threads=threads
+        out=out,
+        # A path or an address becomes one name: the corpus does not belong into the target's own directory.
+        work=work_dir or cache_directory() / "distill" / quote(target_model, safe=""),
+        target=target_model,
+        threads=threads,
     )
     try:
         config = replace(
@@ -68,9 +77,13 @@ def distill(
                 head_tokens=head_tokens or config.student.head_tokens,
             ),
         )
-        result = run(config, partial(_report, {}))
+        note(_plan(config))
+        with TimeLeft() as progress:
+            result = run(config, progress)
     except (CheckpointError, ValueError) as error:
         raise CommandError(str(error)) from error
+    except KeyboardInterrupt:
+        raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
     rows = [[name.replace("_", " "), value] for name, value in asdict(result).items()]
     click.echo(columns(["MEASURED", ""], rows))
     click.echo(f"\n{out} holds the draft: outrider up --draft-model {out}")
@@ -85,8 +98,24 @@ def _layers(text: str) -> tuple[int, ...]:
         raise click.UsageError(f"--layers: {text!r} is no list of numbers") from None
 
 
-def _report(stages: dict[str, Progress], stage: str, done: int, total: int, note: str) -> None:
-    """One stage comes after another."""
-    if stage not in stages:
-        stages[stage] = Progress(stage, total)
-    stages[stage](done, note)
+def _plan(config: DistillConfig) -> str:
+    """The first line: what, where, how long, and that it can be interrupted."""
+    from outrider.training.corpus import stored_tokens
+
+    there = stored_tokens(config.work)
+    return (
+        f"{config.target} writes {config.corpus.tokens:,} tokens into {config.work}"
+        f"{f' ({there:,} are there from an earlier run)' if there else ''}; a student learns {config.train_tokens:,} "
+        f"tokens, and becomes the draft in {config.out}. With the defaults that takes hours on two cores; a line every "
+        "30 s says how long the rest will take. Ctrl-C keeps the corpus; the same command goes on from it."
+    )
+
+
+def _kept(config: DistillConfig) -> str:
+    from outrider.training.corpus import stored_tokens
+
+    kept = stored_tokens(config.work)
+    return (
+        f"interrupted; {kept:,} of {config.corpus.tokens:,} tokens of the corpus are kept in {config.work}, and the "
+        "same command goes on from them. Training starts from its beginning"
+    )

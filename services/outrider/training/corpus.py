@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -72,22 +73,43 @@ class _Writing:
 
 
 def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
-    """Fills `directory` with shards until it holds config.tokens; continues where an earlier run stopped."""
+    """Fills `directory` with shards until it holds config.tokens; continues where an earlier run stopped.
+
+    What is written when something ends it, Ctrl-C included, is kept.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    shards = sorted(directory.glob("shard_*.safetensors"))
-    done = sum(len(load_file(shard)["token_ids"]) for shard in shards)
-    number = len(shards)
+    done = stored_tokens(directory)
+    if done >= config.tokens:
+        return
+    number = len(_shards(directory))
     batch: list[Sample] = []
-    # Another seed for a continued run: the same one would write the same conversations again.
-    for sample in _write(engine, tokenizer, config, config.seed * 1_000_003 + number):
-        if done >= config.tokens:
-            break
-        batch.append(sample)
-        size = sum(len(s.token_ids) for s in batch)
-        progress(min(done + size, config.tokens), config.tokens)
-        if size >= min(_SHARD_TOKENS, config.tokens - done):
+    try:
+        # Another seed for a continued run: the same one would write the same conversations again.
+        for sample in _write(engine, tokenizer, config, config.seed * 1_000_003 + number):
+            batch.append(sample)
+            size = sum(len(s.token_ids) for s in batch)
+            progress(min(done + size, config.tokens), config.tokens)
+            if size >= min(_SHARD_TOKENS, config.tokens - done):
+                _save(batch, directory / f"shard_{number:04d}.safetensors")
+                done, number, batch = done + size, number + 1, []
+            if done >= config.tokens:
+                return
+    finally:
+        if batch:
             _save(batch, directory / f"shard_{number:04d}.safetensors")
-            done, number, batch = done + size, number + 1, []
+
+
+def stored_tokens(directory: Path) -> int:
+    """Tokens of the corpus in a directory; 0 when it does not exist."""
+    total = 0
+    for shard in _shards(directory):
+        with safe_open(shard, framework="pt") as stored:
+            total += stored.get_slice("token_ids").get_shape()[0]
+    return total
+
+
+def _shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("shard_*.safetensors"))
 
 
 def read_corpus(file: Path) -> list[Sample]:

@@ -107,9 +107,7 @@ def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
     tokenizer = AutoTokenizer.from_pretrained(target)
-    write_corpus(
-        engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, "tokens")
-    )
+    write_corpus(engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, ""))
 
 
 def _split(directory: Path) -> tuple[list[Sample], list[Sample]]:
