@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import psutil
 from outrider.engine import resolve
+from outrider.engine.tokenizer import load_tokenizer
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
@@ -30,7 +31,6 @@ from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async
-from transformers import AutoTokenizer
 
 from benchmarks.arms import turns
 from benchmarks.peers import answer_figures as made
@@ -120,7 +120,7 @@ class Peer:
 
 def questions(prompts: Sequence[Prompt], model: Path) -> list[Question]:
     """The prompts as chats of one turn."""
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = load_tokenizer(model)
 
     def token_ids(text: str) -> list[int]:
         messages = [{"role": "user", "content": text}]

@@ -175,9 +175,9 @@ def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[
 
 
 def _encoded(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    from transformers import AutoTokenizer
+    from outrider.engine.tokenizer import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     chats = [[{"role": "user", "content": text}] for text in texts]
     whole = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
     return [tokenizer.encode(text, add_special_tokens=False) for text in whole]

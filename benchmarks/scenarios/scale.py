@@ -218,9 +218,10 @@ def _load(loading: Loading) -> Answering:
 
 def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
     """Token ids of each prompt as a chat of one turn. Raises CommandError for one that leaves no room for an answer."""
-    from transformers import AutoConfig, AutoTokenizer
+    from outrider.engine.tokenizer import load_tokenizer
+    from transformers import AutoConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     most = AutoConfig.from_pretrained(path).get_text_config().max_position_embeddings - max_tokens
     encoded = []
     for prompt in prompts:

@@ -86,9 +86,9 @@ def main() -> None:
     """Reads ties from stdin, writes margins to stdout."""
     from outrider.engine import EngineConfig
     from outrider.engine.loader import load_engine
-    from transformers import AutoTokenizer
+    from outrider.engine.tokenizer import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+    tokenizer = load_tokenizer(sys.argv[1])
     engine = load_engine(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))
     found = [_margin(engine, tokenizer, Tie(**fields)) for fields in json.load(sys.stdin)]
     json.dump([margin.as_dict() for margin in found], sys.stdout)

@@ -45,8 +45,8 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     from outrider.drafters import DrafterKind, load_drafter
     from outrider.engine import EngineConfig, resolve
     from outrider.engine.loader import load_engine
+    from outrider.engine.tokenizer import load_tokenizer
     from outrider.local import Pair
-    from transformers import AutoTokenizer
 
     torch.set_num_threads(1)
     engine = EngineConfig(prefix_cache=False)
@@ -55,7 +55,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     drafter = load_drafter(DrafterKind(config.draft_kind), path, engine=engine)
     most = PolicyConfig().max_draft_tokens
     pair = Pair(load_engine(target, engine), drafter, max_sequences=1, max_draft_tokens=most, ignore_eos=ignore_eos)
-    _here.append((pair, AutoTokenizer.from_pretrained(target)))
+    _here.append((pair, load_tokenizer(target)))
 
 
 def _answer(prompt: str, max_tokens: int) -> Sample:

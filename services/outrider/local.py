@@ -20,6 +20,7 @@ from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter
 from outrider.drafters import Opening as DraftOpening
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
+from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target import events as target_events
@@ -79,14 +80,12 @@ class Speculator:
 
         Raises CheckpointError for a model that does not exist or cannot be read.
         """
-        from transformers import AutoTokenizer
-
         path = resolve(str(target))
         kind = DrafterKind.NGRAM if draft is None else DrafterKind.COMBINED
         # N-grams only need its vocabulary.
         drafter = load_drafter(kind, path if draft is None else resolve(str(draft)))
         engine = load_engine(path, EngineConfig(dtype=dtype))
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)
 
     def generate(

@@ -15,6 +15,7 @@ import torch
 from outrider.engine import EngineConfig, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.draft_checkpoint import read_embedding, save_draft_model
 from outrider.engine.loader import load_engine
+from outrider.engine.tokenizer import load_tokenizer
 from outrider.training.corpus import CorpusConfig, Sample, read_corpus, write_corpus
 from outrider.training.student import (
     Scores,
@@ -102,11 +103,9 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
 
 
 def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
-    from transformers import AutoTokenizer
-
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = load_tokenizer(target)
     write_corpus(engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, ""))
 
 
