@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
@@ -73,6 +74,10 @@ class KeyGuard:
         found = await self._find(digest)
         return self._checked(found, digest, access)
 
+    async def _check_again(self, digest: bytes, access: Access) -> None:
+        """Raises like `admit`, for a caller that was admitted before."""
+        self._checked(await self._find(digest), digest, access)
+
     def _checked(self, found: FoundKey, digest: bytes, access: Access) -> Caller:
         key = found.key
         # The key was found by this digest. It is compared again, in constant time, in case the store answers wrongly.
@@ -85,7 +90,7 @@ class KeyGuard:
             raise PermissionDenied(f"the API key {key.id} opens only: {opened}", reason="WRONG_SCOPE")
         if found.tenant is None and key.tenant != DEFAULT_TENANT:
             raise Unauthenticated("the API key is not valid")
-        return Caller(key.id, found.tenant or default_tenant())
+        return Caller(key.id, found.tenant or default_tenant(), partial(self._check_again, digest, access))
 
     async def _find(self, digest: bytes | None) -> FoundKey:
         """From the cache while that is fresh. Else a request with a known answer waits at most 50 ms."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
@@ -35,6 +36,9 @@ T = TypeVar("T")
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
+_NUM_RECONNECTS = 3
+_READ_ONLY_S = 0.1
+"""For so long no call reconnects, after reconnecting led to a server that takes no writes."""
 
 
 class Answers(Enum):
@@ -72,6 +76,7 @@ class RedisLink:
         self._reported: set[str] = set()
         self._answers = Answers.IN_TIME
         self._recovery: asyncio.Task[None] | None = None
+        self._reconnects_from_s = -math.inf
 
     async def call(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
         """For calls that a request waits for: the result of `work`, or None if it took more than 50 ms.
@@ -103,7 +108,7 @@ class RedisLink:
     async def _try(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float, when_late: Answers) -> T | None:
         try:
             async with asyncio.timeout(timeout_s), self._turns:
-                return await work(self._redis)
+                return await self._on_primary(work)
         except (TimeoutError, redis.TimeoutError) as error:
             self._counters.num_timeouts += 1
             self._suspend(when_late, error)
@@ -118,6 +123,20 @@ class RedisLink:
             self._report_once("metadata store gives an answer that cannot be understood", error)
             self._suspend(Answers.NOT, error)
         return None
+
+    async def _on_primary(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+        """Behind one address another server may have become the primary. Connections lead to the old one until they
+        are closed, and it refuses writes."""
+        for _ in range(_NUM_RECONNECTS):
+            try:
+                return await work(self._redis)
+            except redis.exceptions.ReadOnlyError:
+                if time.monotonic() < self._reconnects_from_s:
+                    raise
+            # More than once, because a call beside this one may have returned a connection to the old one meanwhile.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+        self._reconnects_from_s = time.monotonic() + _READ_ONLY_S
+        return await work(self._redis)
 
     def _report_once(self, problem: str, error: Exception) -> None:
         kind = _kind(error)

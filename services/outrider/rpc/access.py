@@ -13,6 +13,7 @@ import grpc
 from outrider.errors import PermissionDenied
 from outrider.rpc.credentials import roles_of
 from outrider.rpc.handlers import Behaviour, Context, wrapped
+from outrider.rpc.revocation import while_admitted
 from outrider.rpc.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
@@ -67,7 +68,7 @@ def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
         @functools.wraps(behaviour)
         async def admitted_stream(request: Any, context: Context) -> None:
             await admit(context)
-            async with aclosing(behaviour(request, context)) as responses:
+            async with while_admitted(CALLER.get()), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     await context.write(response)
 
@@ -76,6 +77,7 @@ def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
     @functools.wraps(behaviour)
     async def admitted(request: Any, context: Context) -> Any:
         await admit(context)
-        return await behaviour(request, context)
+        async with while_admitted(CALLER.get()):
+            return await behaviour(request, context)
 
     return admitted

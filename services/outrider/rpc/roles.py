@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,6 +238,8 @@ class Caller:
     """For the audit: a role, or the id of a key. Empty if the caller was not identified."""
     tenant: tenants_pb2.Tenant | None = None
     """The tenant of a call with an API key, or of one without if gateways need none."""
+    check: Callable[[], Awaitable[object]] | None = None
+    """Raises like the guard's `admit` once the caller may no longer make the call. None: it always may."""
 
 
 ANYBODY = Caller("")

@@ -107,6 +107,35 @@ async def test_a_connection_that_only_costs_time_is_closed(
         assert await serves(running.http_address)
 
 
+# Heads whose end, or whose body's end, a proxy and a server may see in different places (RFC 9112, 2.2, 5.2, 6.1).
+AMBIGUOUS: dict[str, bytes] = {
+    "length and chunked": HEAD + b"Host: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked and length": HEAD + b"Host: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "chunked in HTTP/1.0": HEAD.replace(b"/1.1", b"/1.0") + CHUNKED + b"0\r\n\r\n",
+    "two lengths": HEAD + b"Host: x\r\nContent-Length: 5\r\nContent-Length: 0\r\n\r\n",
+    "line feeds alone": b"GET /health HTTP/1.1\nHost: x\n\n",
+    "one line feed alone": b"GET /health HTTP/1.1\r\nHost: x\nA: b\r\n\r\n",
+    "an end of a line feed alone": b"GET /health HTTP/1.1\r\nHost: x\r\n\n",
+    "a folded field": b"GET /health HTTP/1.1\r\nHost: x\r\nA: b\r\n c: d\r\n\r\n",
+    "a field folded by a tab": b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding:\r\n\tchunked\r\n\r\n0\r\n\r\n",
+    "a space before the colon": HEAD + b"Host: x\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+    "a line feed alone in a trailer": HEAD + CHUNKED + b"0\r\nA: b\n\r\n",
+    "a folded trailer": HEAD + CHUNKED + b"0\r\nA: b\r\n c\r\n\r\n",
+    "a line feed alone after a chunk's size": HEAD + CHUNKED + b"0\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", AMBIGUOUS)
+async def test_a_request_whose_end_is_ambiguous_is_refused_and_hides_no_other(
+    gateway: OpenGateway, router: ScriptedRouter, kind: str
+) -> None:
+    async with routing(router) as address, gateway(address) as running:
+        reader, writer = await connect(running.http_address)
+        writer.write(AMBIGUOUS[kind] + LOST)
+        assert re.findall(rb"HTTP/1\.1 (\d+)", await rest_of(reader)) == [b"400"]
+        writer.close()
+
+
 async def test_of_too_many_connections_the_one_that_rested_longest_makes_room(
     gateway: OpenGateway, router: ScriptedRouter
 ) -> None:

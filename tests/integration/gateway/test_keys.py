@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, tenants_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying, until
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying, until
 
 INFER, METRICS = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS
 # Key → (HTTP status, gRPC code, reason), as docs/operations.md has it.
@@ -62,12 +63,13 @@ class Served:
     gateway: RunningGateway
     router: ScriptedRouter
 
-    async def http(self, key: str, path: str = "/v1/completions") -> httpx.Response:
+    async def http(self, key: str, path: str = "/v1/completions", stream: bool = False) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        async with httpx.AsyncClient(base_url=f"http://{self.gateway.http_address}", headers=headers) as client:
+        base_url = f"http://{self.gateway.http_address}"
+        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60) as client:
             if path != "/v1/completions":
                 return await client.get(path)
-            return await client.post(path, json={"model": MODEL, "prompt": "a", "max_tokens": 8})
+            return await client.post(path, json={"model": MODEL, "prompt": "a", "max_tokens": 8, "stream": stream})
 
     async def grpc(self, key: str) -> tuple[str, str | None]:
         async with create_channel(self.gateway.grpc_address) as channel:
@@ -175,3 +177,29 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
     async with openai.AsyncOpenAI(base_url=f"http://{served.gateway.http_address}/v1", api_key="good") as client:
         answers = [await client.completions.create(model=MODEL, prompt="a", max_tokens=8) for _ in range(3)]
     assert [answer.choices[0].text for answer in answers] == ["Yes."] * 3
+
+
+async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
+    served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.rpc.revocation.RECHECK_S", 0.1)
+    await fill(store)
+    await add(store, "short")
+    going_on = asyncio.Event()
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        yield round_of([40])
+        await going_on.wait()
+        yield round_of([2], finish_reason=sequence_pb2.FINISH_REASON_STOP)
+
+    served.router.script = script
+    running = [asyncio.create_task(served.http(key, stream=True)) for key in ("short", "good")]
+    over_grpc = asyncio.create_task(served.grpc("short"))
+    await until(lambda: served.router.num_running == 3)
+    await store.tenants.revoke_key("key-short", by="test")
+    ended = await running[0]
+    assert json.loads(ended.text.splitlines()[-2].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
+    assert await over_grpc == ("UNAUTHENTICATED", "INVALID_API_KEY")
+    await until(lambda: served.router.num_running == 1)
+    going_on.set()
+    assert (await running[1]).text.endswith("data: [DONE]\n\n")

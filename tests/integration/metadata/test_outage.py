@@ -173,6 +173,22 @@ async def test_a_server_out_of_memory_is_a_refusal(store: MetadataStore, raw: re
     assert store.counters.num_refused > 0
 
 
+async def test_writes_go_to_the_new_primary_behind_the_same_address(tmp_path: Path) -> None:
+    """A Service or a DNS name leads new connections to the new primary; the old ones stay open."""
+    address = tmp_path / "primary"
+    with EmbeddedServer.start(tmp_path / "a") as old, EmbeddedServer.start(tmp_path / "b") as new:
+        address.symlink_to(old.socket_path)
+        async with MetadataStore.connect(f"unix://{address}") as store:
+            await asyncio.gather(*(store.emit("fallback", {"reason": "before"}) for _ in range(20)))
+            with redis.Redis(unix_socket_path=str(old.socket_path)) as raw:
+                raw.replicaof("127.0.0.1", "1")
+            address.unlink()
+            address.symlink_to(new.socket_path)
+            await asyncio.gather(*(store.emit("fallback", {"reason": "after"}) for _ in range(20)))
+        async with MetadataStore.connect(new.url) as reader:
+            assert len(await reader.events()) == 20
+
+
 async def test_a_burst_of_calls_is_answered_whole(store: MetadataStore, reader: MetadataStore, info: Info) -> None:
     async with store.register(info(), "127.0.0.1:7001", idle):
         await store.publish_prefix(TARGET, "t1", HASHES)

@@ -27,8 +27,12 @@ def guarded(routes: Sequence[Route], guard: Guard) -> list[Route]:
 
 def tenant_of(request: Request) -> tenants_pb2.Tenant:
     """The tenant that sent the request."""
+    return caller_of(request).tenant or default_tenant()
+
+
+def caller_of(request: Request) -> Caller:
     caller: Caller = request.scope.get(_CALLER, ANYBODY)
-    return caller.tenant or default_tenant()
+    return caller
 
 
 class _Guarded:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.config import Limits
 from outrider.gateway.generation import Generator
 from outrider.gateway.http import bodies, sse
-from outrider.gateway.http.access import guarded, tenant_of
+from outrider.gateway.http.access import caller_of, guarded, tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.reading import read_body
 from outrider.gateway.http.responses import ResponsesWriter
@@ -30,7 +30,8 @@ from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, Genera
 from outrider.gateway.http.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.requests import Generation
-from outrider.rpc.roles import Guard
+from outrider.rpc.revocation import while_admitted
+from outrider.rpc.roles import Caller, Guard
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
@@ -95,13 +96,14 @@ class _Endpoint:
             await error.response()(scope, receive, send)
 
     def _answering(self, body: GenerationBody, request: Request) -> Answering:
-        return start_choices(
+        answering = start_choices(
             self.core,
             _generations(body),
             default_max_tokens=body.default_max_tokens,
             trace_context=TraceContext.of(request.headers.items()),
             tenant=tenant_of(request),
         )
+        return _for_caller(caller_of(request), answering)
 
     async def _whole(
         self, body: GenerationBody, answering: Answering, about: dict[str, str], scope: Scope, send: Send
@@ -133,6 +135,12 @@ class _Endpoint:
                 raise http_error from error
             await sse.send_event(send, self.writer.failed(http_error, num_events))
         await sse.close_stream(send)
+
+
+@asynccontextmanager
+async def _for_caller(caller: Caller, answering: Answering) -> AsyncIterator[Choices]:
+    async with while_admitted(caller), answering as choices:
+        yield choices
 
 
 def _generations(body: GenerationBody) -> list[list[Generation]]:

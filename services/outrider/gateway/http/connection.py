@@ -19,6 +19,9 @@ from uvicorn.server import ServerState
 
 from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.framing import StrictConnection
+
+MAX_HEAD_BYTES = 16_384
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = StrictConnection(MAX_HEAD_BYTES)
         self._bounds = bounds
         self._limits = bounds.limits
         self._resting_timer: asyncio.TimerHandle | None = None
