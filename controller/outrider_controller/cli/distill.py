@@ -11,7 +11,7 @@ import click
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.models import DEFAULT_TARGET
+from outrider_controller.cli.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.time_left import TimeLeft
 
@@ -50,10 +50,11 @@ def distill(
     """Make a draft for a target, and write it to OUT.
 
     The target writes conversations, user's part included, from short and long openings of many kinds. A student of a
-    few of its layers then learns the target's full distribution over them. What is reported was measured on
-    conversations that were kept back. Hours on two cores with the defaults; --corpus-tokens and --train-tokens say
-    how many. A line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C keeps the
-    corpus, and the same command goes on from it.
+    few of its layers then learns the target's full distribution over them. The target then answers prompts that were
+    kept back, and its verifier counts what it accepts of the draft, and of the draft that is shipped for it, at
+    temperatures 0 and 0.8. Hours on two cores with the defaults; --corpus-tokens and --train-tokens say how many. A
+    line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C keeps the corpus, and the
+    same command goes on from it.
     """
     from outrider.engine import CheckpointError
     from outrider.training.distill import DistillConfig, run
@@ -69,6 +70,7 @@ def distill(
         config = replace(
             config,
             seed=seed,
+            in_use=shipped_draft(target_model),
             train_tokens=train_tokens or config.train_tokens,
             corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
             student=replace(
@@ -84,7 +86,7 @@ def distill(
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
         raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
-    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items()]
+    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
     click.echo(columns(["MEASURED", ""], rows))
     click.echo(f"\n{out} holds the draft: outrider up --draft-model {out}")
     write_json(json_file, "distill", asdict(result))

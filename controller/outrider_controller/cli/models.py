@@ -20,10 +20,15 @@ def default_draft(target: str, kind: str) -> str:
     if kind == "ngram":
         # It reads the vocabulary only.
         return target
-    draft = _SHIPPED_DRAFTS.get(target)
-    if draft is None:
+    draft = shipped_draft(target)
+    if not draft:
         raise CommandError(f"no draft is shipped for {target}: give --draft-model, or --draft-kind ngram")
     return draft
+
+
+def shipped_draft(target: str) -> str:
+    """The draft that is shipped for a target; empty when there is none."""
+    return _SHIPPED_DRAFTS.get(target, "")
 
 
 def located(model: str) -> Path | None:

@@ -1,8 +1,8 @@
 """The checkpoint format of a distilled draft: only what differs from its target, in 8 bits.
 
 A draft shares its target's embedding. Its file holds its own layers (int8, one scale per output row), its norms, and
-the list of tokens that its head covers; embedding and head rows are read from the target's checkpoint. config.json is a
-Llama's, and its `outrider_draft` names the target.
+the list of tokens that its head covers. Embedding and head rows are read from the target's checkpoint: a target whose
+head is not its embedding lends both. config.json is a Llama's, and its `outrider_draft` names the target.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ def save_draft_model(
     config = model.config.to_dict()
     config["outrider_draft"] = {"format": FORMAT, "base": base, "tokenizer_fingerprint": fingerprint}
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_recipe(directory, recipe)
+
+
+def write_recipe(directory: Path, recipe: dict[str, Any]) -> None:
+    """recipe.json: how the draft was made, and what was measured."""
     (directory / "recipe.json").write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
 
 
@@ -65,7 +70,7 @@ def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -
             f"{path}/config.json", f"draft format {about.get('format')!r}, this version reads {FORMAT}"
         )
     base = resolve(about["base"])
-    embedding = read_embedding(base).to(dtype)
+    embedding, head = (weights.to(dtype) for weights in (read_embedding(base), read_head(base)))
     stored = _read_weights(path)
     token_map = stored.pop("token_map").long()
     weights = {name: value for name, value in stored.items() if not name.endswith(_SCALE)}
@@ -73,7 +78,7 @@ def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -
         if value.dtype == torch.int8:
             value = value.float() * stored[name + _SCALE].float()[:, None]
         weights[name] = value.to(dtype)
-    model = build_draft_model(LlamaConfig(**settings), embedding, token_map)
+    model = build_draft_model(LlamaConfig(**settings), embedding, token_map, head)
     try:
         model.model.load_state_dict({**weights, "embed_tokens.weight": embedding}, assign=True)
     except RuntimeError as error:
@@ -106,8 +111,11 @@ def _keep_int8(model: LlamaForCausalLM, stored: dict[str, Tensor]) -> None:
             module.rounds_inputs = True
 
 
-def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor) -> LlamaForCausalLM:
-    """A Llama on the target's embedding [vocab, width]. Its head consists of the rows that `token_map` names."""
+def build_draft_model(
+    config: LlamaConfig, embedding: Tensor, token_map: Tensor, target_head: Tensor | None = None
+) -> LlamaForCausalLM:
+    """A Llama on the target's embedding [vocab, width]. Its head consists of the rows of the target's head
+    [vocab, width] that `token_map` names; without `target_head`, of the embedding's."""
     from outrider.engine.decoder import register_attention
 
     config.tie_word_embeddings = False
@@ -115,17 +123,32 @@ def build_draft_model(config: LlamaConfig, embedding: Tensor, token_map: Tensor)
     model = LlamaForCausalLM(config).to(embedding.dtype)
     model.model.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
     head = nn.Linear(embedding.shape[1], len(token_map), bias=False, dtype=embedding.dtype)
-    head.weight = nn.Parameter(embedding[token_map].clone(), requires_grad=False)
+    rows = embedding if target_head is None else target_head
+    head.weight = nn.Parameter(rows[token_map].clone(), requires_grad=False)
     model.lm_head = head
     return model
 
 
 def read_embedding(path: Path) -> Tensor:
     """The input embedding of a checkpoint, [vocab, width]."""
+    found = _read_tensor(path, "embed_tokens.weight")
+    if found is None:
+        raise CheckpointError(str(path), "no embed_tokens.weight in its safetensors files")
+    return found
+
+
+def read_head(path: Path) -> Tensor:
+    """The vocabulary head of a checkpoint, [vocab, width]: its own, or the embedding if the file has no other, as in
+    transformers."""
+    found = _read_tensor(path, "lm_head.weight")
+    return read_embedding(path) if found is None else found
+
+
+def _read_tensor(path: Path, ending: str) -> Tensor | None:
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
-                if name.endswith("embed_tokens.weight"):
+                if name.endswith(ending):
                     found: Tensor = tensors.get_tensor(name)
                     return found
-    raise CheckpointError(str(path), "no embed_tokens.weight in its safetensors files")
+    return None

@@ -48,10 +48,12 @@ def tiny_checkpoint(
     max_context_len: int = 512,
     intermediate_size: int = 128,
     infinite_token: int | None = None,
+    tied: bool = True,
 ) -> Path:
     """Writes config.json, model.safetensors and tokenizer.json into `directory` and returns it.
 
-    infinite_token: its embedding is infinite, so that whatever looks at it is no number; the head is sound.
+    tied: its vocabulary head is its embedding. infinite_token: its embedding is infinite, so that whatever looks at it
+    is no number; the head is sound.
     """
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -64,7 +66,7 @@ def tiny_checkpoint(
         max_position_embeddings=max_context_len,
         bos_token_id=1,
         eos_token_id=2,
-        tie_word_embeddings=infinite_token is None,
+        tie_word_embeddings=tied and infinite_token is None,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -13,21 +13,26 @@ from typing import Any
 import torch
 
 from outrider.engine import EngineConfig, resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.draft_checkpoint import read_embedding, save_draft_model
+from outrider.engine.draft_checkpoint import read_head, save_draft_model, write_recipe
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
+from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, Sample, read_corpus, write_corpus
 from outrider.training.student import (
     Scores,
     StudentConfig,
     build_student,
     commonest_tokens,
+    compute_dtype,
     hidden_states,
     learn,
 )
+from outrider.training.teacher import check_teacher
 
 # Samples per pool. A pool is sorted by length, so that a batch has little padding.
 _BUCKET = 256
+# What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
+_PROMPTS, _ANSWER_TOKENS = 64, 64
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
@@ -42,6 +47,8 @@ class DistillConfig:
     work: Path
     """Directory of the corpus; kept, so that a second run continues from it."""
     target: str = "smollm2-135m-instruct"
+    in_use: str = ""
+    """Another draft of the target, measured beside the new one; empty for none."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     student: StudentConfig = field(default_factory=StudentConfig)
     train_tokens: int = 5_000_000
@@ -64,8 +71,13 @@ class DistillConfig:
 class DistillReport:
     """Results, measured on held-out conversations."""
 
-    held_out_agreement: float
-    """Share of held-out answer tokens at which the student's argmax is the target's: first-position acceptance."""
+    acceptance: float
+    """Share of first drafted tokens that the target accepts at temperature 0, by the real verifier."""
+    acceptance_sampled: float
+    """The same at temperature 0.8."""
+    acceptance_in_use: float | None
+    acceptance_in_use_sampled: float | None
+    """Both of the draft in use, on the same prompts; None without one."""
     held_out_loss: float
     steps: int
     train_tokens: int
@@ -82,29 +94,48 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     target = resolve(config.target)
     _write(config, target, progress)
     held_out, samples = _split(config.work)
-    token_map = commonest_tokens(samples, len(read_embedding(target)), config.student.head_tokens)
+    token_map = commonest_tokens(samples, len(read_head(target)), config.student.head_tokens)
     started = time.monotonic()
     training = _Training(config, target, token_map)
     steps, learned = training.run(samples, progress)
-    scores = training.evaluate(held_out)
-    report = {
-        "held_out_agreement": round(scores.agreement, 4),
-        "held_out_loss": round(scores.mean_loss, 4),
+    measured: dict[str, Any] = {
+        "held_out_loss": round(training.evaluate(held_out).mean_loss, 4),
         "steps": steps,
         "train_tokens": learned,
         "corpus_tokens": sum(len(s.token_ids) for s in [*samples, *held_out]),
         "seconds": round(time.monotonic() - started, 1),
     }
-    recipe = {"target_revision": weights_revision(target), "config": _plain(asdict(config)), "measured": report}
+    recipe = {"target_revision": weights_revision(target), "config": _plain(asdict(config)), "measured": measured}
     fingerprint = tokenizer_fingerprint(target)
     save_draft_model(config.out, training.model, token_map, base=config.target, fingerprint=fingerprint, recipe=recipe)
+    measured |= _acceptance(config, target, held_out, progress)
+    write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())
-    return DistillReport(bytes=size, **report)  # type: ignore[arg-type]
+    return DistillReport(bytes=size, **measured)
+
+
+def _acceptance(
+    config: DistillConfig, target: Path, held_out: list[Sample], progress: Progress
+) -> dict[str, float | None]:
+    """Of the draft as it was written, and of the one in use."""
+    engine = load_engine(target, EngineConfig(prefix_cache=False))
+    longest = engine.info.max_context_len - _ANSWER_TOKENS
+    prompts = acceptance.held_out_prompts(held_out, _PROMPTS, longest)
+    drafts = {"": config.out} | ({"_in_use": resolve(config.in_use)} if config.in_use else {})
+    # Answered at two temperatures.
+    share = 2 * _ANSWER_TOKENS * len(prompts)
+    measured: dict[str, float | None] = {"acceptance_in_use": None, "acceptance_in_use_sampled": None}
+    for number, (name, draft) in enumerate(drafts.items()):
+        progress("measure", share * number, share * len(drafts), f"what is accepted of {draft.name}")
+        found = acceptance.measure(engine, draft, prompts, _ANSWER_TOKENS)
+        measured |= {f"acceptance{name}": found.greedy, f"acceptance{name}_sampled": found.sampled}
+    return measured
 
 
 def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False))
+    check_teacher(engine, read_head(target), target)
     tokenizer = load_tokenizer(target)
     write_corpus(engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, ""))
 
@@ -129,8 +160,8 @@ class _Training:
     def __init__(self, config: DistillConfig, target: Path, token_map: torch.Tensor) -> None:
         self.model = build_student(target, config.student, token_map)
         self._config = config
-        self._embedding = read_embedding(target)
-        self._head = self._embedding[token_map].contiguous()
+        self._full_head = read_head(target).to(compute_dtype())
+        self._head = self._full_head[token_map].contiguous()
         learnable = [p for p in self.model.model.parameters() if p.requires_grad]
         groups = [
             {"params": [p for p in learnable if p.dim() == 2], "weight_decay": 0.01},
@@ -159,7 +190,7 @@ class _Training:
             ordered = sorted(samples, key=lambda s: len(s.hidden))
             for start in range(0, len(ordered), 16):
                 batch = ordered[start : start + 16]
-                total.add(learn(hidden_states(self.model, batch), batch, self._head, self._embedding))
+                total.add(learn(hidden_states(self.model, batch), batch, self._head, self._full_head))
         return total
 
     def _step(self, batch: list[Sample], step: int, share_done: float) -> Scores:

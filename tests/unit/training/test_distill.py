@@ -6,19 +6,27 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.backends.cpu import variants
+from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.loader import load_engine
+from outrider.local import Pair
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
+from outrider.training.acceptance import held_out_prompts
 from outrider.training.conversation import ChatFormat, Conversation
-from outrider.training.corpus import read_corpus, write_corpus
+from outrider.training.corpus import Sample, read_corpus, write_corpus
+from outrider.training.student import build_student, compute_dtype, hidden_states, learn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import GraniteConfig, GraniteForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +51,74 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
     stages: set[str] = set()
     barely = run(distill(target, tmp_path, 1), lambda stage, done, total, note: stages.add(stage))
     longer = run(distill(target, tmp_path, 80_000), lambda *_: None)
-    assert stages == {"corpus", "train"}
+    assert stages == {"corpus", "train", "measure"}
     assert longer.held_out_loss < 0.8 * barely.held_out_loss
     engine = load_engine(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
     assert engine.forward([Row(engine.kv.open([5]), [5, 6], 1)]).shape == (1, 300)
     assert (tmp_path / "draft" / "recipe.json").exists()
+
+
+def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_real_acceptance(
+    tmp_path: Path,
+) -> None:
+    untied = tiny_checkpoint(tmp_path / "target", layers=2, max_context_len=1024, tied=False, seed=3)
+    config = distill(untied, tmp_path, 60_000)
+    reported = run(config, lambda *_: None)
+    samples = [sample for shard in sorted(config.work.glob("*")) for sample in read_corpus(shard)]
+    prompts = held_out_prompts(samples[::20], 64, 900)
+    pair = Pair(load_engine(untied, EngineConfig()), load_drafter(DrafterKind.NGRAM, untied), max_sequences=8)
+    texts = [answer.token_ids for answer in pair.answer(prompts, 64, speculate=False)]
+    model, token_map = load_draft_model(config.out, torch.float32)
+    model.set_attn_implementation("sdpa")
+    agreed = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        with torch.no_grad():
+            guesses = token_map[model(torch.tensor([[*prompt, *text]])).logits[0].argmax(-1)].tolist()
+        # The first token of an answer comes with its prompt: nothing is drafted for it.
+        agreed += [guess == token for guess, token in zip(guesses[len(prompt) :], text[1:], strict=False)]
+    real = sum(agreed) / len(agreed)
+    assert real > 0.2, "it learnt nothing"
+    assert reported.acceptance == pytest.approx(real, abs=0.02)
+
+
+def test_a_target_whose_logits_are_not_its_head_s_is_refused(tmp_path: Path) -> None:
+    """Granite divides its logits: a student of the plain product would learn too sharp a distribution."""
+    config = GraniteConfig(
+        vocab_size=384, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, logits_scaling=8.0, tie_word_embeddings=True,
+        eos_token_id=2,
+    )  # fmt: skip
+    GraniteForCausalLM(config).save_pretrained(tmp_path / "target")
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    with pytest.raises(CheckpointError, match="logits are not its last hidden state"):
+        run(distill(tmp_path / "target", tmp_path, 1), lambda *_: None)
+    assert not (tmp_path / "corpus").exists()
+
+
+class Multiplications(TorchFunctionMode):
+    """The dtypes in which matrices are multiplied."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+        super().__init__()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in ("linear", "matmul", "__matmul__"):
+            self.dtypes.add(out.dtype)
+        return out
+
+
+@pytest.mark.parametrize(("features", "dtype"), [({"avx2"}, torch.float32), ({"avx512_bf16"}, torch.bfloat16)])
+def test_training_multiplies_in_what_the_machine_computes(
+    target: Path, monkeypatch: pytest.MonkeyPatch, features: set[str], dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(variants, "cpu_features", lambda: features)
+    student = build_student(target, StudentConfig(layers=(0,)), torch.arange(300))
+    sample = Sample(torch.arange(40, dtype=torch.int32), torch.randn(39, 64), torch.ones(39, dtype=torch.bool))
+    with Multiplications() as seen:
+        learn(hidden_states(student, [sample]), [sample], torch.randn(300, 64, dtype=compute_dtype()))
+    assert seen.dtypes == {dtype}
 
 
 def test_the_corpus_holds_what_the_target_s_head_saw(target: Path, tmp_path: Path) -> None:
