@@ -1,7 +1,6 @@
 """A Llama's checkpoint as a GGUF file, as llama.cpp's converter would write it.
 
-Its tokenizer has every token and merge, but not the pre-tokenization rule, so it must not be used for text, except the
-tiny model's.
+Whoever uses it for text names the pre-tokenizer; without one it is right only for a tokenizer without merges.
 """
 
 from __future__ import annotations
@@ -32,8 +31,16 @@ _LAYER = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0) -> Path:
+def write_gguf(
+    checkpoint: Path,
+    file: Path,
+    quantization: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+    *,
+    pre: str = "default",
+    eot: int | None = None,
+) -> Path:
     """Writes a Llama's checkpoint directory into `file` and returns it. Matrices are quantized, norms are float32.
+    `pre`: llama.cpp's name of the pre-tokenizer; `eot`: a token that ends a turn, beside the EOS token.
 
     Raises ValueError for another kind of model.
     """
@@ -43,7 +50,9 @@ def write_gguf(checkpoint: Path, file: Path, quantization: GGMLQuantizationType 
     writer = GGUFWriter(file, "llama")
     writer.add_file_type(LlamaFileType[f"MOSTLY_{quantization.name}"])
     _write_settings(writer, config)
-    _write_tokenizer(writer, checkpoint, config)
+    _write_tokenizer(writer, checkpoint, config, pre)
+    if eot is not None:
+        writer.add_eot_token_id(eot)
     for path in sorted(checkpoint.glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             values = permuted(name, tensor.float().numpy(), config)
@@ -71,7 +80,7 @@ def _write_settings(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any]) -> None:
+def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any], pre: str) -> None:
     model = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -80,7 +89,7 @@ def _write_tokenizer(writer: GGUFWriter, checkpoint: Path, config: dict[str, Any
         tokens[-1] = 2 * tokens[_RARE_BYTE]
         merges = [f"{tokens[_RARE_BYTE]} {tokens[_RARE_BYTE]}"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     # 1 is an ordinary token, 3 a control token.
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])

@@ -13,6 +13,9 @@ from pathlib import Path
 from outrider.user_cache import cache_directory
 
 HUB_SCHEME = "hf://"
+CONVERSION = "v2"
+"""The form in which GGUF files are converted. Copies of another form are made anew: `v1`, without a name in its path,
+had tokenizers without their pre-tokenizer."""
 _HUB_NAME = re.compile(r"hf://([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w.-]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -51,5 +54,6 @@ def fetched_directory(model: str) -> Path:
     """The directory of a known model, or one of the hub, after it was fetched."""
     hub = hub_model(model)
     if hub is None:
-        return cache_directory() / "models" / model
+        # It may have come as a GGUF file.
+        return cache_directory() / "models" / CONVERSION / model
     return cache_directory() / "models" / f"{hub.repository.replace('/', '--')}@{hub.revision}"

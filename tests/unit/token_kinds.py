@@ -80,8 +80,11 @@ def sentencepiece(
     shape = Tokenizer(models.BPE())
     shape.normalizer = normalizers.Replace(" ", "▁")
     shape.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=True)
-    learned, merges = _trained(shape, 400, ["▁"])
+    learned, _ = _trained(shape, 400, ["▁"])
     vocab = {token: i for i, token in enumerate(dict.fromkeys(["<unk>", "<s>", "</s>", *BYTES, *learned]))}
+    # As SentencePiece merges: whatever two pieces make up the token that was learned first.
+    cuts = [(token, at) for token in learned for at in range(len(token) - 1, 0, -1)]
+    merges = [(t[:at], t[at:]) for t, at in cuts if t[:at] in vocab and t[at:] in vocab]
     made = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     if normalizer is not None:
         made.normalizer = normalizer
@@ -92,6 +95,12 @@ def sentencepiece(
     made.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>")])
     if bos:
         made.post_processor = _begins_with("<s>", made)
+    return made
+
+
+def with_runs(made: Tokenizer) -> Tokenizer:
+    """Gemma's tokens for runs of line ends and marks of HTML, which are found before anything else."""
+    made.add_tokens([AddedToken(token, normalized=False) for token in ("\n", "\n\n", "<b>", "▁▁▁▁▁▁")])
     return made
 
 
@@ -125,6 +134,10 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
     "gemma": (
         lambda: sentencepiece(_replaced(), pre_tokenizers.Split(" ", behavior="merged_with_previous")),
         "GemmaTokenizerFast",
+    ),
+    "gemma with runs": (
+        lambda: with_runs(sentencepiece(_replaced(), pre_tokenizers.Split(" ", behavior="merged_with_previous"))),
+        "GemmaTokenizer",
     ),
     "no class": (lambda: byte_level(_digits()), ""),
 }

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from outrider.engine.checkpoints import CheckpointError, check
 from outrider.engine.digests import file_digest
-from outrider.model_names import HUB_SCHEME, HubModel, fetched_directory, hub_model
+from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model
 from outrider.user_cache import cache_directory
 
 _HUB_PROBE_S = 2.0
@@ -211,7 +211,7 @@ def _from_gguf(file: Path, report: Report) -> Path:
     """The safetensors form of a GGUF file, kept in the cache under the file's hash."""
     _check_gguf(file)
     digest = file_digest(file).hex()[:16]
-    target = cache_directory() / "converted" / f"{file.stem}-{digest}"
+    target = cache_directory() / "converted" / CONVERSION / f"{file.stem}-{digest}"
     if not _complete(target):
         _make_directory(target.parent)
         with _alone(target, report):
@@ -245,14 +245,18 @@ def _check_gguf(file: Path) -> None:
 def _convert_gguf(file: Path, made: Path) -> None:
     _check_gguf(file)
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     from outrider.engine.architectures import tensors_problem
+    from outrider.engine.gguf_tokenizer import GgufTokenizer
 
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    tokenizer = GgufTokenizer.read(file)
+    # Before the weights are read, as it may be refused.
+    tokenizer.build()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            **where,
+            str(file.parent),
+            gguf_file=file.name,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.bfloat16,
             output_loading_info=True,
@@ -261,7 +265,7 @@ def _convert_gguf(file: Path, made: Path) -> None:
         if problem := tensors_problem(report):
             raise CheckpointError(str(file), problem)
         model.save_pretrained(made)
-        AutoTokenizer.from_pretrained(**where).save_pretrained(made)
+        tokenizer.write(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error
 
