@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+
+from tests import running
+
+NOBODY = "127.0.0.1:1"
+# What is costly to make again: converted models and compiled kernels.
+_KEPT = ("OUTRIDER_CACHE", "OUTRIDER_KERNELS")
 
 # One core for a test's model leaves the other to the process it talks to.
 torch.set_num_threads(1)
@@ -16,7 +21,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Nobody listens on port 1. A stack of the developer's own may listen on the default ports.
+for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name not in _KEPT]:
+    del os.environ[name]
+for name in ("OUTRIDER_GATEWAY", "OUTRIDER_CONTROL"):
+    os.environ[name] = NOBODY
+for name in ("OUTRIDER_UP_HTTP_PORT", "OUTRIDER_UP_GRPC_PORT", "OUTRIDER_UP_CONTROL_PORT"):
+    os.environ[name] = "0"
+
 HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(running)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,18 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(tier)
         if tier == "soak":
             item.add_marker("slow")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A file goes to one worker as a whole, and so do all that share the stack of the e2e tier."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return "tests/e2e" if nodeid.startswith("tests/e2e/") else str(super()._split_scope(nodeid))
-
-    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.stack import Stack
 
 from benchmarks.support.asking import make_request
+from tests.ports import free_port
 from tests.unit.deploy.test_monitoring import DASHBOARDS, MONITORING, choices, panels, rules
 
 pytestmark = [
@@ -84,9 +84,7 @@ _SCRAPES_S, _SIZED_S = 12.0, 100.0
 @asynccontextmanager
 async def prometheus(directory: Path, targets: Path, rule_file: Path = MONITORING / "rules.yaml") -> AsyncIterator[str]:
     """Its base URL, once it answers."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     scrape = {"job_name": "outrider", "file_sd_configs": [{"files": [str(targets)]}]}
     config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": [scrape]}
     (directory / "prometheus.yml").write_text(yaml.safe_dump({**config, "rule_files": [str(rule_file)]}))

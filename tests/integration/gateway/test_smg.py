@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, Process
@@ -18,6 +17,7 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying
+from tests.ports import free_port
 
 pytest.importorskip("smg_grpc_proto")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -32,12 +32,6 @@ def smg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [str(directory / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "smg>=1.13,<2"], check=True, timeout=400)
     return directory / "bin" / "smg"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager

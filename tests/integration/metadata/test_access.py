@@ -23,6 +23,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from tests.certificates import Cluster
+from tests.ports import free_port
 
 PASSWORDS = {role: f"{role}-password" for role in KEYS}
 ROLES = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.upper()}") for role in KEYS}
@@ -32,13 +33,6 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,8 @@ import pytest
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2_grpc
+
+from tests.ports import free_port
 
 from .test_server import GREEDY, SAMPLED, Router, open_sequence
 from .test_server import target as target_alone
@@ -65,9 +66,7 @@ def _opening(number: int, prompt: Sequence[int]) -> sp.OpenSequence:
 
 @asynccontextmanager
 async def served(model: Path, *arguments: str) -> AsyncIterator[Served]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     options = ("--model", str(model), "--listen", address, "--threads", "1", *OPTIONS, *arguments)
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "outrider.target", *options)
     try:

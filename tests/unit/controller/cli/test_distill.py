@@ -18,7 +18,8 @@ def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TimeLeft, "__call__", interrupt)
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    # Only the corpus: in an empty cache the kernels would be compiled anew.
+    monkeypatch.setattr("outrider_controller.cli.distill.cache_directory", lambda: tmp_path)
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--corpus-tokens", "50000"]
     assert run(command) == ExitCode.INTERRUPTED
     (work,) = (tmp_path / "distill").iterdir()
