@@ -19,9 +19,11 @@ from outrider.gateway.admission import Admission
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
+from outrider.gateway.message_parser import parser_of
 from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
 from outrider.gateway.parsers.reasoning import Thought
+from outrider.gateway.parsers.tool_calls import Delta
 from outrider.gateway.quota_keeper import Charge, QuotaKeeper
 from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import (
@@ -62,7 +64,7 @@ _SPECULATION = {
 class Chunk:
     """What one round adds to the answer."""
 
-    text: str
+    delta: Delta
     token_ids: tuple[int, ...]
     num_accepted: int
     """The first `num_accepted` of `token_ids` were drafted."""
@@ -72,11 +74,16 @@ class Chunk:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     """With the first chunk, if requested: one per token of the prompt except the first."""
 
+    @property
+    def text(self) -> str:
+        """The content."""
+        return self.delta.content
+
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
         """Joins an answer's chunks into one."""
         return cls(
-            "".join(chunk.text for chunk in chunks),
+            Delta.join(chunk.delta for chunk in chunks),
             tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
             sum(chunk.num_accepted for chunk in chunks),
             chunks[-1].finish,
@@ -191,13 +198,13 @@ class _Job:
         if piece.finish_reason is not None:
             finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s), self.output.matched_stop)
         num_accepted = min(num_accepted, len(piece.token_ids))
-        return Chunk(piece.text, piece.token_ids, num_accepted, finish, found, of_prompt)
+        return Chunk(piece.delta, piece.token_ids, num_accepted, finish, found, of_prompt)
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
         if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
             raise InternalError(f"the router ended the request with finish reason {reason}")
         ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
-        return Piece(piece.text + self.output.end(ours), piece.token_ids, ours)
+        return self.output.end(ours, piece)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +235,7 @@ class _Prepared:
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=self.max_tokens,
             min_tokens=options.logits.min_tokens,
+            parser=parser_of(generation.prompt, tokenizer, self.prompt_token_ids),
         )
         prediction = Prediction(self.predicted_token_ids)
         prediction.extend(generation.resume_token_ids)

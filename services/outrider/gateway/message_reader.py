@@ -1,4 +1,4 @@
-"""Parses an answer to a chat, in its model's format, into a message: reasoning, content, tool calls with their ids."""
+"""Turns an answer to a chat into what clients read: calls with their ids, the finish reason, counted reasoning."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.gateway.generation import Answer, Chunk
-from outrider.gateway.parsers.message import MessageParser
-from outrider.gateway.parsers.reasoning import CLOSE, OPEN, ReasoningParser, Thought
-from outrider.gateway.parsers.tool_calls import (
-    FORMATS,
-    CallDelta,
-    Delta,
-    JsonCalls,
-    NamedCall,
-    NoTools,
-    ToolParser,
-)
+from outrider.gateway.parsers.reasoning import CLOSE, OPEN, Thought
+from outrider.gateway.parsers.tool_calls import CallDelta
 from outrider.gateway.requests import ChatPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools import ToolUse
@@ -28,9 +19,8 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class MessageReader:
-    """Parses one answer."""
+    """Reads one answer."""
 
-    _parser: MessageParser
     _use: ToolUse | None = None
     _id_chars: int = 24
     _ids: list[str] = field(default_factory=list)
@@ -39,14 +29,13 @@ class MessageReader:
 
     @classmethod
     def of(cls, answer: Answer) -> MessageReader:
+        tokenizer = answer.tokenizer
         use = answer.prompt.tools if isinstance(answer.prompt, ChatPrompt) else None
-        written_in = answer.tokenizer.tool_format
-        reasoning = _reasoning(answer)
-        parser = MessageParser(reasoning, _tools(use, written_in), _max_calls(use))
         # Mistral's templates accept only ids of nine characters.
-        reader = cls(parser, use, 9 if written_in == "mistral" else 24)
-        if reasoning is not None:
-            reader._thought = _ThoughtTokens.of(answer.tokenizer, inside=reasoning.inside)
+        reader = cls(use, 9 if tokenizer.tool_format == "mistral" else 24)
+        if tokenizer.reasons:
+            inside = tokenizer.thought_after(answer.prompt_token_ids) is Thought.OPEN
+            reader._thought = _ThoughtTokens.of(tokenizer, inside=inside)
         return reader
 
     @property
@@ -54,15 +43,16 @@ class MessageReader:
         """Reasoning tokens so far; 0 if the marks of the reasoning are no single tokens."""
         return self._thought.count if self._reasoned else 0
 
-    def push(self, chunk: Chunk) -> Delta:
-        delta = self._parser.push(chunk.text, finished=chunk.finish is not None)
+    def count(self, chunk: Chunk) -> None:
+        """Counts the reasoning tokens of a chunk."""
         self._thought.push(chunk.token_ids)
-        self._reasoned |= bool(delta.reasoning)
-        return delta
+        self._reasoned |= bool(chunk.delta.reasoning)
 
     def finish_reason(self, reason: str) -> str:
-        """To be called at the end. With a named tool the model had no choice, so it stays `stop`, as OpenAI has it."""
-        called = self._parser.num_calls and self._use is not None and self._use.choice != "named"
+        """To be called after all calls. With a named tool the model had no choice, so it stays `stop`, as OpenAI has
+        it.
+        """
+        called = self._ids and self._use is not None and self._use.choice != "named"
         return "tool_calls" if called and reason == "stop" else reason
 
     def call(self, delta: CallDelta) -> Json:
@@ -114,26 +104,3 @@ def joined(deltas: Sequence[Json]) -> list[Json]:
 def new_call_id(num_chars: int = 24) -> str:
     random = secrets.token_hex(num_chars)
     return random[:9] if num_chars == 9 else f"call_{random[:num_chars]}"
-
-
-def _tools(use: ToolUse | None, written_in: str) -> ToolParser:
-    if use is None:
-        return NoTools()
-    match use.choice:
-        case "auto":
-            return FORMATS[written_in]()
-        case "required":
-            return JsonCalls(at_start="[")
-        case "named":
-            return NamedCall(use.name)
-
-
-def _max_calls(use: ToolUse | None) -> int | None:
-    return None if use is None or use.parallel else 1
-
-
-def _reasoning(answer: Answer) -> ReasoningParser | None:
-    """None for a model without reasoning."""
-    if not answer.tokenizer.reasons:
-        return None
-    return ReasoningParser(inside=answer.tokenizer.thought_after(answer.prompt_token_ids) is Thought.OPEN)

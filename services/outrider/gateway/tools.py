@@ -32,7 +32,7 @@ class ToolUse:
     def __post_init__(self) -> None:
         if not 1 <= len(self.definitions) <= MAX_TOOLS:
             raise InvalidRequest(self.field, f"{len(self.definitions)} tools; 1 to {MAX_TOOLS} are allowed")
-        names = [each["function"]["name"] for each in self.definitions]
+        names = self.names
         for i, name in enumerate(names):
             if not 1 <= len(name) <= MAX_FUNCTION_NAME_CHARS:
                 message = f"a name has 1 to {MAX_FUNCTION_NAME_CHARS} characters"
@@ -41,6 +41,10 @@ class ToolUse:
                 raise InvalidRequest(f"{self.field}[{i}].function.name", f"two tools are named {name[:100]!r}")
         if self.choice == "named" and self.name not in names:
             raise InvalidRequest("tool_choice.function.name", f"no tool is named {self.name[:100]!r}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each["function"]["name"] for each in self.definitions)
 
     def structured(self) -> Structured | None:
         """The form of the answer: a list of `{"name", "arguments"}`, or, for a named tool, its arguments alone.

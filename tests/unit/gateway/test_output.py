@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.gateway.output import Output
+from outrider.gateway.output import Output, Piece
+from outrider.gateway.parsers.message import MessageParser
+from outrider.gateway.parsers.reasoning import ReasoningParser
+from outrider.gateway.parsers.tool_calls import FORMATS, Delta, NamedCall, ToolParser
 from outrider.gateway.tokenizer.model import _token_bytes
 from outrider.testing.tiny import tiny_tokenizer
 
@@ -70,3 +74,50 @@ def test_an_answer_resumed_anywhere_gives_the_text_of_one_that_was_not_broken(
 def test_an_answer_resumed_at_its_end_ends_at_once() -> None:
     piece = output(max_tokens=2).resume(ids_of("ab"))
     assert (piece.token_ids, piece.finish_reason) == ((), "length")
+
+
+WEATHER = '{"name": "weather", "arguments": {"city": "Bern", "why": "STOP"}}'
+
+
+def message(tools: ToolParser, stop: tuple[str, ...], *, inside: bool = False) -> Output:
+    parser = MessageParser(ReasoningParser(inside=inside), tools)
+    return Output(TOKENS, stop, frozenset({EOS}), 1000, parser=parser)
+
+
+def hermes() -> ToolParser:
+    return FORMATS["hermes"](("weather",))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_stops_end_the_content_and_neither_reasoning_nor_arguments(size: int) -> None:
+    text = (
+        f"<think>STOP?</think>Wait.\n<tool_call>{WEATHER}</tool_call> Then STOP here <tool_call>{WEATHER}</tool_call>"
+    )
+    answer, ids = message(hermes(), ("STOP",)), [*ids_of(text), EOS]
+    pieces: list[Piece] = []
+    while not answer.finish_reason:
+        pieces.append(answer.push(ids[sum(len(piece.token_ids) for piece in pieces) :][:size]))
+    whole = Delta.join(piece.delta for piece in pieces)
+    assert (whole.reasoning, whole.content, len(whole.calls)) == ("STOP?", "Wait. Then ", 1)
+    assert whole.calls[0].arguments == '{"city": "Bern", "why": "STOP"}'
+    assert (pieces[-1].finish_reason, answer.matched_stop) == ("stop", "STOP")
+    assert len(answer.token_ids) == len(ids_of(text.partition(" here")[0]))
+
+
+def test_a_stop_string_in_what_turns_out_to_be_no_call_ends_the_content_before_it() -> None:
+    answer = message(hermes(), ("STOP",))
+    piece = answer.push([*ids_of('Use <tool_call>{"STOP'), EOS])
+    assert (piece.text, piece.finish_reason, answer.matched_stop) == ('Use <tool_call>{"', "stop", "STOP")
+
+
+def test_no_stop_string_ends_the_arguments_of_a_named_tool() -> None:
+    piece = message(NamedCall("weather"), ("Be", "}")).push([*ids_of('{"city": "Bern"}'), EOS])
+    assert (piece.text, [call.arguments for call in piece.delta.calls]) == ("", ['{"city": "Bern"}'])
+
+
+def test_a_call_that_max_tokens_cuts_off_is_passed_on_as_far_as_it_came() -> None:
+    answer = message(hermes(), ())
+    answer.max_tokens = len(ids := ids_of(f"<tool_call>{WEATHER}"[:60]))
+    piece = answer.push(ids)
+    assert (piece.text, piece.finish_reason) == ("", "length")
+    assert [call.arguments for call in piece.delta.calls] == ['{"city": "Bern",']

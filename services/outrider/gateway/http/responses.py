@@ -119,7 +119,8 @@ class ResponsesWriter:
             chunks.append(chunk)
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id)
         joined = Chunk.join(chunks)
-        for _ in output.add(reader.push(joined), reader):
+        reader.count(joined)
+        for _ in output.add(joined.delta, reader):
             pass
         return _response(choices, body, output, int(time.time()), joined, _counted(stats, reader)) | stats.metrics
 
@@ -138,7 +139,8 @@ class ResponsesWriter:
                 begun, nothing = True, _response(choices, body, output, created_s, None, None)
                 yield event({"type": "response.created", "response": nothing})
                 yield event({"type": "response.in_progress", "response": nothing})
-            for data in output.add(reader.push(chunk), reader):
+            reader.count(chunk)
+            for data in output.add(chunk.delta, reader):
                 yield event(data)
             if chunk.finish is not None:
                 status = _status(chunk)

@@ -165,9 +165,10 @@ class _ChatChoice(Choice):
         written, options = None, self.answer.options
         if options.shows_logprobs:
             written = logprobs.chat(self.answer.tokenizer, chunk.token_ids, chunk.logprobs, options.logprobs or 0)
-        delta = self._reader.push(chunk)
-        reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
+        self._reader.count(chunk)
+        delta = chunk.delta
         calls = tuple(self._reader.call(each) for each in delta.calls)
+        reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
         of_prompt = self._prompt_logprobs(chunk)
         return Written(self.index, delta.content, written, reason, delta.reasoning, calls, of_prompt)
 

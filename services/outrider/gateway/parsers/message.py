@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.gateway.parsers.reasoning import ReasoningParser
+from outrider.gateway.parsers.reasoning import PairedMarks, ReasoningParser
 from outrider.gateway.parsers.tool_calls import Delta, ToolParser
 
 
@@ -11,26 +11,30 @@ class MessageParser:
 
     def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser, max_calls: int | None = None) -> None:
         self._reasoning = reasoning
+        self._marks = PairedMarks()
         self._tools = tools
         self._max_calls = max_calls
 
-    @property
-    def num_calls(self) -> int:
-        """Number of calls so far."""
-        return self._tools.num_calls
+    def push(self, text: str) -> Delta:
+        """What `text` adds."""
+        if self._reasoning is None:
+            return self._kept(self._tools.push(text))
+        reasoning, content = self._reasoning.push(text)
+        delta = self._kept(self._tools.push(content))
+        delta.reasoning, delta.content = reasoning, self._marks.push(delta.content)
+        return delta
 
-    def push(self, text: str, *, finished: bool) -> Delta:
-        """What `text` adds; with `finished`, all that is left."""
-        reasoning, content = ("", text) if self._reasoning is None else self._reasoning.push(text)
-        if finished and self._reasoning is not None:
-            more_reasoning, more_content = self._reasoning.finish()
-            reasoning, content = reasoning + more_reasoning, content + more_content
+    def finish(self, *, cut: bool) -> Delta:
+        """What was held back. `cut`: the answer's length ended it."""
+        if self._reasoning is None:
+            return self._kept(self._tools.finish(cut=cut))
+        reasoning, content = self._reasoning.finish()
         delta = self._tools.push(content)
-        if finished:
-            last = self._tools.finish()
-            delta.content += last.content
-            delta.calls += last.calls
-        delta.reasoning = reasoning
+        delta.add(self._tools.finish(cut=cut))
+        delta.reasoning, delta.content = reasoning, self._marks.push(delta.content) + self._marks.finish()
+        return self._kept(delta)
+
+    def _kept(self, delta: Delta) -> Delta:
         if self._max_calls is not None:
             delta.calls = [call for call in delta.calls if call.index < self._max_calls]
         return delta

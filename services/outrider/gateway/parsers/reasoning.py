@@ -1,4 +1,4 @@
-"""The reasoning before an answer, between <think> and </think>."""
+"""The reasoning before an answer, between <think> and </think>. A mark without its pair is no text."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class ReasoningParser:
         """The next text is part of the reasoning."""
         self._text = ""
         """Text held back."""
+        self._begun = False
+        """Whether it is known how the answer begins."""
         self._after = False
         """Whether the content has begun."""
         self._blank = True
@@ -37,9 +39,9 @@ class ReasoningParser:
         """Returns (reasoning, content) that is certain now."""
         self._text += text
         reasoning = ""
-        if not self._after and not self.inside:
-            self._open()
-        if self.inside:
+        if not self._begun:
+            self._begin()
+        if self._begun and self.inside:
             reasoning = self._reason()
         return reasoning, self._content() if self._after else ""
 
@@ -47,13 +49,16 @@ class ReasoningParser:
         rest, self._text = self._text, ""
         return (rest, "") if self.inside else ("", rest)
 
-    def _open(self) -> None:
-        """Reasoning is at the beginning of an answer or absent."""
+    def _begin(self) -> None:
+        """Reasoning is at the beginning of an answer or absent. A model may repeat the mark that the template wrote."""
         text = self._text.lstrip(_SPACE)
         if text.startswith(OPEN):
-            self.inside, self._text = True, text[len(OPEN) :]
-        elif text and not OPEN.startswith(text):
-            self._after, self._blank = True, False
+            self._begun, self.inside, self._text = True, True, text[len(OPEN) :]
+        elif text.startswith(CLOSE) and not self.inside:
+            self._begun, self._after, self._text = True, True, text[len(CLOSE) :]
+        elif text and held_back(text, (OPEN, CLOSE)) < len(text):
+            self._begun, self._after = True, not self.inside
+            self._blank = self.inside
 
     def _reason(self) -> str:
         found, mark, rest = self._text.partition(CLOSE)
@@ -76,3 +81,28 @@ class ReasoningParser:
             text = text.lstrip(_SPACE)
             self._blank = not text
         return text
+
+
+class PairedMarks:
+    """Removes marks of reasoning from content, except those in pairs, which belong to the text."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        """Held back: text after an opening mark, or what may become a mark."""
+
+    def push(self, text: str) -> str:
+        self._text += text
+        passed = ""
+        while (closing := self._text.find(CLOSE)) >= 0:
+            end = closing + len(CLOSE)
+            before, mark, self._text = self._text[:closing], self._text[closing:end], self._text[end:]
+            unpaired, opening_mark, thought = before.rpartition(OPEN)
+            passed += unpaired.replace(OPEN, "") + opening_mark + thought + (mark if opening_mark else "")
+        opening = self._text.find(OPEN)
+        kept = len(self._text) - held_back(self._text, (OPEN, CLOSE)) if opening < 0 else opening
+        passed, self._text = passed + self._text[:kept], self._text[kept:]
+        return passed
+
+    def finish(self) -> str:
+        rest, self._text = self._text.replace(OPEN, ""), ""
+        return rest

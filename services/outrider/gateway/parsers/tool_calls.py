@@ -1,22 +1,24 @@
 """Splits a growing text into content and tool calls, in the formats of the models' chat templates.
 
-Text that looks like a call but is none stays content. The names of the formats are vLLM's.
+What may be a call is held back. It is passed on as a call once it is complete, and calls declared tools with JSON
+objects as arguments; or if the answer's length cut it off within its arguments. Else all its text is content. The names
+of the formats are vLLM's.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from outrider.gateway.parsers.json_call import JsonCall, JsonValue, NotACall
+from outrider.gateway.parsers.json_call import SPACE, Call, NotACall, Unfinished, read_arguments, read_calls
 from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
-_SPACE = " \t\r\n"
-_MAX_LEAD_CHARS = MAX_FUNCTION_NAME_CHARS + len("[ARGS]")
+_FIRST_CHECK_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,20 @@ class Delta:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
-    def call(self, index: int, name: str, arguments: str) -> None:
-        self.calls.append(CallDelta(index, name, arguments))
+    def add(self, other: Delta) -> None:
+        """Appends what comes next."""
+        self.content += other.content
+        self.reasoning += other.reasoning
+        self.calls += other.calls
+
+    @classmethod
+    def join(cls, deltas: Iterable[Delta]) -> Delta:
+        """The whole message, with one delta for each call."""
+        whole = cls()
+        for each in deltas:
+            whole.add(each)
+        whole.merge()
+        return whole
 
     def merge(self) -> None:
         """Joins deltas of the same call."""
@@ -66,8 +80,14 @@ class ToolParser(ABC):
         """Adds text. Returns what is certain now."""
 
     @abstractmethod
-    def finish(self) -> Delta:
-        """Ends the answer. Returns what was held back."""
+    def finish(self, *, cut: bool) -> Delta:
+        """Ends the answer. Returns what was held back. `cut`: its length ended it."""
+
+    def _pass_on(self, calls: Sequence[Call], delta: Delta) -> None:
+        """Adds whole calls."""
+        for call in calls:
+            delta.calls.append(CallDelta(self.num_calls, call.name, call.arguments))
+            self.num_calls += 1
 
 
 class NoTools(ToolParser):
@@ -76,12 +96,12 @@ class NoTools(ToolParser):
     def push(self, text: str) -> Delta:
         return Delta(text)
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         return Delta()
 
 
 class NamedCall(ToolParser):
-    """The client has named the tool, so the whole answer is its arguments."""
+    """The client has named the tool, and a grammar makes the whole answer its arguments. They pass as they come."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -93,222 +113,229 @@ class NamedCall(ToolParser):
         first, self.num_calls = not self.num_calls, 1
         return Delta(calls=[CallDelta(0, self._name if first else "", text)])
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         return Delta() if self.num_calls else Delta(calls=[CallDelta(0, self._name)])
 
 
-class JsonCalls(ToolParser):
-    """One or several JSON objects, alone or in a list, after a marker. Content may follow an end marker.
+class MarkedCalls(ToolParser):
+    """Calls in blocks, each from a marker to an end marker, the next marker, or the end of the answer.
 
-    `at_start`: an answer that begins with one of these characters is a call without a marker.
+    `at_start`: an answer that begins with this character is a block without a marker.
     """
 
-    def __init__(self, begins: Sequence[str] = (), end: str = "", at_start: str = "") -> None:
+    def __init__(self, tools: Collection[str], begin: str = "", end: str = "", at_start: str = "") -> None:
         super().__init__()
-        self._begins = begins
+        self._tools = tools
+        self._begin = begin
         self._end = end
         self._at_start = at_start
-        self._longest = max(map(len, begins), default=1)
-        self._kept: list[str] = []
-        """Content held back: it may begin a marker, or be the white space before one."""
-        self._recent = ""
-        """Its last characters, as many as a marker has."""
-        self._begun = False
-        """Whether any content has arrived."""
-        self._in_calls = False
-        self._call: JsonCall | None = None
-        self._announced = False
-        self._tail = ""
-        """Within calls: the beginning of an end marker, or other text."""
+        self._text = ""
+        """Held back: the block, or content that may begin one."""
+        self._lead: str | None = None
+        """What precedes the block: white space and the marker. None outside a block."""
+        self._searched = 0
+        """So much of the block has no marker after it, or one within a string."""
+        self._check_at = _FIRST_CHECK_CHARS
+        """The length at which the block is checked next. Doubled each time, so that the checks take linear time."""
+        self._called_last = False
+        """Nothing but white space has followed the last call."""
 
     def push(self, text: str) -> Delta:
         delta = Delta()
-        for char in text:
-            self._in_call(char, delta) if self._in_calls else self._in_content(char, delta)
-        self._release(delta)
-        delta.merge()
+        self._text += text
+        while self._advances(delta):
+            pass
         return delta
 
-    def finish(self) -> Delta:
+    def finish(self, *, cut: bool) -> Delta:
         delta = Delta()
-        if self._call is not None and not self._announced:
-            self._kept.append(self._call.text)
-        content = self._taken() + self._tail
-        if not self.num_calls or content.strip():
-            delta.content = content
+        while self._lead is not None:
+            self._end_block(delta, cut=cut)
+            while self._advances(delta):
+                pass
+        # Templates put line ends after calls.
+        if not self._called_last or self._text.strip(SPACE):
+            delta.content += self._text
+        self._text = ""
         return delta
 
-    def _taken(self) -> str:
-        content = "".join(self._kept)
-        self._keep("")
-        return content
+    def _read(self, block: str) -> list[Call]:
+        """The calls of a block. Raises NotACall or Unfinished."""
+        return read_calls(block, self._tools)
 
-    def _keep(self, content: str) -> None:
-        self._kept, self._recent = [content], content[-self._longest :]
+    def _advances(self, delta: Delta) -> bool:
+        return self._finds_block(delta) if self._lead is None else self._reads_block(delta)
 
-    def _in_content(self, char: str, delta: Delta) -> None:
-        self._kept.append(char)
-        self._recent = (self._recent + char)[-self._longest :]
-        if not self._begun and char in self._at_start:
-            self._keep("")
-            self._in_calls = True
-            self._in_call(char, delta)
-            return
-        for marker in self._begins:
-            if self._recent.endswith(marker):
-                # Templates put line ends between text and calls.
-                delta.content += self._taken()[: -len(marker)].rstrip()
-                self._in_calls = True
-                return
-        self._begun |= char not in _SPACE
+    def _finds_block(self, delta: Delta) -> bool:
+        if self._at_start:
+            stripped = self._text.lstrip(SPACE)
+            if not stripped:
+                return False
+            if stripped[0] == self._at_start:
+                self._begin_block(self._text[: -len(stripped)], stripped)
+                return True
+            self._at_start = ""
+        found = self._text.find(self._begin) if self._begin else -1
+        end = found if found >= 0 else len(self._text) - held_back(self._text, (self._begin,))
+        # Templates put line ends between text and calls.
+        content = self._text[:end].rstrip(SPACE) if self._begin else self._text
+        delta.content += content
+        if content:
+            self._at_start, self._called_last = "", False
+        if found < 0:
+            self._text = self._text[len(content) :]
+            return False
+        after = found + len(self._begin)
+        self._begin_block(self._text[len(content) : after], self._text[after:])
+        return True
 
-    def _release(self, delta: Delta) -> None:
-        """Passes on all content except a possible beginning of a marker and the white space before it."""
-        if self._in_calls:
-            return
-        content = self._taken()
-        kept = content[: len(content) - held_back(content, self._begins)]
-        certain = kept.rstrip() if self._begins or not self._begun else kept
-        delta.content += certain
-        self._keep(content[len(certain) :])
+    def _begin_block(self, lead: str, block: str) -> None:
+        self._lead, self._text = lead, block
+        self._searched, self._check_at = 0, _FIRST_CHECK_CHARS
 
-    def _in_call(self, char: str, delta: Delta) -> None:
-        if self._call is None:
-            self._between(char, delta)
-            return
+    def _reads_block(self, delta: Delta) -> bool:
+        markers = [marker for marker in (self._end, self._begin) if marker]
+        found = [at for marker in markers if (at := self._text.find(marker, self._searched)) >= 0]
+        if found:
+            return self._ends_at(min(found), delta)
+        self._searched = max(self._searched, len(self._text) - max(map(len, markers), default=0))
+        if len(self._text) >= self._check_at:
+            self._check_at = 2 * len(self._text)
+            return not self._may_be_block(delta)
+        return False
+
+    def _ends_at(self, at: int, delta: Delta) -> bool:
+        """Reads the block up to a marker. One within a string ends nothing."""
         try:
-            arguments = self._call.push(char)
+            calls = self._read(self._text[:at])
+        except Unfinished:
+            self._searched = at + 1
         except NotACall:
-            self._give_up(self._call, delta)
+            self._give_up(delta)
+        else:
+            self._pass_on(calls, delta)
+            self._lead, self._text, self._called_last = None, self._text[at:].removeprefix(self._end), True
+        return True
+
+    def _may_be_block(self, delta: Delta) -> bool:
+        """Whether it may; else its text becomes content."""
+        try:
+            self._read(self._unmarked())
+        except Unfinished:
+            return True
+        except NotACall:
+            self._give_up(delta)
+            return False
+        return True
+
+    def _unmarked(self) -> str:
+        """The block without the beginning of a marker at its end."""
+        return self._text[: len(self._text) - held_back(self._text, (self._end, self._begin))]
+
+    def _end_block(self, delta: Delta, *, cut: bool) -> None:
+        """At the end of the answer."""
+        calls: list[Call] = []
+        try:
+            calls = self._read(self._unmarked())
+        except Unfinished as unfinished:
+            calls = unfinished.calls if cut else []
+        except NotACall:
+            pass
+        if not calls:
+            self._give_up(delta)
             return
-        self._tell(self._call, arguments, delta)
-        if self._call.ended:
-            self._call, self._announced = None, False
+        self._pass_on(calls, delta)
+        self._lead, self._text, self._called_last = None, "", True
 
-    def _between(self, char: str, delta: Delta) -> None:
-        if not self._tail and (char in _SPACE or char in "[],;"):
-            return
-        if not self._tail and char == "{":
-            self._call = JsonCall()
-            self._call.push(char)
-            return
-        self._tail += char
-        if self._tail == self._end:
-            self._tail, self._in_calls = "", False
-        elif not any(marker.startswith(self._tail) for marker in (self._end, *self._begins) if marker):
-            self._keep(self._tail)
-            self._tail, self._in_calls, self._begun = "", False, True
-        elif self._tail in self._begins:
-            self._tail = ""
-
-    def _tell(self, call: JsonCall, arguments: str, delta: Delta) -> None:
-        if call.name is not None and not self._announced:
-            self._announced = True
-            delta.call(self.num_calls, call.name, arguments)
-            self.num_calls += 1
-        elif arguments:
-            delta.call(self.num_calls - 1, "", arguments)
-
-    def _give_up(self, call: JsonCall, delta: Delta) -> None:
-        """The text was no call. If it was announced, which cannot be undone, its rest is dropped."""
-        text = "" if self._announced else call.text
-        self._call, self._announced, self._in_calls, self._begun = None, False, False, True
-        self._keep(text)
+    def _give_up(self, delta: Delta) -> None:
+        """The block is no call: its marker becomes content, and what follows is read anew."""
+        delta.content += self._lead or ""
+        self._called_last = False
+        self._lead, self._at_start = None, ""
 
 
-class MistralCalls(JsonCalls):
+class MistralCalls(MarkedCalls):
     """A list of JSON objects after the marker; newer models write NAME[ARGS]{…} or NAME{…} instead."""
 
-    def __init__(self) -> None:
-        super().__init__(("[TOOL_CALLS]",))
-        self._name = ""
-        self._value: JsonValue | None = None
+    _LEAD = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\]\s*)?(?=\{)")
 
-    def _in_call(self, char: str, delta: Delta) -> None:
-        if self._value is not None:
-            self._value.push(char)
-            delta.call(self.num_calls - 1, "", char)
-            if self._value.ended:
-                self._value = None
-        elif self._name and char == "{":
-            self._value = JsonValue()
-            self._value.push(char)
-            name, self._name = self._name.removesuffix("[ARGS]").strip(), ""
-            delta.call(self.num_calls, name, char)
-            self.num_calls += 1
-        elif self._call is None and (self._name or not (char in _SPACE or char in "[],;{")):
-            self._name += char
-            if self._name == "TOOL_CALLS]":
-                # The marker before each further call; its bracket was mistaken for that of a list.
-                self._name = ""
-            elif len(self._name) > _MAX_LEAD_CHARS:
-                self._keep(self._name)
-                self._name, self._in_calls, self._begun = "", False, True
-        else:
-            super()._in_call(char, delta)
+    def __init__(self, tools: Collection[str]) -> None:
+        super().__init__(tools, "[TOOL_CALLS]")
 
-    def finish(self) -> Delta:
-        delta = super().finish()
-        delta.content += self._name
-        return delta
+    def _read(self, block: str) -> list[Call]:
+        stripped = block.lstrip(SPACE)
+        if not stripped or stripped[0] in "[{":
+            return super()._read(block)
+        if lead := self._LEAD.match(stripped):
+            if lead[1] not in self._tools:
+                raise NotACall("it names no declared tool")
+            return [read_arguments(stripped[lead.end() :], lead[1])]
+        name = re.split(r"[\s\[{]", stripped, maxsplit=1)[0]
+        if len(stripped) > 2 * MAX_FUNCTION_NAME_CHARS or not any(tool.startswith(name) for tool in self._tools):
+            raise NotACall("it names no declared tool")
+        raise Unfinished([])
 
 
 class PythonicCalls(ToolParser):
     """A Python list of calls with literal arguments, `[f(a=1), g(b="x")]`, as the whole answer. Read at its end."""
 
-    def __init__(self) -> None:
+    _LIST = re.compile(r"\s*\[\s*[A-Za-z_][\w.]*\s*\(")
+    _BEGINNING = re.compile(r"\s*(\[\s*([A-Za-z_][\w.]*\s*)?)?")
+
+    def __init__(self, tools: Collection[str]) -> None:
         super().__init__()
-        self._kept: list[str] = []
-        self._first = ""
-        """The answer's first character that is not white space."""
+        self._tools = tools
+        self._text = ""
+        self._may_be_calls = True
 
     def push(self, text: str) -> Delta:
-        self._first = self._first or text.lstrip()[:1]
-        self._kept.append(text)
-        return Delta() if self._first in ("", "[") else Delta(self._taken())
+        self._text += text
+        if self._may_be_calls and not self._LIST.match(self._text):
+            self._may_be_calls = self._BEGINNING.fullmatch(self._text) is not None
+        return Delta() if self._may_be_calls else Delta(self._taken())
 
-    def finish(self) -> Delta:
-        text = self._taken()
+    def finish(self, *, cut: bool) -> Delta:
+        delta, text = Delta(), self._taken()
         try:
-            calls = _python_calls(text)
+            self._pass_on(_python_calls(text, self._tools), delta)
         except NotACall:
-            return Delta(text)
-        self.num_calls = len(calls)
-        return Delta(calls=[CallDelta(index, name, arguments) for index, (name, arguments) in enumerate(calls)])
+            delta.content = text
+        return delta
 
     def _taken(self) -> str:
-        text = "".join(self._kept)
-        self._kept.clear()
+        text, self._text = self._text, ""
         return text
 
 
-def _python_calls(text: str) -> list[tuple[str, str]]:
+def _python_calls(text: str, tools: Collection[str]) -> list[Call]:
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-        assert isinstance(tree, ast.List) and tree.elts
-        return [_python_call(each) for each in tree.elts]
+        tree = ast.parse(text.strip(SPACE), mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            raise NotACall("no list of calls")
+        return [_python_call(each, tools) for each in tree.elts]
     # Deep nesting and huge numbers raise some of these.
-    except (AssertionError, SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NotACall(str(error)) from error
 
 
-def _python_call(node: ast.expr) -> tuple[str, str]:
-    assert isinstance(node, ast.Call) and not node.args
-    arguments = {}
-    for keyword in node.keywords:
-        assert keyword.arg is not None
-        arguments[keyword.arg] = ast.literal_eval(keyword.value)
-    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False)
+def _python_call(node: ast.expr, tools: Collection[str]) -> Call:
+    if not isinstance(node, ast.Call) or node.args or ast.unparse(node.func) not in tools:
+        raise NotACall("it calls no declared tool by named arguments")
+    if any(keyword.arg is None for keyword in node.keywords):
+        raise NotACall("its arguments have no names")
+    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return Call(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 HERMES_MARKS = ("<tool_call>", "</tool_call>")
-FORMATS = {
-    "hermes": lambda: JsonCalls(HERMES_MARKS[:1], HERMES_MARKS[1]),
-    "llama3_json": lambda: JsonCalls(("<|python_tag|>",), at_start="{"),
+FORMATS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
+    "hermes": lambda tools: MarkedCalls(tools, *HERMES_MARKS),
+    "llama3_json": lambda tools: MarkedCalls(tools, "<|python_tag|>", at_start="{"),
     "mistral": MistralCalls,
     "pythonic": PythonicCalls,
 }
-MARKERS = (*HERMES_MARKS, "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>")
+"""A parser for the tools of these names, by its format."""
+MARKERS = (*HERMES_MARKS, "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>")
 """Tokens that are part of the text here, even if a vocabulary has them as special tokens."""
 
 

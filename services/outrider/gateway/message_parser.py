@@ -1,0 +1,35 @@
+"""The parser of an answer to a chat: by its model's formats and the request's tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.gateway.parsers.message import MessageParser
+from outrider.gateway.parsers.reasoning import ReasoningParser, Thought
+from outrider.gateway.parsers.tool_calls import FORMATS, MarkedCalls, NamedCall, NoTools, ToolParser
+from outrider.gateway.requests import ChatPrompt, Prompt
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tools import ToolUse
+
+
+def parser_of(prompt: Prompt, tokenizer: ModelTokenizer, prompt_token_ids: Sequence[int]) -> MessageParser | None:
+    """None if the answer is a text and no message."""
+    if not isinstance(prompt, ChatPrompt) or not prompt.reads_reasoning:
+        return None
+    reasoning = None
+    if tokenizer.reasons:
+        reasoning = ReasoningParser(inside=tokenizer.thought_after(prompt_token_ids) is Thought.OPEN)
+    use = prompt.tools
+    return MessageParser(reasoning, _tools(use, tokenizer.tool_format), None if use is None or use.parallel else 1)
+
+
+def _tools(use: ToolUse | None, written_in: str) -> ToolParser:
+    if use is None:
+        return NoTools()
+    match use.choice:
+        case "auto":
+            return FORMATS[written_in](use.names)
+        case "required":
+            return MarkedCalls(use.names, at_start="[")
+        case "named":
+            return NamedCall(use.name)
