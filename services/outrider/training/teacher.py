@@ -11,7 +11,7 @@ from outrider.engine import CheckpointError, Engine, Row
 
 _TOKENS = 24
 # bfloat16, or a head in 8 bits, moves logits by less than a hundredth of their length.
-_MOST_DIFFERENCE = 0.03
+_TOLERANCE = 0.03
 
 
 def check_teacher(engine: Engine, head: Tensor, path: Path) -> None:
@@ -25,7 +25,7 @@ def check_teacher(engine: Engine, head: Tensor, path: Path) -> None:
         difference = float((hidden.float() @ head.float().T - logits).norm() / logits.norm())
     engine.kv.close(sequence)
     # Not a number is no agreement either.
-    if not difference < _MOST_DIFFERENCE:
+    if not difference < _TOLERANCE:
         raise CheckpointError(
             str(path), "its logits are not its last hidden state times its vocabulary head: no draft can be distilled"
         )

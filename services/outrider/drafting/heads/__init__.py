@@ -1,0 +1,24 @@
+"""Heads: small modules that draft from the target's hidden states. The only part of `outrider.drafting` with torch.
+
+Here: the protocol (`interface`), the decoder layer that two kinds share (`layer`), one file for each kind (`mtp`,
+`eagle`, `medusa`), and the field's checkpoint formats (`loading`). Not here: the engine, whose states come in as
+tensors, and the sequences they belong to. Begin with `interface`.
+"""
+
+from outrider.drafting.heads.eagle import Eagle3Head
+from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings, TargetParts
+from outrider.drafting.heads.loading import head_kind, load_head
+from outrider.drafting.heads.medusa import MedusaHead
+from outrider.drafting.heads.mtp import MtpHead
+
+__all__ = [
+    "DraftHead",
+    "Eagle3Head",
+    "HeadError",
+    "HeadSettings",
+    "MedusaHead",
+    "MtpHead",
+    "TargetParts",
+    "head_kind",
+    "load_head",
+]

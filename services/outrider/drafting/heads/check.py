@@ -1,0 +1,47 @@
+"""Does a head know its target? A wrong order of taps or a norm left out gives drafts that are never accepted, and no
+error. So a head is tried on a text of the target before it serves."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from outrider.drafting.heads.interface import ChainMemory, DraftHead
+
+log = logging.getLogger(__name__)
+
+# Chance is one in tens of thousands; the worst heads that are of use guess one token in five.
+LEAST = 0.1
+
+
+@torch.inference_mode()
+def first_guesses(head: DraftHead, token_ids: Tensor, states: Tensor) -> Tensor:
+    """token_ids [n], states [n, …] of the same positions → [n - 1]: the head's guess of token t + 2, for each t."""
+    count = len(token_ids) - 1
+    positions = torch.arange(count, device=states.device)[None]
+    features = head.features(states[None, :count])
+    _, hidden = head.forward(token_ids[None, 1:], features, positions, ChainMemory())
+    logits = head.logits(hidden)
+    best = (logits if head.recurrent else logits[0])[0].argmax(-1)
+    return best if head.token_map is None else head.token_map.to(best.device)[best]
+
+
+def agreement(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
+    """Share of the text's tokens that the head guesses from those before: first-token acceptance of greedy text."""
+    guesses = first_guesses(head, token_ids, states)[:-1]
+    return float((guesses == token_ids[2:]).float().mean())
+
+
+def self_check(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
+    """Warns when a text that the target wrote itself is strange to the head. Returns the agreement."""
+    found = agreement(head, token_ids, states)
+    if found < LEAST:
+        log.warning(
+            "this %s head guesses %.0f %% of a text that its target wrote: it may belong to another target, or its"
+            " config.json may name other taps or norms than it was trained with",
+            head.kind,
+            100 * found,
+        )
+    return found

@@ -1,0 +1,101 @@
+"""EAGLE-3 (Li et al. 2025): states of a low, a middle and a high layer are joined into one feature of the target's
+width; a decoder layer reads it beside the next token, and its output is the feature of the step after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from outrider.drafting.heads.interface import HeadSettings, Memory, TargetParts
+from outrider.drafting.heads.layer import HeadLayer, Norm, Rotary
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Of a target with this many layers: the layers whose inputs are read, as the paper's code and vLLM have them."""
+    return (2, layers // 2, layers - 3)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleVariant:
+    """What checkpoints of the field differ in."""
+
+    taps: tuple[int, ...]
+    target_width: int
+    logits_width: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    """One norm over the joined states."""
+    fc_norm: bool = False
+    """A norm for each of the joined states."""
+    norm_output: bool = False
+    """The feature of the next step is taken after the last norm."""
+    own_embedding: bool = False
+
+
+class _FirstLayer(HeadLayer):
+    """Attention reads token and feature side by side; the feature alone goes on."""
+
+    def __init__(self, settings: HeadSettings, norm_before_residual: bool) -> None:
+        super().__init__(settings, 0, 2 * settings.width)
+        self.hidden_norm = Norm(settings.width, settings)
+        self._norm_before_residual = norm_before_residual
+
+    def join(self, tokens: Tensor, feature: Tensor, rotary: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
+        normed = self.hidden_norm(feature)
+        read = torch.cat([self.input_layernorm(tokens), normed], -1)
+        return self.after(normed if self._norm_before_residual else feature, read, rotary, memory)
+
+
+class Eagle3Head(nn.Module):
+    kind = "eagle3"
+    recurrent = True
+    lookahead = 1
+
+    def __init__(
+        self, settings: HeadSettings, variant: EagleVariant, target: TargetParts, token_map: Tensor | None = None
+    ) -> None:
+        """token_map [logits width]: the token id of each logit, from d2t."""
+        super().__init__()
+        width, joined = settings.width, len(variant.taps) * variant.target_width
+        self.taps = variant.taps
+        self.token_map = token_map
+        self._variant = variant
+        self.fc = nn.Linear(joined, width, bias=False)
+        if variant.norm_before_fc:
+            self.input_norm = Norm(joined, settings)
+        if variant.fc_norm:
+            self.fc_norm = nn.ModuleList(Norm(variant.target_width, settings) for _ in variant.taps)
+        rest = (HeadLayer(settings, number) for number in range(1, settings.layers))
+        self.layers = nn.ModuleList([_FirstLayer(settings, variant.norm_before_residual), *rest])
+        self.norm = Norm(width, settings)
+        self.lm_head = nn.Linear(width, variant.logits_width, bias=False)
+        embedding = torch.empty(target.embedding.shape[0], width) if variant.own_embedding else target.embedding
+        self.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
+        self._rotary = Rotary(settings)
+
+    def features(self, states: Tensor) -> Tensor:
+        """[batch, tokens, taps · target width] → [batch, tokens, width]."""
+        states = states.to(self.fc.weight.dtype)
+        if self._variant.norm_before_fc:
+            states = self.input_norm(states)
+        if self._variant.fc_norm:
+            parts = torch.split(states, self._variant.target_width, -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        joined: Tensor = self.fc(states)
+        return joined
+
+    def forward(self, token_ids: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        rotary = self._rotary(positions)
+        tokens = self.embed_tokens(token_ids).to(features.dtype)
+        first, *rest = self.layers
+        x = first.join(tokens, features, rotary, memory)  # type: ignore[operator]
+        for layer in rest:
+            x = layer(x, rotary, memory)
+        normed = self.norm(x)
+        return (normed if self._variant.norm_output else x), normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(hidden)
+        return found

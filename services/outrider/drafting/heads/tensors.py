@@ -1,0 +1,100 @@
+"""The tensors of a head's checkpoint: read, undone of their 8 bits, and put where they belong or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from outrider.drafting.heads.interface import HeadError, HeadSettings
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_SCALE = ".scale"
+_UNSERVED = {
+    "kv_a_proj_with_mqa": "multi-head latent attention is not served in heads",
+    "experts.": "experts are not served in heads",
+    "linear_attn": "linear attention is not served in heads",
+}
+
+
+def read_tensors(path: Path, rename: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Of all safetensors files of a directory, the tensors that get a name; others are never read."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        pickled = [file.name for file in sorted(path.glob("*")) if file.suffix in _PICKLED]
+        if pickled:
+            raise HeadError(
+                f"{path}/{pickled[0]}", "pickled weights run code when they are read; convert to safetensors"
+            )
+        raise HeadError(f"{path}/model.safetensors", "missing")
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as stored:
+                for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
+                    if (ours := rename(name)) is not None:
+                        found[ours] = stored.get_tensor(name)
+        except SafetensorError as error:
+            raise HeadError(str(file), f"not a sound safetensors file: {error}") from None
+    return _without_scales(found)
+
+
+def _without_scales(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    for name in [name for name, value in found.items() if value.dtype == torch.int8]:
+        if name + _SCALE not in found:
+            raise HeadError(name + _SCALE, "missing")
+        found[name] = found[name].float() * found.pop(name + _SCALE).float()[:, None]
+    return found
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Gives each parameter its tensor. Raises HeadError for one that is missing, too many or of another shape."""
+    wanted = module.state_dict()
+    for name, value in tensors.items():
+        if name not in wanted:
+            reason = next((text for part, text in _UNSERVED.items() if part in name), "no such tensor in this kind")
+            raise HeadError(name, reason)
+        if value.shape != wanted[name].shape:
+            raise HeadError(name, f"has the shape {list(value.shape)}, config.json asks for {list(wanted[name].shape)}")
+        if not value.isfinite().all():
+            raise HeadError(name, "has values that are no numbers")
+    if missing := sorted(set(wanted) - set(tensors)):
+        raise HeadError(missing[0], "missing")
+    module.load_state_dict({name: value.to(wanted[name].dtype) for name, value in tensors.items()})
+
+
+def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None) -> HeadSettings:
+    """The decoder layers that a config.json describes. Raises HeadError that names the missing field."""
+    kind = str(config.get("model_type", "llama"))
+    try:
+        width, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or width // heads)
+        return HeadSettings(
+            width=width,
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=head_dim,
+            inner=int(config["intermediate_size"]),
+            eps=float(config.get("rms_norm_eps", 1e-6)),
+            rotary=_rotary(config, width, heads, head_dim),
+            layers=layers or int(config.get("num_hidden_layers", 1)),
+            bias=bool(config.get("attention_bias", kind == "qwen2")),
+            qk_norm=kind.startswith("qwen3"),
+            gated=kind.startswith(("qwen3_next", "qwen3_5")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise HeadError(f"{path}/config.json", f"{type(error).__name__}: {error}") from None
+
+
+def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) -> LlamaConfig:
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
+    stated = {name: config[name] for name in names if config.get(name) is not None}
+    share = float(
+        config.get("partial_rotary_factor") or (stated.get("rope_parameters") or {}).get("partial_rotary_factor", 1)
+    )
+    return LlamaConfig(hidden_size=width, num_attention_heads=heads, head_dim=round(head_dim * share), **stated)

@@ -1,0 +1,280 @@
+"""Heads in the field's formats say what transformers' own layers say with the same tensors; others are refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.drafting.heads import HeadError, TargetParts, load_head
+from outrider.drafting.heads.check import self_check
+from outrider.drafting.heads.interface import ChainMemory, DraftHead
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config, Qwen3NextConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextDecoderLayer,
+    Qwen3NextRMSNorm,
+    Qwen3NextRotaryEmbedding,
+)
+
+WIDTH, VOCAB, TOKENS, LAYERS = 64, 96, 9, 8
+SHAPE: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 80,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "max_position_embeddings": 128,
+    "vocab_size": VOCAB,
+}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def target() -> TargetParts:
+    return TargetParts(torch.randn(VOCAB, WIDTH), torch.randn(VOCAB, WIDTH), LAYERS)
+
+
+def scrambled(module: torch.nn.Module) -> torch.nn.Module:
+    for value in module.parameters():
+        torch.nn.init.normal_(value, std=0.3)
+    return module.eval().requires_grad_(False)
+
+
+def written(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path / "model.safetensors")
+    return path
+
+
+def asked(head: DraftHead, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Token ids, what the head says of them in one go, and the same a token at a time."""
+    ids, positions = torch.randint(0, VOCAB, (1, TOKENS)), torch.arange(TOKENS)[None]
+    features = head.features(states)
+    at_once = head.logits(head.forward(ids, features, positions, ChainMemory())[1])
+    memory = ChainMemory()
+    steps = [
+        head.forward(ids[:, t : t + 1], features[:, t : t + 1], positions[:, t : t + 1], memory)[1]
+        for t in range(TOKENS)
+    ]
+    return ids, at_once, head.logits(torch.cat(steps, 1))
+
+
+def decoder(kind: str) -> tuple[Any, Any, Any, type[torch.nn.Module]]:
+    """A transformers layer with its config, rotary table and norm."""
+    if kind == "llama":
+        config: Any = LlamaConfig(**SHAPE)
+        return config, LlamaDecoderLayer(config, 0), LlamaRotaryEmbedding(config), LlamaRMSNorm
+    if kind == "qwen3":
+        config = Qwen3Config(**SHAPE)
+        return config, Qwen3DecoderLayer(config, 0), Qwen3RotaryEmbedding(config), LlamaRMSNorm
+    config = Qwen3NextConfig(**SHAPE, layer_types=["full_attention"], mlp_only_layers=[0], partial_rotary_factor=0.25)
+    return config, Qwen3NextDecoderLayer(config, 0), Qwen3NextRotaryEmbedding(config), Qwen3NextRMSNorm
+
+
+def through(layer: Any, rotary: Any, config: Any, x: Tensor) -> Tensor:
+    config._attn_implementation = "eager"
+    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None]
+    positions = torch.arange(TOKENS)[None]
+    out = layer(x, position_embeddings=rotary(x, positions), attention_mask=mask, position_ids=positions)
+    found: Tensor = out[0] if isinstance(out, tuple) else out
+    return found
+
+
+@pytest.mark.parametrize(("kind", "names"), [("llama", "deepseek"), ("qwen3", "qwen"), ("qwen3_next", "qwen")])
+def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
+    tmp_path: Path, target: TargetParts, kind: str, names: str
+) -> None:
+    config, layer, rotary, norm = decoder(kind)
+    layer = scrambled(layer)
+    norms = [scrambled(norm(WIDTH, eps=1e-5)) for _ in range(3)]
+    join = torch.randn(WIDTH, 2 * WIDTH) * 0.1
+    block = layer.state_dict()
+    if names == "deepseek":
+        prefix, shared, projection = "model.layers.1.", "shared_head.norm", "eh_proj"
+        tensors = {f"model.layers.1.{name}": value for name, value in block.items()}
+        first, second = "enorm", "hnorm"
+        extra = {"num_nextn_predict_layers": 1, "architectures": ["DeepseekV3ForCausalLM"]}
+    else:
+        prefix, shared, projection = "mtp.", "norm", "fc"
+        tensors = {f"mtp.layers.0.{name}": value for name, value in block.items()}
+        first, second = "pre_fc_norm_embedding", "pre_fc_norm_hidden"
+        extra = {"mtp_num_hidden_layers": 1, "partial_rotary_factor": 0.25 if kind == "qwen3_next" else 1.0}
+    tensors |= {f"{prefix}{projection}.weight": join, f"{prefix}{shared}.weight": norms[2].state_dict()["weight"]}
+    tensors |= {f"{prefix}{n}.weight": m.state_dict()["weight"] for n, m in zip((first, second), norms, strict=False)}
+    # What else a whole model has is not the head's.
+    tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(3)
+    path = written(tmp_path / "model", {**SHAPE, **extra, "model_type": kind}, tensors)
+    head = load_head(path, target, torch.float32)
+    states = torch.randn(1, TOKENS, WIDTH)
+    ids, at_once, stepwise = asked(head, states)
+    x = torch.cat([norms[0](target.embedding[ids]), norms[1](states)], -1) @ join.T
+    expected = norms[2](through(layer, rotary, config, x)) @ target.head.T
+    torch.testing.assert_close(at_once, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
+
+
+TAPS = (2, 4, 5)
+KNOWN = torch.tensor([*range(0, VOCAB, 3)])
+
+
+def eagle(prefix: str) -> tuple[dict[str, Tensor], Any, dict[str, Any]]:
+    """An EAGLE-3 head: a transformers layer whose attention reads twice the width, and its tensors."""
+    config = LlamaConfig(**SHAPE)
+    layer: Any = LlamaDecoderLayer(config, 0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        old = getattr(layer.self_attn, name)
+        setattr(layer.self_attn, name, torch.nn.Linear(2 * WIDTH, old.out_features, bias=False))
+    scrambled(layer)
+    parts = {
+        "fc.weight": torch.randn(WIDTH, 3 * WIDTH) * 0.1,
+        "norm.weight": torch.randn(WIDTH),
+        f"{prefix}hidden_norm.weight": torch.randn(WIDTH),
+        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
+        "d2t": KNOWN - torch.arange(len(KNOWN)),
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, KNOWN, True),
+    }
+    tensors = parts | {f"{prefix}{name}": value for name, value in layer.state_dict().items()}
+    return tensors, layer, {**SHAPE, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(KNOWN)}
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (WIDTH,), weight, 1e-5)
+
+
+@pytest.mark.parametrize("form", ["midlayer.", "layers.0.", "speculators"])
+def test_an_eagle_3_head_says_what_transformers_layers_say(tmp_path: Path, target: TargetParts, form: str) -> None:
+    prefix = "layers.0." if form == "speculators" else form
+    tensors, layer, config = eagle(prefix)
+    if form == "speculators":
+        config = {
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": {**SHAPE, "model_type": "llama"},
+            "draft_vocab_size": len(KNOWN),
+            "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
+        }
+        tensors["verifier_norm.weight"] = torch.randn(WIDTH)
+    head = load_head(written(tmp_path / "head", config, tensors), target, torch.float32)
+    assert head.taps == TAPS and head.token_map is not None and head.token_map.tolist() == KNOWN.tolist()
+    states = torch.randn(1, TOKENS, 3 * WIDTH)
+    ids, at_once, stepwise = asked(head, states)
+    feature = states @ tensors["fc.weight"].T
+    normed = rms(feature, tensors[f"{prefix}hidden_norm.weight"])
+    read = torch.cat([rms(target.embedding[ids], tensors[f"{prefix}input_layernorm.weight"]), normed], -1)
+    layer.input_layernorm = torch.nn.Identity()
+    residual = normed if form == "speculators" else feature
+    rotary = LlamaRotaryEmbedding(LlamaConfig(**SHAPE))(feature, torch.arange(TOKENS)[None])
+    layer.self_attn.config._attn_implementation = "eager"
+    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None]
+    x = residual + layer.self_attn(read, position_embeddings=rotary, attention_mask=mask)[0]
+    x = x + layer.mlp(layer.post_attention_layernorm(x))
+    expected = rms(x, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
+    torch.testing.assert_close(at_once, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["blocks", "numbers"])
+def test_medusa_heads_are_residual_blocks_on_the_last_state(tmp_path: Path, target: TargetParts, form: str) -> None:
+    weights = [(torch.randn(WIDTH, WIDTH) * 0.1, torch.randn(WIDTH)) for _ in range(3)]
+    heads = [torch.randn(VOCAB, WIDTH) for _ in range(3)]
+    tensors: dict[str, Tensor] = {}
+    for number, ((weight, bias), head) in enumerate(zip(weights, heads, strict=True)):
+        block = f"blocks.{number}.layers.0" if form == "blocks" else f"{number}.0.linear"
+        last = f"lm_heads.{number}" if form == "blocks" else f"{number}.1"
+        tensors |= {f"{block}.weight": weight, f"{block}.bias": bias, f"{last}.weight": head}
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    loaded = load_head(written(tmp_path / "head", config, tensors), target, torch.float32)
+    states = torch.randn(1, TOKENS, WIDTH)
+    _, found, _ = asked(loaded, states)
+    assert loaded.lookahead == 3 and not loaded.recurrent
+    for number, (weight, bias) in enumerate(weights):
+        expected = (states + torch.nn.functional.silu(states @ weight.T + bias)) @ heads[number].T
+        torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-4)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "no projection": (
+        lambda t: t.pop("midlayer.self_attn.o_proj.weight"),
+        r"layers\.0\.self_attn\.o_proj\.weight: missing",
+    ),
+    "no norm": (lambda t: t.pop("norm.weight"), r"norm\.weight: missing"),
+    "two taps": (
+        lambda t: t.update({"fc.weight": torch.zeros(WIDTH, 2 * WIDTH)}),
+        r"fc\.weight: has the shape \[64, 128\].*\[64, 192\]",
+    ),
+    "d2t off by one": (lambda t: t["d2t"].add_(1), "d2t: names other tokens than t2d"),
+    "d2t outside": (lambda t: t["d2t"].add_(VOCAB), "d2t: names tokens outside"),
+    "not a number": (lambda t: t["fc.weight"][3].fill_(torch.nan), r"fc\.weight: has values that are no numbers"),
+    "experts": (
+        lambda t: t.update({"midlayer.mlp.experts.0.up_proj.weight": torch.zeros(2)}),
+        "experts are not served",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_tensor_that_does_not_fit_is_refused_by_its_name(tmp_path: Path, target: TargetParts, damage: str) -> None:
+    tensors, _, config = eagle("midlayer.")
+    spoil, message = DAMAGE[damage]
+    spoil(tensors)
+    with pytest.raises(HeadError, match=message):
+        load_head(written(tmp_path / "head", config, tensors), target)
+
+
+def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: TargetParts) -> None:
+    tensors = {"model.layers.1.self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 2)}
+    path = written(tmp_path / "model", {**SHAPE, "num_nextn_predict_layers": 1}, tensors)
+    with pytest.raises(HeadError, match=r"kv_a_proj_with_mqa.*latent attention"):
+        load_head(path, target)
+
+
+def test_a_pickle_is_refused_unread(tmp_path: Path, target: TargetParts) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(HeadError, match=r"pytorch_model\.bin: pickled weights run code"):
+        load_head(tmp_path, target)
+
+
+def test_a_model_that_is_no_head_is_refused(tmp_path: Path, target: TargetParts) -> None:
+    path = written(tmp_path / "model", {**SHAPE, "architectures": ["LlamaForCausalLM"]}, {"norm.weight": torch.ones(2)})
+    with pytest.raises(HeadError, match=r"no head that is known.*LlamaForCausalLM"):
+        load_head(path, target)
+
+
+def test_frequencies_stay_exact_in_a_head_of_bfloat16(tmp_path: Path, target: TargetParts) -> None:
+    tensors, _, config = eagle("midlayer.")
+    path = written(tmp_path / "head", config, tensors)
+    exact, rounded = load_head(path, target, torch.float32), load_head(path, target)
+    far = torch.arange(100, 100 + TOKENS)[None]
+    ids, states = torch.randint(0, VOCAB, (1, TOKENS)), torch.randn(1, TOKENS, 3 * WIDTH)
+    first, second = (h.forward(ids, h.features(states), far, ChainMemory())[1].float() for h in (exact, rounded))
+    assert torch.nn.functional.cosine_similarity(first, second, -1).min() > 0.999
+
+
+def test_a_head_that_does_not_know_its_target_is_warned_of(
+    tmp_path: Path, target: TargetParts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Medusa head of identities: it says the token whose row is nearest to the state."""
+    tensors = {"blocks.0.layers.0.weight": torch.zeros(WIDTH, WIDTH)}
+    head = load_head(written(tmp_path / "head", {"medusa_num_heads": 1}, tensors), target, torch.float32)
+    ids = torch.randint(0, VOCAB, (50,))
+    knowing = torch.cat([target.head[ids[2:]], torch.zeros(2, WIDTH)])
+    with caplog.at_level(logging.WARNING):
+        assert self_check(head, ids, knowing) > 0.9 and not caplog.records
+        assert self_check(head, ids, torch.randn(50, WIDTH)) < 0.1
+    assert "may belong to another target" in caplog.text
