@@ -60,6 +60,8 @@ def set_speculation(
 @click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
 @click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
 @click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
+@click.option("--burst-requests", metavar="N", help="That may start at once after a pause; none: those of a second.")
+@click.option("--burst-tokens", metavar="N", help="That may be used at once after a pause; none: those of a minute.")
 @control_options("text", "json", "yaml")
 def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
     """Change bounds of TENANT's quota; those not named stay as they are.

@@ -31,7 +31,8 @@ _CHANGES = {
     control_pb2.CHANGE_UPDATED: "updated",
     control_pb2.CHANGE_NONE: "unchanged",
 }
-QUOTAS = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+RATES = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+QUOTAS = (*RATES, "burst_requests", "burst_tokens")
 
 
 @click.command("apply")
@@ -159,8 +160,9 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
             note(f"{len(found)} of {total} tenants (--limit)")
         return [tenant_row(tenant) for tenant in found]
 
-    shown = ("name", "weight", "models", *QUOTAS)
-    show_rows("tenants", read, (*shown, "version") if output == "wide" else shown, output, watch=watch)
+    shown = ("name", "weight", "models", *RATES)
+    wide = ("name", "weight", "models", *QUOTAS, "version")
+    show_rows("tenants", read, wide if output == "wide" else shown, output, watch=watch)
 
 
 @click.command("keys")

@@ -14,7 +14,9 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
 _FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict}
-_QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int}
+_QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int} | dict.fromkeys(
+    ("burst_requests", "burst_tokens"), int
+)
 _SPECULATION = {
     "max_draft_tokens": int,
     "max_wait_ms": int,

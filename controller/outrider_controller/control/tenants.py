@@ -166,6 +166,8 @@ def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
     _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)
     _check_bound(where, quota, "tokens_per_minute", _MAX_TOKENS)
     _check_bound(where, quota, "concurrent_requests", _MAX_CONCURRENT)
+    _check_burst(where, quota, "burst_requests", "requests_per_second", _MAX_PER_SECOND)
+    _check_burst(where, quota, "burst_tokens", "tokens_per_minute", _MAX_TOKENS)
 
 
 def _check_speculation(where: str, policy: tenants.SpeculationPolicy) -> None:
@@ -178,6 +180,12 @@ def _check_speculation(where: str, policy: tenants.SpeculationPolicy) -> None:
     if policy.HasField("min_acceptance") and not 0 < policy.min_acceptance <= 1:
         message = f"{policy.min_acceptance:g} is not above 0 and at most 1; leave it out for no floor"
         raise InvalidRequest(f"{where}.min_acceptance", message)
+
+
+def _check_burst(where: str, quota: tenants.Quota, name: str, rate: str, most: float) -> None:
+    _check_bound(where, quota, name, most)
+    if quota.HasField(name) and not quota.HasField(rate):  # type: ignore[arg-type]  # Its fields.
+        raise InvalidRequest(f"{where}.quota.{name}", f"needs {rate}")
 
 
 def _check_bound(where: str, quota: tenants.Quota, name: str, most: float) -> None:

@@ -48,6 +48,19 @@ class Request:
     logprobs: sequence.LogprobsOptions | None = None
     prediction: tuple[int, ...] = ()
     """Predicted output tokens, for drafts."""
+    num_resumed_by_client: int = 0
+    """So many of `resume` came with the client's request, and no call has committed them."""
+    billed: int | None = None
+    """Tokens billed as prompt; None: the prompt's."""
+
+    @property
+    def begins_at(self) -> int:
+        """The committed length at which the answer's first token is committed."""
+        return len(self.prompt) + self.num_resumed_by_client
+
+    @property
+    def billed_prompt_tokens(self) -> int:
+        return len(self.prompt) if self.billed is None else self.billed
 
     @property
     def cost(self) -> int:
@@ -110,6 +123,8 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         logits=_logits(message, info.vocab_size),
         logprobs=_logprobs(message),
         prediction=tuple(message.predicted_token_ids),
+        num_resumed_by_client=message.num_resumed_by_client,
+        billed=message.billed_prompt_tokens if message.HasField("billed_prompt_tokens") else None,
     )
 
 
@@ -153,6 +168,10 @@ def _check_tokens(message: router.RouteRequest, info: worker.WorkerInfo) -> None
         )
     if len(message.prompt_token_ids) + len(message.resume_token_ids) > info.max_context_len:
         raise InvalidRequest("resume_token_ids", f"beyond the context of {info.max_context_len}")
+    if message.num_resumed_by_client > len(message.resume_token_ids):
+        raise InvalidRequest("num_resumed_by_client", "more than resume_token_ids")
+    if message.billed_prompt_tokens > len(message.prompt_token_ids) + message.num_resumed_by_client:
+        raise InvalidRequest("billed_prompt_tokens", "more than prompt_token_ids and num_resumed_by_client")
 
 
 def _check_speculation(message: router.RouteRequest) -> None:

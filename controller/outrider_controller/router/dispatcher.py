@@ -126,7 +126,7 @@ class Dispatcher:
                     continue
                 counted.append((active, active.draft, done))
                 active.respond(commit, done)
-                self.usage.round(active.request.tenant, commit, done, active.state.prompt_len)
+                self.usage.round(active.request.tenant, commit, done, active.request)
                 setting = active.speculation.sent
                 active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
                 active.failover.round_committed()

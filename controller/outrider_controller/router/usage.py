@@ -37,23 +37,33 @@ class Ledger(Protocol):
     async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool: ...
 
 
+class Billed(Protocol):
+    """The part of a request that its bill needs."""
+
+    @property
+    def begins_at(self) -> int: ...
+
+    @property
+    def billed_prompt_tokens(self) -> int: ...
+
+
 class UsageSums:
     """Sums by tenant. Never waits."""
 
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
 
-    def round(self, tenant: str, commit: sequence.Commit, done: Round, prompt_len: int = 0) -> None:
-        """Adds one commit; `done` was read from it. `prompt_len`: of the request, if it is still open.
+    def round(self, tenant: str, commit: sequence.Commit, done: Round, request: Billed | None = None) -> None:
+        """Adds one commit; `done` was read from it. `request`: while it is still open.
 
         Fields that only usage needs are read from `commit`: to copy a field into `Round` first costs four times as
         much. A sequence's share of a target's time is bounded by the time of its steps.
         """
         usage = self.sums.get(tenant) or self._begin(tenant)
-        if done.base_len == prompt_len:
+        if request is not None and done.base_len == request.begins_at:
             usage.requests += 1
-            usage.prompt_tokens += prompt_len
-            usage.cached_tokens += done.num_cached_tokens
+            usage.prompt_tokens += request.billed_prompt_tokens
+            usage.cached_tokens += min(done.num_cached_tokens, request.billed_prompt_tokens)
         usage.output_tokens += done.num_tokens
         share_us, most_us = commit.share_us, done.verify_us + done.prefill_us + _ROUNDED_US
         if share_us > most_us:

@@ -121,6 +121,8 @@ class _Job:
     expected_tokens: int
     """Expected length of the answer; 0 if unknown."""
     prediction: Prediction
+    pays_prompt: bool
+    """Whether the prompt is charged and billed with this answer, and not with another one to the same prompt."""
     revision: str = ""
     """Model revision that produced the answer so far, as reported by a router."""
 
@@ -160,7 +162,15 @@ class _Job:
             weight=self.tenant.weight,
             expected_tokens=self.expected_tokens,
             predicted_token_ids=self.prediction.token_ids,
+            billed_prompt_tokens=self.prompt_tokens,
+            num_resumed_by_client=len(self.generation.resume_token_ids),
         )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Those charged and billed as prompt: what the client resumes with is run like a prompt."""
+        num_tokens = len(self.prepared.prompt_token_ids) if self.pays_prompt else 0
+        return num_tokens + len(self.generation.resume_token_ids)
 
     @property
     def _logprobs(self) -> sequence_pb2.LogprobsOptions | None:
@@ -226,6 +236,7 @@ class _Prepared:
         deadline_s: float,
         span: RequestSpan,
         expected_tokens: int,
+        pays_prompt: bool,
     ) -> _Job:
         tokenizer, options = self.model.tokenizer, generation.options
         eos = () if options.ignore_eos else tokenizer.eos_token_ids
@@ -242,6 +253,7 @@ class _Prepared:
         return _Job(
             *(uuid.uuid4().hex, self, generation, tenant, output),
             *(RunningStats(started_s), deadline_s, span, expected_tokens, prediction),
+            pays_prompt=pays_prompt,
         )
 
 
@@ -293,7 +305,7 @@ class Generator:
             spans = [stack.enter_context(request_span(self.tracing, each, trace_context)) for each in generations]
             observers = [stack.enter_context(self.metrics.request(started_s)) for _ in generations]
             stack.enter_context(self.admission.enter(tenant.name, tenant.weight or 1.0, len(generations)))
-            prompt_tokens = sum(len(of_prompt) * _prompt_tokens(of_prompt[0]) for of_prompt in prompts)
+            prompt_tokens = sum(_prompt_tokens(of_prompt[0]) for of_prompt in prompts)
             max_tokens = generations[0].options.max_tokens
             charge = await stack.enter_async_context(
                 self.quotas.held(tenant, prompt_tokens, max_tokens, len(generations))
@@ -305,19 +317,22 @@ class Generator:
                 raise DeadlineExceeded(_TOO_LATE) from error
             expected_tokens = max(1, round(charge.expected_tokens))
             answers = []
-            for one, generation, span, observer in zip(ready, generations, spans, observers, strict=True):
-                job = one.job(generation, tenant, started_s, started_s + patience_s, span, expected_tokens)
+            firsts = [not number for of_prompt in prompts for number in range(len(of_prompt))]
+            for one, generation, first, span, observer in zip(
+                ready, generations, firsts, spans, observers, strict=True
+            ):
+                job = one.job(generation, tenant, started_s, started_s + patience_s, span, expected_tokens, first)
                 answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
             yield answers
 
     @asynccontextmanager
-    async def reading(self, tenant: tenants_pb2.Tenant) -> AsyncIterator[None]:
-        """Admits a request that only tokenises or detokenises: it takes a place and counts as a request. Raises
-        Overloaded or Unavailable.
+    async def reading(self, tenant: tenants_pb2.Tenant, num_tokens: float) -> AsyncIterator[Charge]:
+        """Admits a request that only tokenises or detokenises: it takes a place, and is charged for its tokens, about
+        `num_tokens`. The block has to tell the charge how many they were. Raises Overloaded or Unavailable.
         """
         with self.admission.enter(tenant.name, tenant.weight or 1.0):
-            async with self.quotas.held(tenant, 0, 0):
-                yield
+            async with self.quotas.held(tenant, num_tokens, 0) as charge:
+                yield charge
 
     def _check_places(self, tenant: tenants_pb2.Tenant, prompts: Sequence[Sequence[Generation]]) -> None:
         """Raises InvalidRequest for more answers than may ever run at once, as no retry could succeed."""
@@ -344,7 +359,7 @@ class Generator:
                     job.prepared.model.tokenizer,
                 )
         finally:
-            charge.ended(prompt_len, len(job.output.token_ids) - len(generation.resume_token_ids))
+            charge.ended(job.prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
 
     async def _prepare(
         self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None
@@ -509,14 +524,15 @@ def _check_prompt_logprobs(where: str, asked: LogprobsOptions, prompt_len: int) 
 
 
 def _prompt_tokens(generation: Generation) -> float:
-    """Estimated number of prompt tokens, before anything is tokenised."""
+    """Estimated number of prompt tokens, before anything is tokenised, and of the tokens that a client resumes with."""
     match generation.prompt:
         case TokenPrompt(token_ids):
-            return len(token_ids)
+            num_tokens: float = len(token_ids)
         case TextPrompt(text):
-            return prompt_tokens_of(len(text))
+            num_tokens = prompt_tokens_of(len(text))
         case ChatPrompt() as chat:
-            return prompt_tokens_of(chat.num_chars)
+            num_tokens = prompt_tokens_of(chat.num_chars)
+    return num_tokens + len(generation.resume_token_ids)
 
 
 def _check_room(model: Model, where: str, prompt_len: int) -> None:

@@ -95,13 +95,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
         tenant = current_caller().tenant or default_tenant()
         check_model(tenant, request.model)
-        async with self._core.reading(tenant):
+        async with self._core.reading(tenant, len(request.token_ids)) as charge:
             model = await self._core.catalog.get(request.model)
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             table = model.tokenizer.token_bytes
             tokens = await self._core.threads.run(
                 len(request.token_ids), lambda: [table.of(token_id) for token_id in request.token_ids]
             )
+            charge.ended(len(tokens), 0)
         return generation_pb2.DetokenizeResponse(tokens=tokens)
 
     @asynccontextmanager

@@ -12,11 +12,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.errors import Overloaded
-from outrider.gateway.quotas import SLICE_S, Balance, Bucket, MeanTokens, wait_s
-from outrider.metadata.quota import BURST_S, Granted, Wanted
+from outrider.gateway.quotas import SLICE_S, Balance, Bucket, MeanTokens, Rate, Remaining, wait_s
+from outrider.metadata.quota import Granted, Wanted
 from outrider.metadata.store import MetadataStore
 from outrider.rpc.v1 import tenants_pb2, worker_pb2
 
@@ -68,6 +68,9 @@ class _Account:
     given_back: float = 0.0
     """Tokens to return to the store's bucket with the next call."""
     closed: _Closed = _Closed()
+    stored_requests: Bucket | None = None
+    """The store's bucket as last seen; None before the first call. The same for tokens."""
+    stored_tokens: Bucket | None = None
     alone_requests: Bucket | None = None
     alone_tokens: Bucket | None = None
     mean: MeanTokens = field(default_factory=MeanTokens)
@@ -148,7 +151,8 @@ class QuotaKeeper:
     async def _admit(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Balance | Bucket:
         """Returns the balance or bucket that the request's tokens were taken from. Raises Overloaded."""
         quota, now_s = tenant.quota, self.clock()
-        request_rate, token_rate = quota.requests_per_second, quota.tokens_per_minute / 60
+        requests, tokens = Rate.of_requests(quota), Rate.of_tokens(quota)
+        request_rate, token_rate = requests.rate, tokens.rate
         account.requests.settle(now_s)
         account.given_back += account.tokens.settle(now_s)
         answers = charge.num_answers
@@ -158,7 +162,7 @@ class QuotaKeeper:
         if short and now_s < account.closed.until_s:
             raise self._exceeded(tenant, account.closed.quota, account.closed.refilled_s - now_s)
         if quota.concurrent_requests or short:
-            granted = await self._take(tenant, account, charge, request_rate, token_rate)
+            granted = await self._take(tenant, account, charge, requests, tokens)
             if granted is None:
                 return self._alone(tenant, account, charge)
             if not granted.place:
@@ -178,7 +182,7 @@ class QuotaKeeper:
         return account.tokens
 
     async def _take(
-        self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge, request_rate: float, token_rate: float
+        self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge, requests: Rate, tokens: Rate
     ) -> Granted | None:
         """Takes what is missing for this request, and a slice for later ones."""
         if self.store is None:
@@ -186,15 +190,15 @@ class QuotaKeeper:
         most = tenant.quota.concurrent_requests
         if most:
             self._bounded.add(tenant.name)
-        answers = math.ceil(account.requests.missing(charge.num_answers)) if request_rate else 0
-        num_requests = max(float(answers), request_rate * SLICE_S) if answers else 0.0
-        missing = account.tokens.missing(charge.price) if token_rate and charge.price else 0.0
-        num_tokens = missing + token_rate * SLICE_S if missing else 0.0
+        answers = math.ceil(account.requests.missing(charge.num_answers)) if requests.rate else 0
+        num_requests = max(float(answers), requests.rate * SLICE_S) if answers else 0.0
+        missing = account.tokens.missing(charge.price) if tokens.rate and charge.price else 0.0
+        num_tokens = missing + tokens.rate * SLICE_S if missing else 0.0
         given_back, account.given_back = account.given_back, 0.0
         granted = await self.store.quotas.take(
             tenant.name,
-            Wanted(request_rate, _capacity(request_rate), num_requests),
-            Wanted(token_rate, token_rate * BURST_S, num_tokens),
+            Wanted(requests.rate, requests.capacity, num_requests),
+            Wanted(tokens.rate, tokens.capacity, num_tokens),
             price=missing,
             num_requests=answers,
             given_back=given_back,
@@ -204,6 +208,10 @@ class QuotaKeeper:
         )
         if granted is None:
             account.given_back += given_back
+            return None
+        now_s = self.clock()
+        account.stored_requests = Bucket(granted.requests_left, now_s)
+        account.stored_tokens = Bucket(granted.tokens_left, now_s)
         return granted
 
     def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Bucket:
@@ -211,21 +219,43 @@ class QuotaKeeper:
         quota, now_s = tenant.quota, self.clock()
         if quota.concurrent_requests and account.running > max(1, quota.concurrent_requests // self.num_gateways):
             raise self._too_many(tenant)
-        request_rate = quota.requests_per_second / self.num_gateways
-        token_rate = quota.tokens_per_minute / 60 / self.num_gateways
+        request_rate = Rate.of_requests(quota).part(self.num_gateways)
+        token_rate = Rate.of_tokens(quota).part(self.num_gateways)
         requests = account.alone_requests = account.alone_requests or Bucket(1.0, now_s)
-        tokens = account.alone_tokens = account.alone_tokens or Bucket(token_rate * BURST_S, now_s)
-        requests.refill(request_rate, _capacity(request_rate), now_s)
-        tokens.refill(token_rate, token_rate * BURST_S, now_s)
-        if request_rate and requests.level < 1:
-            raise self._exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate))
-        if token_rate and charge.price and tokens.level <= 0:
-            raise self._exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate))
-        if request_rate:
+        tokens = account.alone_tokens = account.alone_tokens or self._part(account, token_rate)
+        requests.refill(replace(request_rate, capacity=max(1.0, request_rate.capacity)), now_s)
+        tokens.refill(token_rate, now_s)
+        if request_rate.rate and requests.level < 1:
+            raise self._exceeded(tenant, "requests_per_second", wait_s(1 - requests.level, request_rate.rate))
+        if token_rate.rate and charge.price and tokens.level <= 0:
+            raise self._exceeded(tenant, "tokens_per_minute", wait_s(-tokens.level, token_rate.rate))
+        if request_rate.rate:
             requests.level -= charge.num_answers
-        if token_rate:
+        if token_rate.rate:
             tokens.level -= charge.price
         return tokens
+
+    def _part(self, account: _Account, rate: Rate) -> Bucket:
+        """The tokens that this gateway begins with alone: its own, and its part of what the store had last."""
+        stored = account.stored_tokens
+        if stored is None:
+            return Bucket(rate.capacity, self.clock())
+        return Bucket(stored.level / self.num_gateways + account.given_back + account.tokens.level, stored.at_s)
+
+    def remaining(self, tenant: tenants_pb2.Tenant) -> dict[str, Remaining]:
+        """What the tenant may still use of `requests` and `tokens`, of those that its quota limits."""
+        account = self._account(tenant.name)
+        rates = {"requests": Rate.of_requests(tenant.quota), "tokens": Rate.of_tokens(tenant.quota)}
+        known = {
+            "requests": (account.stored_requests or account.alone_requests, account.requests.level),
+            "tokens": (account.stored_tokens or account.alone_tokens, account.tokens.level + account.given_back),
+        }
+        return {name: self._remaining(rate, *known[name]) for name, rate in rates.items() if rate.rate}
+
+    def _remaining(self, rate: Rate, stored: Bucket | None, level: float) -> Remaining:
+        now = Bucket(rate.capacity, self.clock()) if stored is None else replace(stored)
+        now.refill(rate, self.clock())
+        return Remaining.of(rate, now.level + level)
 
     def _closed(self, tenant: tenants_pb2.Tenant, account: _Account, quota: str, retry_after_s: float) -> Overloaded:
         now_s = self.clock()
@@ -250,7 +280,3 @@ class QuotaKeeper:
                 self._accounts = {name: kept for name, kept in self._accounts.items() if kept.running}
             account = self._accounts[name] = _Account()
         return account
-
-
-def _capacity(request_rate: float) -> float:
-    return max(1.0, request_rate * BURST_S)

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.rpc.v1 import tenants_pb2
+
 SLICE_S = 0.15
 """Size of a slice taken from the store: what the tenant's whole rate gives in this time."""
 _UNUSED_S = 0.5
+_BURST_REQUESTS_S = 1.0
+"""A bucket of requests holds what its rate gives in this time, unless the tenant's quota says otherwise."""
 _FIRST_MEAN_TOKENS = 128.0
 _MEMORY = 0.05
 _CHARS_PER_TOKEN = 4
@@ -19,15 +23,52 @@ _CHARS_PER_TOKEN = 4
 _ROUNDING = 1e-3
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One quantity of a quota: `rate` per second, 0 for no limit, and the most that may be used at once."""
+
+    rate: float
+    capacity: float
+
+    @classmethod
+    def of_requests(cls, quota: tenants_pb2.Quota) -> Rate:
+        rate = quota.requests_per_second
+        return cls(rate, quota.burst_requests or max(1.0, rate * _BURST_REQUESTS_S))
+
+    @classmethod
+    def of_tokens(cls, quota: tenants_pb2.Quota) -> Rate:
+        return cls(quota.tokens_per_minute / 60, quota.burst_tokens or quota.tokens_per_minute)
+
+    def part(self, num_gateways: int) -> Rate:
+        """One gateway's part."""
+        return Rate(self.rate / num_gateways, self.capacity / num_gateways)
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What a client may still use of one quantity, as far as this gateway knows."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    """Until nothing is used, if the tenant sends nothing more."""
+
+    @classmethod
+    def of(cls, rate: Rate, level: float) -> Remaining:
+        left = min(rate.capacity, level)
+        reset_s = (rate.capacity - left) / rate.rate
+        return cls(int(rate.capacity), max(0, int(left)), reset_s)
+
+
 @dataclass(slots=True)
 class Bucket:
-    """Refills with time, at this gateway's part of the rate. Used while the store is unreachable."""
+    """Refills with time: the store's bucket as last seen, or this gateway's part of it while the store is away."""
 
     level: float
     at_s: float
 
-    def refill(self, rate: float, capacity: float, now_s: float) -> None:
-        self.level = min(capacity, self.level + rate * max(0.0, now_s - self.at_s))
+    def refill(self, rate: Rate, now_s: float) -> None:
+        self.level = min(rate.capacity, self.level + rate.rate * max(0.0, now_s - self.at_s))
         self.at_s = now_s
 
 

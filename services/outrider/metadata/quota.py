@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from outrider.metadata.link import RedisLink
 
-BURST_S = 0.5
-"""Size of a bucket, in seconds at its rate; at least one request."""
 RUNNING_TTL_S = 5
 _TTL_MS = 600_000
 
@@ -68,7 +66,13 @@ for i = 1, 2 do
 end
 redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', left[1]), 'tokens', string.format('%.6f', left[2]),
   'at', string.format('%.6f', now))
-redis.call('PEXPIRE', KEYS[1], ARGV[11])
+-- Not before it is full again: a debt must not be forgotten.
+local ttl_ms = tonumber(ARGV[11])
+for i = 1, 2 do
+  local rate, capacity = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
+  if rate > 0 then ttl_ms = math.max(ttl_ms, 1000 * (capacity - left[i]) / rate) end
+end
+redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min(ttl_ms, 1e12)))
 return {tostring(place), string.format('%.6f', given[1]), string.format('%.6f', given[2]),
   string.format('%.6f', left[1]), string.format('%.6f', left[2])}
 """

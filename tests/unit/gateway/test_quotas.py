@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from outrider.errors import Code, Overloaded
 from outrider.gateway.quota_keeper import QuotaKeeper
-from outrider.gateway.quotas import Balance, Bucket, MeanTokens
+from outrider.gateway.quotas import Balance, Bucket, MeanTokens, Rate
 from outrider.metadata.quota import Granted, Wanted
 from outrider.rpc.v1 import tenants_pb2
 
@@ -58,7 +58,7 @@ class Store:
         for name, wanted in (("requests", requests), ("tokens", tokens)):
             bucket = self.levels.setdefault(name, Bucket(wanted.capacity, self.clock()))
             bucket.level += given_back if name == "tokens" else 0
-            bucket.refill(wanted.rate, wanted.capacity, self.clock())
+            bucket.refill(Rate(wanted.rate, wanted.capacity), self.clock())
             amount = max(0.0, min(bucket.level, wanted.amount))
             if name == "requests":
                 amount = max(float(int(amount)), num_requests if bucket.level >= 1 else 0.0)
@@ -71,7 +71,11 @@ class Store:
         return Granted(place, given[0], given[1], self.levels["requests"].level, self.levels["tokens"].level)
 
 
-def tenant(**quota: Any) -> tenants_pb2.Tenant:
+def tenant(burst_s: float = 0.5, **quota: Any) -> tenants_pb2.Tenant:
+    """`burst_s` 0: the quota's own bursts."""
+    if burst_s:
+        quota["burst_requests"] = max(1, int(quota.get("requests_per_second", 0) * burst_s))
+        quota["burst_tokens"] = int(quota.get("tokens_per_minute", 0) / 60 * burst_s)
     return tenants_pb2.Tenant(name="t", quota=tenants_pb2.Quota(**quota))
 
 
@@ -117,6 +121,44 @@ async def test_three_gateways_give_out_one_quota_of_tokens(store: Store, clock: 
         clock.now_s += 1 / 400
     # The bucket may be in debt for one request.
     assert 0.98 * 60_000 <= let_in * num_tokens <= 1.02 * 60_000 + num_tokens
+
+
+async def test_a_minutes_quota_admits_a_minutes_burst_and_then_the_rate(store: Store, clock: Clock) -> None:
+    gateways, who = [keeper(store, name) for name in "ab"], tenant(0, tokens_per_minute=60_000)
+    let_in = 0
+    for number in range(1000):
+        let_in += await asks(gateways[number % 2], who, 500)
+    assert let_in == 60_000 // 500
+    for step in range(60 * 100):
+        let_in += await asks(gateways[step % 2], who, 500)
+        clock.now_s += 1 / 100
+    assert let_in * 500 == pytest.approx(2 * 60_000, rel=0.02)
+
+
+async def test_a_burst_may_be_smaller_or_larger_than_a_minutes_quota(store: Store, clock: Clock) -> None:
+    for name, burst in (("small", 5000), ("large", 200_000)):
+        who = tenant(0, tokens_per_minute=60_000, burst_tokens=burst)
+        who.name, store.levels = name, {}
+        one = keeper(store)
+        let_in = sum([await asks(one, who, 500) for _ in range(1000)])
+        assert let_in == burst // 500
+    who = tenant(0, requests_per_second=10, burst_requests=30)
+    who.name, store.levels = "requests", {}
+    assert sum([await asks(keeper(store), who) for _ in range(100)]) == 30
+
+
+async def test_what_remains_is_what_the_bucket_has_whoever_used_it(store: Store, clock: Clock) -> None:
+    a, b, who = keeper(store, "a"), keeper(store, "b"), tenant(0, tokens_per_minute=60_000, requests_per_second=10)
+    fresh = a.remaining(who)
+    assert (fresh["tokens"].limit, fresh["tokens"].remaining, fresh["tokens"].reset_s) == (60_000, 60_000, 0)
+    for one in (a, b):
+        async with one.held(who, 5900, 100) as charge:
+            charge.num_tokens = 6000
+    assert b.remaining(who)["tokens"].remaining == pytest.approx(48_000, rel=0.02)
+    assert b.remaining(who)["requests"].remaining == pytest.approx(8, abs=1)
+    assert b.remaining(who)["tokens"].reset_s == pytest.approx(12, rel=0.05)
+    clock.now_s += 6
+    assert b.remaining(who)["tokens"].remaining == pytest.approx(54_000, rel=0.02)
 
 
 async def test_without_the_store_gateways_divide_the_quota(store: Store, clock: Clock) -> None:

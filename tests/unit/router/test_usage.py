@@ -12,6 +12,8 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router import usage
 from outrider_controller.router.usage import OTHERS, LedgerWriter, UsageSums
 
+from tests.unit.router.requests import a_request
+
 COMMIT = sequence.Commit(
     base_len=10,
     token_ids=[1, 2, 3],
@@ -59,10 +61,26 @@ class World:
 
 def test_a_round_is_added_to_its_tenants_bill() -> None:
     sums = UsageSums()
-    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), prompt_len=10)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10))
     assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300)}
-    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), prompt_len=9)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 9))
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens, sums.sums["a"].output_tokens) == (1, 10, 6)
+
+
+def test_resumed_tokens_of_the_client_are_billed_as_prompt_and_those_of_an_earlier_call_are_not() -> None:
+    sums, resume = UsageSums(), (5, 6)
+    asked = a_request(prompt=(1,) * 8, resume=resume, num_resumed_by_client=2, billed=10)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), asked)
+    assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
+    failed_over = a_request(prompt=(1,) * 8, resume=resume, billed=8)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), failed_over)
+    assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
+
+
+def test_a_prompt_that_another_answer_pays_for_is_not_billed_again() -> None:
+    sums = UsageSums()
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10, billed=0))
+    assert sums.sums["a"] == TenantUsage(1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300)
 
 
 def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:

@@ -11,17 +11,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from outrider.errors import OutriderError
 from outrider.gateway.auth import default_tenant
 from outrider.gateway.http.errors import from_outrider
+from outrider.gateway.http.rate_limits import with_rate_limits
+from outrider.gateway.quota_keeper import QuotaKeeper
 from outrider.rpc.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
 from outrider.rpc.v1 import tenants_pb2
 
 _CALLER = "outrider.caller"
 
 
-def guarded(routes: Sequence[Route], guard: Guard) -> list[Route]:
+def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper) -> list[Route]:
     """The routes with access checks. Raises Undeclared for a route without an entry in the table."""
     check_routes(route.path for route in routes)
     for route in routes:
-        route.app = _Guarded(route.app, guard, ROUTES[route.path])
+        route.app = _Guarded(route.app, guard, ROUTES[route.path], quotas)
     return list(routes)
 
 
@@ -38,10 +40,11 @@ def caller_of(request: Request) -> Caller:
 class _Guarded:
     """One route with its access check."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, access: Access) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, access: Access, quotas: QuotaKeeper) -> None:
         self._app = app
         self._guard = guard
         self._access = access
+        self._quotas = quotas
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._access.open:
@@ -52,6 +55,7 @@ class _Guarded:
                 # Refused before the body is read, so that the body is dropped as it arrives.
                 await _refusal(error)(scope, receive, send)
                 return
+            send = with_rate_limits(send, self._quotas, tenant_of(Request(scope)))
         await self._app(scope, receive, send)
 
 

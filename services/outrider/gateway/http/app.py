@@ -54,7 +54,7 @@ def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
         Route("/version", tokens.version),
     ]
     return Starlette(
-        routes=guarded(routes, guard),
+        routes=guarded(routes, guard, core.quotas),
         exception_handlers={HTTPException: _http_exception, Exception: _unexpected},
     )
 

@@ -20,6 +20,7 @@ from outrider.gateway.http.messages import message
 from outrider.gateway.http.reading import read_body
 from outrider.gateway.http.schemas import Body, parse
 from outrider.gateway.http.tools import tool_use
+from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import ChatPrompt, TextPrompt
 from outrider.gateway.tokenizer.model import TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
@@ -31,6 +32,11 @@ class _Body(Body):
     model: str | None = None
     """May be omitted if only one model is served."""
 
+    @property
+    def num_tokens(self) -> float:
+        """About how many tokens are made or read."""
+        raise NotImplementedError
+
 
 class TokenizeRequest(_Body):
     prompt: str | None = None
@@ -39,6 +45,10 @@ class TokenizeRequest(_Body):
     messages: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
     return_token_strs: bool = False
+
+    @property
+    def num_tokens(self) -> float:
+        return prompt_tokens_of(len(self.prompt or str(self.messages or "")))
 
     def to_prompt(self) -> TextPrompt | ChatPrompt:
         """Raises InvalidRequest or HttpError."""
@@ -52,6 +62,10 @@ class TokenizeRequest(_Body):
 
 class DetokenizeRequest(_Body):
     tokens: list[int]
+
+    @property
+    def num_tokens(self) -> float:
+        return len(self.tokens)
 
 
 Kind = TypeVar("Kind", bound=_Body)
@@ -72,12 +86,15 @@ class TokenEndpoints:
         return JSONResponse({"version": package_version()})
 
     async def _answer(
-        self, request: Request, kind: type[Kind], work: Callable[[Kind, Model], Awaitable[dict[str, Any]]]
+        self, request: Request, kind: type[Kind], work: Callable[[Kind, Model], Awaitable[tuple[int, dict[str, Any]]]]
     ) -> Response:
+        """`work`: returns the number of tokens, which the tenant is charged for, and the answer."""
         try:
             body = parse(kind, await read_body(request, self.limits))
-            async with self.core.reading(tenant_of(request)):
-                return JSONResponse(await work(body, await self._model(request, body.model)))
+            async with self.core.reading(tenant_of(request), body.num_tokens) as charge:
+                num_tokens, answer = await work(body, await self._model(request, body.model))
+                charge.ended(num_tokens, 0)
+                return JSONResponse(answer)
         except HttpError as error:
             return error.response()
         except OutriderError as error:
@@ -93,7 +110,7 @@ class TokenEndpoints:
         check_model(tenant_of(request), name)
         return await self.core.catalog.get(name)
 
-    async def _tokenized(self, body: TokenizeRequest, model: Model) -> dict[str, Any]:
+    async def _tokenized(self, body: TokenizeRequest, model: Model) -> tuple[int, dict[str, Any]]:
         prompt, tokenizer, most = body.to_prompt(), model.tokenizer, model.max_context_len
 
         def encoded() -> tuple[list[int], list[str] | None]:
@@ -115,9 +132,10 @@ class TokenEndpoints:
         except TooManyTokens as error:
             check_len(model, prompt.field, error.at_least)
             raise
-        return {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": spelled}
+        return len(ids), {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": spelled}
 
-    async def _detokenized(self, body: DetokenizeRequest, model: Model) -> dict[str, Any]:
+    async def _detokenized(self, body: DetokenizeRequest, model: Model) -> tuple[int, dict[str, Any]]:
         check_len(model, "tokens", len(body.tokens))
         check_token_ids("tokens", body.tokens, model.vocab_size)
-        return {"prompt": await self.core.threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))}
+        text = await self.core.threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
+        return len(body.tokens), {"prompt": text}
