@@ -243,6 +243,34 @@ async def test_a_stream_says_the_same_as_a_whole_answer(serve: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_the_finish_reason_of_a_stream_comes_after_all_content(serve: Any, path: str) -> None:
+    asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "Hi"}]}
+    async with serve() as (gateway, _):
+        answer = await post(gateway, {"model": MODEL, "stream": True, "max_tokens": 3, **asked}, path)
+    chunks = [json.loads(line.removeprefix("data: ")) for line in answer.text.split("\n\n")[:-2]]
+    assert "".join(
+        chunk["choices"][0].get("text", chunk["choices"][0].get("delta", {}).get("content", "")) for chunk in chunks
+    )
+    *_, last = (chunk["choices"][0] for chunk in chunks)
+    assert last["finish_reason"] == "length"
+    assert last.get("delta", {}) == {} and last.get("text", "") == "" and last["logprobs"] is None
+
+
+async def test_an_error_after_the_headers_is_an_event(serve: Any, router: ScriptedRouter) -> None:
+    async def late(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        await headers_came.wait()
+        yield round_of([])
+        raise Unavailable("no target", reason="NO_TARGET")
+
+    router.script, headers_came = late, asyncio.Event()
+    async with serve() as (_, client):
+        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+        headers_came.set()
+        with pytest.raises(openai.APIError, match="no target"):
+            await anext(aiter(stream))
+
+
 async def test_a_chat_stream_opens_with_the_role_and_ends_with_usage_and_metrics(serve: Any, ids: list[int]) -> None:
     async with serve() as (_, client):
         stream = await client.chat.completions.create(
@@ -376,9 +404,11 @@ async def test_a_client_that_leaves_a_stream_cancels_the_call_at_once(
 async def test_a_client_that_leaves_before_the_first_token_cancels_the_call(serve: Any, router: ScriptedRouter) -> None:
     router.script = silence
     async with serve() as (gateway, client):
-        for stream in (False, True):
-            with pytest.raises(openai.APITimeoutError):
-                await client.completions.create(model=MODEL, prompt="a", stream=stream, timeout=1.0)
+        with pytest.raises(openai.APITimeoutError):
+            await client.completions.create(model=MODEL, prompt="a", timeout=1.0)
+        # The headers of a stream come although the model says nothing.
+        stream = await client.completions.create(model=MODEL, prompt="a", stream=True)
+        await stream.close()
         await until(lambda: router.num_cancelled == 2 and gateway.core.admission.running == 0)
         failed = gateway.core.metrics.registry.get_sample_value(
             "outrider_request_failure_total", {"reason": "cancelled"}

@@ -119,22 +119,23 @@ class _Endpoint:
         await response(scope, _nothing_to_receive, send)
 
     async def _stream(self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send) -> None:
-        """Errors before the first token have their own HTTP status; later ones are events in the stream."""
-        num_events = 0
+        """Errors before the headers have their own HTTP status; later ones are events in the stream."""
+        stream = sse.EventStream(send)
         try:
-            async with answering as choices, aclosing(self.writer.events(choices, body)) as events:
+            async with (
+                answering as choices,
+                aclosing(self.writer.events(choices, body)) as events,
+                stream.kept_open(choices.id),
+            ):
                 about["request_id"] = choices.id
                 async for event in events:
-                    if not num_events:
-                        await sse.open_stream(send, choices.id)
-                    num_events += 1
-                    await sse.send_event(send, event)
+                    await stream.say(event)
         except Exception as error:
             http_error = _as_http(error, body, about)
-            if not num_events:
+            if not stream.opened:
                 raise http_error from error
-            await sse.send_event(send, self.writer.failed(http_error, num_events))
-        await sse.close_stream(send)
+            await stream.say(self.writer.failed(http_error, stream.num_events))
+        await stream.close()
 
 
 @asynccontextmanager

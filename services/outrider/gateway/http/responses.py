@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from pydantic_core import to_json
-
 from outrider.gateway.choices import Choices
 from outrider.gateway.generation import Chunk
 from outrider.gateway.http.choice_stats import ChoiceStats
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.responses_request import ResponsesRequest
+from outrider.gateway.http.sse import one_line
 from outrider.gateway.message_reader import MessageReader
 from outrider.gateway.parsers.tool_calls import Delta
 from outrider.gateway.stats import Usage
@@ -156,7 +155,7 @@ class ResponsesWriter:
 
 
 def _event(data: Json) -> bytes:
-    return f"event: {data['type']}\ndata: ".encode() + to_json(data) + b"\n\n"
+    return f"event: {data['type']}\ndata: ".encode() + one_line(data) + b"\n\n"
 
 
 def _status(chunk: Chunk) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from outrider.gateway.generation import Answer, Chunk
@@ -31,9 +31,11 @@ class Written:
     prompt_logprobs: list[Json | None] | None = None
 
     @property
-    def adds(self) -> bool:
-        """Whether there is anything to send."""
-        return bool(self.text or self.logprobs or self.finish_reason or self.reasoning or self.tool_calls)
+    def parts(self) -> list[Written]:
+        """What a stream sends: the finish reason in a part of its own, as OpenAI has it. None without anything new."""
+        adds = self.text or self.logprobs or self.reasoning or self.tool_calls
+        parts = [replace(self, finish_reason=None)] if adds else []
+        return [*parts, Written(self.index, "", None, self.finish_reason)] if self.finish_reason else parts
 
 
 @dataclass(slots=True)

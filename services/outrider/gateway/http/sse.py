@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,15 @@ _HEADERS = [
     # Keeps proxies from buffering the stream into one late answer.
     (b"x-accel-buffering", b"no"),
 ]
+
+
+COMMENT = b": waiting\n\n"
+"""A line that clients skip, and that keeps what lies between from taking the connection for dead."""
+COMMENT_EVERY_S = 15.0
+OPEN_AFTER_S = 0.5
+"""A refusal that takes less has its own status: the headers wait so long for the first event."""
+# Clients that split a stream by what Unicode takes for line ends break at these. JSON escapes all others.
+_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 
 class ClientLeft(Exception):
@@ -58,8 +67,70 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
+def one_line(data: Json) -> bytes:
+    """The data as JSON that every client takes for one line."""
+    line = to_json(data)
+    for end, escaped in _LINE_ENDS.items():
+        line = line.replace(end, escaped)
+    return line
+
+
 def event(data: Json) -> bytes:
-    return b"data: " + to_json(data) + b"\n\n"
+    return b"data: " + one_line(data) + b"\n\n"
+
+
+@dataclass(slots=True)
+class EventStream:
+    """The events of one request, as they are sent. Counts them."""
+
+    send: Send
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    num_events: int = 0
+    opened: bool = False
+    """Whether the headers, with status 200, have been sent."""
+    _id: str = ""
+    _said_s: float = 0.0
+    """When anything was sent last."""
+
+    @asynccontextmanager
+    async def kept_open(self, request_id: str) -> AsyncIterator[None]:
+        """Within the block the headers are sent soon, and a comment whenever there was nothing to say for long."""
+        self._id = request_id
+        keeping = asyncio.create_task(self._keep_open())
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def say(self, data: bytes) -> None:
+        """Sends an event."""
+        await self._open()
+        self.num_events += 1
+        await self._write(data)
+
+    async def close(self) -> None:
+        await self._open()
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_open(self) -> None:
+        await self.sleep(OPEN_AFTER_S)
+        await self._open()
+        while True:
+            left_s = self._said_s + COMMENT_EVERY_S - self.clock()
+            await (self._write(COMMENT) if left_s <= 0 else self.sleep(left_s))
+
+    async def _open(self) -> None:
+        if self.opened:
+            return
+        self.opened, self._said_s = True, self.clock()
+        headers = [*_HEADERS, (b"x-request-id", self._id.encode())]
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _write(self, data: bytes) -> None:
+        self._said_s = self.clock()
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -72,10 +143,9 @@ async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> Asyn
             for data in shape.opening(number):
                 yield event(_with_usage(data, include_usage))
         stats.add(number, chunk)
-        written = writers[number].write(chunk)
-        if written.adds:
-            data = _with_usage(shape.piece(written), include_usage)
-            yield event(data if include_usage else data | stats.metrics)
+        for part in writers[number].write(chunk).parts:
+            data = _with_usage(shape.piece(part), include_usage)
+            yield event(data | stats.metrics if part.finish_reason and not include_usage else data)
     if include_usage:
         yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
 
@@ -105,19 +175,6 @@ class ShapeWriter:
 def _with_usage(data: Json, include_usage: bool) -> Json:
     """With include_usage every chunk has the field, and only the last has a value (OpenAI API reference)."""
     return data | {"usage": None} if include_usage else data
-
-
-async def open_stream(send: Send, request_id: str) -> None:
-    headers = [*_HEADERS, (b"x-request-id", request_id.encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def send_event(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-async def close_stream(send: Send) -> None:
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
