@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,6 +30,8 @@ class _ChainDecoder:
 class _NoAttention:
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> Any:
         return None
+
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None: ...
 
 
 class _NoCache:

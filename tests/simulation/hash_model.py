@@ -67,6 +67,12 @@ class _Attention:
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> _Batch:
         return _Batch(spans, cast("list[int]", cache))
 
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
+        """A token's cell names its position, which is that of its depth wherever its slot is."""
+        cells = cast("list[int]", cache)
+        for (_, target), cell in zip(moves, [cells[source] for source, _ in moves], strict=True):
+            cells[target] = cell
+
 
 @dataclass(slots=True)
 class HashDecoder:
@@ -81,11 +87,11 @@ class HashDecoder:
     _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        tokens: list[int] = token_ids.tolist()
+        tokens, at = token_ids.tolist(), positions.tolist()
         self.before(len(tokens))
         for span in batch.spans:
             for offset, slot in enumerate(span.written_slots()):
-                batch.slots[slot] = (span.cached_len + offset) * VOCAB_SIZE + tokens[span.start + offset]
+                batch.slots[slot] = at[span.start + offset] * VOCAB_SIZE + tokens[span.start + offset]
         for span in batch.spans:
             for source, copy in zip(*span.copied_slots(), strict=True):
                 batch.slots[copy] = batch.slots[source]
@@ -98,12 +104,13 @@ class HashDecoder:
         return logits, torch.empty(0)
 
     def _after(self, batch: _Batch, row: int) -> tuple[int, int]:
-        span = next(s for s in batch.spans if s.start <= row < s.start + s.num_tokens)
-        length = span.cached_len + row - span.start + 1
-        cells, size = batch.slots, span.block_size
+        chain = next(c for s in batch.spans for c in s.chains() if c.start <= row < c.start + c.num_tokens)
+        length = chain.cached_len + row - chain.start + 1
+        cells, size = batch.slots, chain.span.block_size
         seen: list[int] = []
-        for block in span.blocks[: -(-length // size)]:
+        for block in chain.span.blocks[: -(-chain.fork // size)]:
             seen += cells[block * size : (block + 1) * size]
+        seen[chain.fork :] = [cells[slot] for slot in chain.path]
         # A cell of a wrong position is out of range and changes the hash.
         key = tuple([cell - at * VOCAB_SIZE for at, cell in enumerate(seen[:length])])
         found = self._known.get(key)

@@ -11,8 +11,10 @@ from outrider.engine.fetching import resolve
 from outrider.engine.revision import revision
 from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
 from outrider.engine.step import Row
+from outrider.engine.tree import MAX_TREE_NODES
 
 __all__ = [
+    "MAX_TREE_NODES",
     "CheckpointError",
     "Engine",
     "EngineConfig",

@@ -101,7 +101,7 @@ class Engine:
         """
         step = self._lay_out(rows)
         with self._on_device():
-            self._cache.wipe(step.wiped, self.info.block_size)
+            self._prepare_cache(step)
             logits = self._graphs.run(step) if self._graphs is not None else None
             if logits is None:
                 logits, _ = self._run(step)
@@ -119,24 +119,25 @@ class Engine:
         """Runs a step that is laid out already → logits and the head's inputs. Followers call it with rank 0's
         steps."""
         with self._on_device():
-            self._cache.wipe(step.wiped, self.info.block_size)
+            self._prepare_cache(step)
             return self._run(step)
 
     def _lay_out(self, rows: Sequence[Row]) -> Step:
         self.kv.allocate(rows)
-        step = Step(wiped=self.kv.take_unclean())
+        step = Step(wiped=self.kv.take_unclean(), moves=self.kv.take_moves())
         for row in rows:
-            start, count, cached = step.num_tokens, len(row.token_ids), row.sequence.cached_len
-            step.token_ids.extend(row.token_ids)
-            step.positions.extend(range(cached, cached + count))
-            step.wanted.extend(range(start + count - row.num_logits, start + count))
-            step.spans.append(self._span(row.sequence, start, count))
+            step.add(row, self.info.block_size)
             for number, sibling in enumerate(row.sequence.siblings, start=1):
                 step.wanted.append(step.num_tokens)
                 step.spans.append(self._sibling_span(row.sequence, sibling, step.num_tokens, number))
                 step.token_ids.append(sibling.token_id)
                 step.positions.append(sibling.position)
         return step
+
+    def _prepare_cache(self, step: Step) -> None:
+        if step.moves:
+            self._attention.move(step.moves, self._cache)
+        self._cache.wipe(step.wiped, self.info.block_size)
 
     def _run(self, step: Step) -> tuple[Tensor, Tensor]:
         with self._group.run(step) if self._group is not None else nullcontext():
@@ -154,11 +155,8 @@ class Engine:
     @staticmethod
     def _advance(rows: Sequence[Row]) -> None:
         for row in rows:
-            row.sequence.tokens.extend(row.token_ids)
-
-    def _span(self, sequence: EngineSequence, start: int, count: int) -> RowSpan:
-        length, size = sequence.cached_len + count, self.info.block_size
-        return RowSpan(start, count, length, sequence.blocks[: -(-length // size)], size)
+            row.sequence.tokens.extend(row.token_ids[: row.num_chain_tokens])
+            row.sequence.nodes = row.nodes
 
     def _sibling_span(self, sequence: EngineSequence, sibling: SiblingKV, start: int, beside: int) -> RowSpan:
         size = self.info.block_size

@@ -65,7 +65,7 @@ class GraphRunner:
         """None when the step is to run eagerly."""
         if not step.spans or step.longest > SMALL_SPAN:
             return None
-        if any(span.own_masks is not None or span.copied_block is not None for span in step.spans):
+        if any(span.parents or span.copied_block is not None for span in step.spans):
             return None
         return choose(self._buckets, len(step.spans), step.num_tokens)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engine.blocks import BlockPool, PrefixChanges
-from outrider.engine.sequence import EngineSequence, OutOfBlocks, SiblingKV
+from outrider.engine.sequence import DraftedNodes, EngineSequence, OutOfBlocks, SiblingKV
 from outrider.engine.step import Row
 from outrider.prefix import block_hashes
 
@@ -22,6 +22,7 @@ class KVCacheManager:
         self._prefix_cache = prefix_cache
         self._pool = BlockPool(num_blocks)
         self._unclean: list[int] = []
+        self._moves: list[tuple[int, int]] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -62,10 +63,26 @@ class KVCacheManager:
             sequence = row.sequence
             blocks = sequence.blocks
             blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
+            sequence.nodes = None
             self._drop_siblings(sequence)
             for sibling, block in zip(row.siblings, self._pool.allocate(len(row.siblings)), strict=True):
                 position = sequence.cached_len + sibling.after + 1
                 sequence.siblings.append(SiblingKV(position, sibling.token_id, block))
+
+    def keep(self, sequence: EngineSequence, path: Sequence[int]) -> None:
+        """Continues with these nodes of the last forward's tree, from the root on, and drops the others.
+
+        Their keys and values move to the slots of a chain at the beginning of the next forward. Raises ValueError
+        when they are no path of that tree.
+        """
+        nodes = sequence.nodes or DraftedNodes((), (), (), ())
+        nodes.check_path(path)
+        slot, base = self._slot, sequence.cached_len
+        for place, node in enumerate(path):
+            if nodes.places[node] != place:
+                self._moves.append((slot(sequence, base + nodes.places[node]), slot(sequence, base + place)))
+            sequence.tokens.append(nodes.token_ids[node])
+        self._trim(sequence)
 
     def accept_branch(self, sequence: EngineSequence, number: int) -> None:
         """Continues with sibling `number` of the last forward: it replaces the row's tokens from its position on."""
@@ -77,7 +94,7 @@ class KVCacheManager:
         sequence.blocks[at:] = [sibling.block]
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
-        """Drops the cached tokens from position `length` on, and all siblings.
+        """Drops the cached tokens from position `length` on, and the last forward's tree and siblings.
 
         A published block is never written again, so a rewind into one drops all of it:
         cached_len may end lower.
@@ -89,12 +106,8 @@ class KVCacheManager:
             published = length // size
             length = published * size
             del sequence.hashes[published:]
-        if length >= sequence.cached_len:
-            return
         del sequence.tokens[length:]
-        keep = -(-length // size)
-        self._pool.release(sequence.blocks[keep:])
-        del sequence.blocks[keep:]
+        self._trim(sequence)
 
     def retract(self, sequence: EngineSequence, length: int) -> None:
         """As rewind, after a failed step. Released blocks may hold NaN, and are zeroed before the next step."""
@@ -125,6 +138,7 @@ class KVCacheManager:
     def close(self, sequence: EngineSequence) -> None:
         """Releases the sequence's blocks; published ones stay findable until they are evicted."""
         self._drop_siblings(sequence)
+        sequence.nodes = None
         self._pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.hashes = []
@@ -138,6 +152,22 @@ class KVCacheManager:
         """Blocks that are zeroed before the next step. A group's followers zero theirs in the same step."""
         unclean, self._unclean = self._unclean, []
         return unclean
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """Slots whose keys and values move at the beginning of the next step, from and to: in a group on every rank."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def _slot(self, sequence: EngineSequence, position: int) -> int:
+        number, offset = divmod(position, self._block_size)
+        return sequence.blocks[number] * self._block_size + offset
+
+    def _trim(self, sequence: EngineSequence) -> None:
+        """Releases the blocks behind the cached tokens; what they hold of a tree is dropped."""
+        sequence.nodes = None
+        count = -(-sequence.cached_len // self._block_size)
+        self._pool.release(sequence.blocks[count:])
+        del sequence.blocks[count:]
 
     def _drop_siblings(self, sequence: EngineSequence) -> None:
         self._pool.release([sibling.block for sibling in sequence.siblings])

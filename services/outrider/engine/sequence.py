@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from outrider.engine.tree import depth_first
 
 
 class OutOfBlocks(Exception):
@@ -32,6 +35,39 @@ class SiblingKV:
     block: int
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedNodes:
+    """A drafted tree and its layout: node n has its KV `places[n]` slots behind the tokens before the tree."""
+
+    token_ids: Sequence[int]
+    parents: Sequence[int]
+    order: Sequence[int]
+    """The nodes depth first, as they are laid out."""
+    places: Sequence[int]
+    """Each node's place in that order."""
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], parents: Sequence[int]) -> DraftedNodes:
+        order = depth_first(parents)
+        places = [0] * len(order)
+        for place, node in enumerate(order):
+            places[node] = place
+        return cls(token_ids, parents, order, places)
+
+    def placed_parents(self) -> list[int]:
+        """Of the node at each place: its parent's place, or -1."""
+        parents = (self.parents[node] for node in self.order)
+        return [self.places[parent] if parent >= 0 else -1 for parent in parents]
+
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raises ValueError unless each node of the path follows the one before it, and the first follows none."""
+        before = -1
+        for node in path:
+            if not 0 <= node < len(self.parents) or self.parents[node] != before:
+                raise ValueError(f"path: {list(path)} is none of the drafted tree {list(self.parents)}")
+            before = node
+
+
 @dataclass(slots=True, eq=False)
 class EngineSequence:
     """Tokens whose keys and values are cached, and the blocks that hold them."""
@@ -43,6 +79,8 @@ class EngineSequence:
     """Block ids, in order of position."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
+    nodes: DraftedNodes | None = None
+    """The tree of the last forward, until its nodes are kept or dropped."""
     siblings: list[SiblingKV] = field(default_factory=list)
     """Siblings of the last forward, until one is accepted or the sequence is rewound."""
 

@@ -28,7 +28,7 @@ class Problem:
 
     def attend(self, attention: Attention) -> tuple[Tensor, KVCache]:
         """[tokens, heads * head_dim], and the cache after it."""
-        cache = KVCache([self.keys.clone()], [self.values.clone()])
+        cache = KVCache(self.keys.clone()[None], self.values.clone()[None])
         batch = attention.prepare(self.spans, cache)
         return batch.attend(self.query, self.key, self.value, 0, self.shape.head_dim**-0.5), cache
 
@@ -61,8 +61,8 @@ def problem(
     for cached, new in rows:
         blocks = [free.pop() for _ in range(-(-(cached + new) // shape.block_size))]
         start = sum(span.num_tokens for span in spans)
-        masks = tree_masks(new, rng) if trees else None
-        spans.append(RowSpan(start, new, cached + new, blocks, shape.block_size, masks))
+        parents = tree_parents(new, rng) if trees else ()
+        spans.append(RowSpan(start, new, cached + new, blocks, shape.block_size, parents))
     tokens = sum(new for _, new in rows)
 
     def normal(*size: int) -> Tensor:
@@ -80,13 +80,9 @@ def problem(
     )
 
 
-def tree_masks(count: int, rng: random.Random) -> list[int]:
-    """Each token sees itself and its ancestors; several may be roots."""
-    masks: list[int] = []
-    for node in range(count):
-        parent = rng.randint(-1, node - 1)
-        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-    return masks
+def tree_parents(count: int, rng: random.Random) -> list[int]:
+    """Several nodes may follow the token before the tree."""
+    return [rng.randint(-1, node - 1) for node in range(count)]
 
 
 def assert_equals_reference(given: Problem) -> None:

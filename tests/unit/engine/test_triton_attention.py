@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.engine.attention import RowSpan, SdpaAttention, Shape, TritonMissing, make_attention
+from outrider.engine.attention import SdpaAttention, Shape, TritonMissing, make_attention
 from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention
 
 from tests.unit.engine.paged_problems import CPU, TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
@@ -62,11 +62,6 @@ def test_what_lies_in_unused_slots_never_shows() -> None:
 def test_a_token_gets_the_same_bits_alone_and_in_any_batch() -> None:
     given = problem([(150, 6), (3, 2), (90, 9)], dtype=torch.bfloat16)
     assert_same_bits_alone(given)
-
-
-def test_a_tree_mask_that_looks_ahead_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"own_masks\[0\]"):
-        RowSpan(0, 2, 2, [0], 8, [0b11, 0b11])
 
 
 def test_asking_for_triton_where_it_cannot_run_names_the_field(monkeypatch: pytest.MonkeyPatch) -> None:

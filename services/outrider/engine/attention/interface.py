@@ -11,14 +11,21 @@ import torch
 from torch import Tensor
 
 from outrider.engine.pages import zeros_in_large_pages
+from outrider.engine.tree import path_to, runs
 
 
 @dataclass(slots=True, weakref_slot=True)
 class KVCache:
-    """Keys and values, one tensor each per layer: [kv_heads, slots, head_dim]; slot = block * block_size + offset."""
+    """Keys and values, each [layers, kv_heads, slots, head_dim]; slot = block * block_size + offset."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    all_keys: Tensor
+    all_values: Tensor
+    keys: tuple[Tensor, ...] = field(init=False)
+    """Of each layer, [kv_heads, slots, head_dim]."""
+    values: tuple[Tensor, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.keys, self.values = self.all_keys.unbind(), self.all_values.unbind()
 
     @classmethod
     def allocate(
@@ -31,32 +38,33 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        shape = (kv_heads, slots, head_dim)
+        shape = (layers, kv_heads, slots, head_dim)
 
         def zeros() -> Tensor:
             if device.type == "cpu":
                 return zeros_in_large_pages(math.prod(shape), dtype).view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        keys, values = ([zeros() for _ in range(layers)] for _ in range(2))
-        return cls(keys, values)
+        return cls(zeros(), zeros())
 
-    def move(self, moves: Moves, layer: int) -> None:
+    def copy(self, moves: Moves, layer: int) -> None:
         """Copies slots within one layer."""
         for cached in (self.keys[layer], self.values[layer]):
             cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Copies slots in all layers, from and to. What is moved was read before any of it is overwritten."""
+        sources, targets = torch.tensor(moves, dtype=torch.int64).T.contiguous().to(self.all_keys.device)
+        for cached in (self.all_keys, self.all_values):
+            cached.index_copy_(2, targets, cached.index_select(2, sources))
 
     def wipe(self, blocks: Sequence[int], block_size: int) -> None:
         """Zeros these blocks in all layers."""
         if not blocks:
             return
-        at = torch.tensor(blocks, dtype=torch.int64, device=self.keys[0].device)
-        for cached in (*self.keys, *self.values):
-            cached.view(cached.shape[0], -1, block_size * cached.shape[2]).index_fill_(1, at, 0)
-
-
-MAX_OWN_TOKENS = 63
-"""Most tokens of a row with a tree mask, which is one signed 64-bit number per token."""
+        at = torch.tensor(blocks, dtype=torch.int64, device=self.all_keys.device)
+        for cached in (self.all_keys, self.all_values):
+            cached.view(*cached.shape[:2], -1, block_size * cached.shape[3]).index_fill_(2, at, 0)
 
 
 @dataclass(slots=True)
@@ -71,9 +79,9 @@ class RowSpan:
     blocks: list[int]
     """The blocks of its kv_len positions, in order. Slots of the last one beyond kv_len must not be read."""
     block_size: int
-    own_masks: Sequence[int] | None = None
-    """For a tree, one bit mask per token of the row's own tokens that it attends to (bit 0 is the first). Every token
-    attends to all positions cached before. None means a chain: each attends to the tokens up to itself."""
+    parents: Sequence[int] = ()
+    """For a tree that branches: which of its last tokens each of them follows, or -1 for the token before them all.
+    They take a slot each, in this order. Without, the tokens are a chain."""
     beside: int = 0
     """For a sibling, a span of one token: how many spans before it its row is. It attends as that row's token at the
     same position does, with itself in that token's place. 0 for all other spans."""
@@ -85,13 +93,6 @@ class RowSpan:
     def __post_init__(self) -> None:
         if self.beside and self.num_tokens != 1:
             raise ValueError(f"beside: {self.num_tokens} tokens, where one stands alone")
-        if self.own_masks is None:
-            return
-        if len(self.own_masks) != self.num_tokens or self.num_tokens > MAX_OWN_TOKENS:
-            raise ValueError(f"own_masks: {len(self.own_masks)} for {self.num_tokens} tokens, at most {MAX_OWN_TOKENS}")
-        for index, mask in enumerate(self.own_masks):
-            if not (mask >> index) == 1:
-                raise ValueError(f"own_masks[{index}]: a token sees itself, and none after itself")
 
     @property
     def cached_len(self) -> int:
@@ -105,6 +106,29 @@ class RowSpan:
             size = self.block_size
             self._slots = [slot for block in self.blocks for slot in range(block * size, (block + 1) * size)]
         return self._slots
+
+    def slot(self, position: int) -> int:
+        """The slot of a chain's token at this position."""
+        number, offset = divmod(position, self.block_size)
+        return self.blocks[number] * self.block_size + offset
+
+    def chains(self) -> list[Chain]:
+        """The row as chains: its tokens up to the first branch, and each branch of a tree."""
+        first_node = self.kv_len - len(self.parents)
+        first, *others = runs(self.parents) if self.parents else [range(0)]
+        trunk = self.num_tokens - len(self.parents) + len(first)
+        return [
+            Chain(self, self.start, trunk, self.cached_len + trunk),
+            *(self._branch(first_node, nodes) for nodes in others),
+        ]
+
+    def _branch(self, first_node: int, nodes: range) -> Chain:
+        path = [*path_to(self.parents, self.parents[nodes[0]]), *nodes]
+        # Nodes that lie where a chain's would are read with the positions before them.
+        fork = next(place for place, node in enumerate(path) if node != place)
+        slots = [self.slot(first_node + node) for node in path[fork:]]
+        start = self.start + self.num_tokens - len(self.parents) + nodes[0]
+        return Chain(self, start, len(nodes), first_node + len(path), slots)
 
     def written_slots(self) -> list[int]:
         """The slots that its own tokens are written to. The cost does not depend on the cached positions."""
@@ -123,6 +147,40 @@ class RowSpan:
     def contiguous(self) -> bool:
         """Whether the slots are consecutive, in order. Checks all blocks, because they may be permuted."""
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Tokens of a row that follow one another, at consecutive positions."""
+
+    span: RowSpan
+    start: int
+    """Index of its first token in the flat batch."""
+    num_tokens: int
+    kv_len: int
+    """Positions that its last token sees."""
+    path: Sequence[int] = ()
+    """The slots of the last positions, where a tree has them elsewhere than a chain would."""
+
+    @property
+    def cached_len(self) -> int:
+        """Positions before its own tokens."""
+        return self.kv_len - self.num_tokens
+
+    @property
+    def fork(self) -> int:
+        """The positions before this one are read from the row's blocks, in order."""
+        return self.kv_len - len(self.path)
+
+    @property
+    def slots(self) -> list[int]:
+        """One slot per position."""
+        return [*self.span.slots[: self.fork], *self.path]
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the slots are consecutive, in order."""
+        return not self.path and self.span.contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,4 +216,8 @@ class Attention(Protocol):
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> Batch:
         """Lays out a step. Spans are in the order of the flat batch."""
+        ...
+
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
+        """Moves keys and values of slots, from and to, in all layers. A slot may be read and written."""
         ...

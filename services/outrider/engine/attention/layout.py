@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.attention.interface import RowSpan
+from outrider.engine.tree import ancestor_masks
 
 Integers = NDArray[np.int64]
 
@@ -18,7 +19,7 @@ TOKEN_FIELDS = ("slots", "visible", "split", "own_mask")
 are not split; the mask of its row's own tokens that it may attend to (all ones in a chain)."""
 TILE_FIELDS = ("tile_start", "tile_count", "tile_blocks", "tile_own")
 """One number per tile of queries: its first flat token; its number of tokens, 0 for padding; where its row's blocks
-begin; the position of its row's first own token."""
+begin; the place of the tree's first node behind its row's first key."""
 
 _CHAIN = (1 << 63) - 1
 
@@ -83,8 +84,8 @@ def _fill_tokens(views: dict[str, Integers], span: RowSpan, *, split: bool) -> N
     views["visible"][at] = np.arange(span.cached_len + 1, span.kv_len + 1)
     if split:
         views["split"][at] = views["visible"][at]
-    if span.own_masks is not None:
-        views["own_mask"][at] = span.own_masks
+    if span.parents:
+        views["own_mask"][at.stop - len(span.parents) : at.stop] = ancestor_masks(span.parents)
 
 
 def _fill_tiles(views: dict[str, Integers], span: RowSpan, tile_queries: int, tile: int, blocks: int) -> int:
@@ -93,6 +94,6 @@ def _fill_tiles(views: dict[str, Integers], span: RowSpan, tile_queries: int, ti
         views["tile_start"][tile] = span.start + first
         views["tile_count"][tile] = min(tile_queries, span.num_tokens - first)
         views["tile_blocks"][tile] = blocks
-        views["tile_own"][tile] = span.cached_len
+        views["tile_own"][tile] = span.kv_len - len(span.parents)
         tile += 1
     return tile

@@ -113,10 +113,14 @@ class TritonAttention:
         on_device = buffer.to(cache.keys[0].device, non_blocking=True)
         views = {name: on_device[at] for name, at in slices.items()}
         splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // _TILE_KEYS))
-        trees = any(span.own_masks is not None for span in spans)
+        trees = any(span.parents for span in spans)
         batch = self.batch(views, cache, tiles, tree=trees, splits=splits)
         batch.moves = Moves.of(spans, cache.keys[0].device)
         return batch
+
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
+        """See the interface."""
+        cache.move(moves)
 
     @property
     def tile_queries(self) -> int:
@@ -224,7 +228,7 @@ class TritonBatch:
     def look(self, query: Tensor, layer: int, scale: float) -> Tensor:
         """Attention over the cache, including this step's tokens. The next layer's call overwrites the result."""
         if self.moves is not None:
-            self._cache.move(self.moves, layer)
+            self._cache.copy(self.moves, layer)
         query = _rows(query)
         if self._workspace is None:
             self._workspace = Workspace.allocate(self._shape, query.shape[0], query, split=self._few > 0)

@@ -1,7 +1,8 @@
 """The reference: torch's scaled_dot_product_attention, on any device.
 
 Rows of few queries (decoding, verification) share one padded call per layer; a prefill chunk has one of its own. Query
-heads that share a key head are folded into the query axis, so keys are never repeated.
+heads that share a key head are folded into the query axis, so keys are never repeated. A branch of a tree is a sequence
+of its own in that call, which reads the keys along its path.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, Moves, RowSpan
+from outrider.engine.attention.interface import Chain, KVCache, Moves, RowSpan
 
 # Rows with at most this many queries share a padded call. Padding others to the length of a prefill would be a waste.
 _MAX_SMALL_TOKENS = 16
@@ -29,7 +30,7 @@ _QUERY_PART, _MIN_PART = 32, 4
 
 @dataclass(slots=True)
 class _Group:
-    """Rows that run through one call."""
+    """Chains that run through one call."""
 
     rows: Tensor | slice
     """Flat rows, [sequences * queries]; padding rows repeat the last real one."""
@@ -45,12 +46,12 @@ class _Group:
     """Indices of the real rows among the padded ones; None when all are real."""
 
 
-def _group(spans: list[RowSpan], device: torch.device) -> _Group:
-    queries = max(span.num_tokens for span in spans)
-    kv_len = _padded(max(span.kv_len for span in spans))
-    rows, keep = _rows(spans, queries, device)
-    mask = _mask(spans, queries, kv_len, device)
-    return _Group(rows, len(spans), queries, _slots(spans, kv_len, device), kv_len, mask, keep)
+def _group(chains: list[Chain], device: torch.device) -> _Group:
+    queries = max(chain.num_tokens for chain in chains)
+    kv_len = _padded(max(chain.kv_len for chain in chains))
+    rows, keep = _rows(chains, queries, device)
+    mask = _mask(chains, queries, kv_len, device)
+    return _Group(rows, len(chains), queries, _slots(chains, kv_len, device), kv_len, mask, keep)
 
 
 def _padded(kv_len: int) -> int:
@@ -66,47 +67,37 @@ def _missing(queries: int) -> int:
     return _MIN_PART - rest if 0 < rest < _MIN_PART else 0
 
 
-def _rows(spans: list[RowSpan], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
+def _rows(chains: list[Chain], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
     """_Group.rows and _Group.keep."""
-    if len(spans) == 1 and spans[0].num_tokens == queries:
-        return slice(spans[0].start, spans[0].start + queries), None
+    if len(chains) == 1 and chains[0].num_tokens == queries:
+        return slice(chains[0].start, chains[0].start + queries), None
     rows: list[int] = []
     keep: list[int] = []
-    for number, span in enumerate(spans):
-        last = span.start + span.num_tokens - 1
-        rows.extend(min(span.start + i, last) for i in range(queries))
-        keep.extend(range(number * queries, number * queries + span.num_tokens))
+    for number, chain in enumerate(chains):
+        last = chain.start + chain.num_tokens - 1
+        rows.extend(min(chain.start + i, last) for i in range(queries))
+        keep.extend(range(number * queries, number * queries + chain.num_tokens))
     return torch.tensor(rows, device=device), torch.tensor(keep, device=device) if len(keep) < len(rows) else None
 
 
-def _slots(spans: list[RowSpan], kv_len: int, device: torch.device) -> Tensor | slice:
+def _slots(chains: list[Chain], kv_len: int, device: torch.device) -> Tensor | slice:
     """_Group.slots."""
-    first = spans[0].slots[0]
-    if len(spans) == 1 and spans[0].kv_len == kv_len and spans[0].contiguous:
+    if len(chains) == 1 and chains[0].kv_len == kv_len and chains[0].contiguous:
+        first = chains[0].span.slots[0]
         return slice(first, first + kv_len)
     slots: list[int] = []
-    for span in spans:
-        slots.extend(span.slots[: span.kv_len])
-        slots.extend([span.slots[0]] * (kv_len - span.kv_len))
+    for chain in chains:
+        slots.extend(chain.slots)
+        slots.extend([slots[-chain.kv_len]] * (kv_len - chain.kv_len))
     return torch.tensor(slots, device=device)
 
 
-def _mask(spans: list[RowSpan], queries: int, kv_len: int, device: torch.device) -> Tensor:
-    first = torch.tensor([span.cached_len for span in spans], device=device)
-    last = torch.tensor([span.kv_len - 1 for span in spans], device=device)
+def _mask(chains: list[Chain], queries: int, kv_len: int, device: torch.device) -> Tensor:
+    first = torch.tensor([chain.cached_len for chain in chains], device=device)
+    last = torch.tensor([chain.kv_len - 1 for chain in chains], device=device)
     # A padding query attends where the last real one does.
     position = torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
-    mask = (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
-    for number, span in enumerate(spans):
-        if span.own_masks is not None:
-            mask[number, 0, : span.num_tokens, span.cached_len : span.kv_len] = _own_mask(span.own_masks, device)
-    return mask
-
-
-def _own_mask(masks: Sequence[int], device: torch.device) -> Tensor:
-    """[tokens, tokens] of a tree: True where the row's token may attend to the column's."""
-    bits = torch.arange(len(masks), device=device)
-    return ((torch.tensor(masks, device=device)[:, None] >> bits) & 1).bool()
+    return (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
 
 
 class SdpaAttention:
@@ -116,11 +107,16 @@ class SdpaAttention:
         """Lays out a step. Spans are in the order of the flat batch."""
         device = cache.keys[0].device
         write = [slot for span in spans for slot in span.written_slots()]
-        few = [span for span in spans if span.num_tokens <= _MAX_SMALL_TOKENS]
-        many = [span for span in spans if span.num_tokens > _MAX_SMALL_TOKENS]
+        chains = [chain for span in spans for chain in span.chains()]
+        few = [chain for chain in chains if chain.num_tokens <= _MAX_SMALL_TOKENS]
+        many = [chain for chain in chains if chain.num_tokens > _MAX_SMALL_TOKENS]
         groups = [_group(few, device)] if few else []
-        groups.extend(_group([span], device) for span in many)
+        groups.extend(_group([chain], device) for chain in many)
         return SdpaBatch(cache, torch.tensor(write, device=device), groups, Moves.of(spans, device))
+
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
+        """See the interface."""
+        cache.move(moves)
 
 
 class SdpaBatch:
@@ -140,7 +136,7 @@ class SdpaBatch:
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))
         if self._moves is not None:
-            self._cache.move(self._moves, layer)
+            self._cache.copy(self._moves, layer)
         if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend_group(0, query, keys, values, scale)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])

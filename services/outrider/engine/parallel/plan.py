@@ -1,14 +1,14 @@
 """A step as bytes, which rank 0 sends to the followers before each forward.
 
 Signed 64-bit numbers in native byte order, as both ends are on one machine. Head: counts of tokens, wanted rows, wiped
-blocks and spans; then token ids, positions, wanted rows, wiped blocks; then each span with its blocks and, for a tree,
-its masks. -1 means that no block is copied.
+blocks, moved slots and spans; then token ids, positions, wanted rows, wiped blocks, moves from and to; then each span
+with its blocks and, for a tree, its parents. -1 means that no block is copied.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from itertools import chain
 
 from outrider.engine.attention import RowSpan
 from outrider.engine.step import Step
@@ -16,28 +16,29 @@ from outrider.engine.step import Step
 
 def encode(step: Step) -> bytes:
     """See the module docstring."""
-    numbers = array("q", (len(step.token_ids), len(step.wanted), len(step.wiped), len(step.spans)))
+    counts = (len(step.wanted), len(step.wiped), len(step.moves), len(step.spans))
+    numbers = array("q", (step.num_tokens, *counts))
     numbers.extend(step.token_ids)
     numbers.extend(step.positions)
     numbers.extend(step.wanted)
     numbers.extend(step.wiped)
+    numbers.extend(chain.from_iterable(step.moves))
     for span in step.spans:
-        masks = span.own_masks
         copied = -1 if span.copied_block is None else span.copied_block
         numbers.extend((span.start, span.num_tokens, span.kv_len, span.block_size, len(span.blocks)))
-        numbers.extend((int(masks is not None), span.beside, copied))
+        numbers.extend((len(span.parents), span.beside, copied))
         numbers.extend(span.blocks)
-        numbers.extend(masks or ())
+        numbers.extend(span.parents)
     return numbers.tobytes()
 
 
 def decode(data: bytes) -> Step:
     """The step that was encoded. Raises ValueError for anything else."""
     reader = _Reader(data)
-    num_tokens, num_wanted, num_wiped, num_spans = reader.take(4)
+    num_tokens, num_wanted, num_wiped, num_moves, num_spans = reader.take(5)
     token_ids, positions, wanted = reader.take(num_tokens), reader.take(num_tokens), reader.take(num_wanted)
-    wiped = reader.take(num_wiped)
-    step = Step(token_ids, positions, wanted, [reader.span() for _ in range(num_spans)], wiped)
+    wiped, moves = reader.take(num_wiped), reader.pairs(num_moves)
+    step = Step(token_ids, positions, wanted, [reader.span() for _ in range(num_spans)], wiped, moves)
     reader.end()
     return step
 
@@ -56,11 +57,14 @@ class _Reader:
         self._at += count
         return self._numbers[self._at - count : self._at].tolist()
 
+    def pairs(self, count: int) -> list[tuple[int, int]]:
+        numbers = self.take(2 * count)
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
     def span(self) -> RowSpan:
-        start, num_tokens, kv_len, block_size, num_blocks, is_tree, beside, copied = self.take(8)
-        blocks = self.take(num_blocks)
-        masks: Sequence[int] | None = self.take(num_tokens) if is_tree else None
-        return RowSpan(start, num_tokens, kv_len, blocks, block_size, masks, beside, None if copied < 0 else copied)
+        start, num_tokens, kv_len, block_size, num_blocks, num_nodes, beside, copied = self.take(8)
+        blocks, parents = self.take(num_blocks), self.take(num_nodes)
+        return RowSpan(start, num_tokens, kv_len, blocks, block_size, parents, beside, None if copied < 0 else copied)
 
     def end(self) -> None:
         if self._at != len(self._numbers):

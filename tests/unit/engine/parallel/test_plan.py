@@ -18,10 +18,10 @@ def spans(draw: st.DrawFn) -> RowSpan:
     size = draw(st.integers(1, 32))
     kv_len = num_tokens + draw(st.integers(0, 500))
     blocks = draw(st.lists(ids, min_size=-(-kv_len // size), max_size=-(-kv_len // size)))
-    masks = [1 << index for index in range(num_tokens)] if draw(st.booleans()) else None
+    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, num_tokens)))]
     beside = draw(st.integers(0, 9)) if num_tokens == 1 else 0
     copied = draw(st.none() | ids) if beside else None
-    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, masks, beside, copied)
+    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, parents, beside, copied)
 
 
 @st.composite
@@ -33,6 +33,7 @@ def steps(draw: st.DrawFn) -> Step:
         draw(st.lists(ids)),
         draw(st.lists(spans(), max_size=5)),
         draw(st.lists(ids)),
+        draw(st.lists(st.tuples(ids, ids))),
     )
 
 

@@ -169,8 +169,8 @@ class NativeAttention:
         rows: list[list[int]] = []
         row_of: list[int] = []
         for number, span in enumerate(spans):
-            if span.own_masks is not None:
-                raise NotImplementedError("own_masks: the native kernels attend to chains only")
+            if span.parents:
+                raise NotImplementedError("parents: the native kernels attend to chains only")
             rows.append([span.start, span.num_tokens, span.kv_len, len(tiles), *_copied(span), -span.beside])
             if span.beside:
                 rows[-1 - span.beside][-1] = span.beside
@@ -179,6 +179,10 @@ class NativeAttention:
         as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, row_of))
         num_copying = sum(span.copied_block is not None for span in spans)
         return NativeBatch(cache, num_copying, *as_int32)
+
+    def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
+        """See the interface."""
+        raise NotImplementedError
 
 
 def _tiles(span: RowSpan) -> Sequence[int]:
