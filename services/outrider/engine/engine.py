@@ -72,9 +72,8 @@ class Engine:
 
     @property
     def runs_siblings(self) -> bool:
-        """Whether siblings are worth running. They need copies, which CUDA graphs lack, and a step without a graph
-        costs more."""
-        return self._graphs is None
+        """Whether siblings run: only torch makes the copies that they need."""
+        return self._graphs is None and not self.info.execution.startswith("native")
 
     def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
         """How many more tokens a recorded step of this many sequences and tokens would run in the same time."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, OutOfBlocks, Row, Sibling
-from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
@@ -29,18 +28,13 @@ def skip_what_cannot_run(execution: str) -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["fused bfloat16", "fused float32", *(f"{v} {size}" for v in runnable_variants() for size in (16, 64))],
+    params=["fused bfloat16", "fused float32"],
 )
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = tiny_checkpoint(tmp_path_factory.mktemp("model"), max_context_len=256)
     execution, how = request.param.split()
     skip_what_cannot_run(execution)
-    if execution == "fused":
-        yield load_engine(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
-        return
-    yield load_engine(
-        path, EngineConfig(execution="native", native_variant=execution, block_size=int(how), num_blocks=64)
-    )
+    yield load_engine(path, EngineConfig(dtype=how, execution=execution, num_blocks=64))
 
 
 @pytest.fixture(scope="module")

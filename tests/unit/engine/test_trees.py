@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import MAX_TREE_NODES, Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
+from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
@@ -35,12 +36,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=["fused bfloat16", "fused float32"],
+    params=["fused bfloat16", "fused float32", *(f"{v} {size}" for v in runnable_variants() for size in (16, 64))],
 )
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     execution, how = request.param.split()
     skip_what_cannot_run(execution)
-    return load_engine(checkpoint, EngineConfig(dtype=how, execution=execution, block_size=16, num_blocks=96))
+    if execution == "fused":
+        return load_engine(checkpoint, EngineConfig(dtype=how, execution=execution, block_size=16, num_blocks=96))
+    config = EngineConfig(execution="native", native_variant=execution, block_size=int(how), num_blocks=96)
+    return load_engine(checkpoint, config)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ static Cache make_cache(int dim) {
 
 static void run_attention(const Cache *c, int begin, int count, float *out) {
     const int64_t stride = HEADS * c->dim;
-    const Row row = {.start = 0, .num_tokens = count, .kv_len = begin + count};
+    const Row row = {.num_tokens = count, .kv_len = begin + count, .fork = begin + count};
     const Step step = {.row = &row, .rows = 1, .tokens = count, .tiles = c->tiles};
     for (int head = 0; head < KV_HEADS; head++)
         attend_row(&c->model, &c->layer, &step, &row, head, 0, count, c->query + begin * stride, out + begin * stride, stride);
@@ -261,6 +261,54 @@ static void check_attention(int dim) {
     }
 }
 
+static int64_t place_of(const Cache *c, int head, int64_t slot, int i, int values) {
+    const int64_t tile = (head * c->model.tiles + slot / TILE) * TILE * c->dim, lane = slot % TILE;
+    return tile + (values ? lane / 2 * 2 * c->dim + 2 * i + lane % 2 : i / 2 * 2 * TILE + 2 * lane + i % 2);
+}
+
+static int32_t slot_of(const Cache *c, int position) { return c->tiles[position / TILE] * TILE + position % TILE; }
+
+static void copy_to(const Cache *c, int position, int64_t slot) {
+    for (int head = 0; head < KV_HEADS; head++)
+        for (int i = 0; i < c->dim; i++)
+            for (int values = 0; values < 2; values++) {
+                bf16 *cached = values ? c->layer.values : c->layer.keys;
+                cached[place_of(c, head, slot, i, values)] = cached[place_of(c, head, slot_of(c, position), i, values)];
+            }
+}
+
+// Two tokens, and a branch of three after the first of them, whose keys lie in other slots: where a chain's would lie is no
+// number.
+static void check_branches(int dim) {
+    enum { TRUNK = 2, BRANCH = 3, ALL = TRUNK + BRANCH };
+    const Cache c = make_cache(dim);
+    const size_t each = (size_t)HEADS * dim;
+    float *alone = room(TOKENS * each * sizeof(float)), *got = room(ALL * each * sizeof(float));
+    act *query = room(ALL * each * sizeof(act));
+    for (int t = 0; t < TOKENS; t++) run_attention(&c, t, 1, alone);
+    for (int t = TOKENS - BRANCH - 1; t >= 0; t -= 5) {
+        const int of[ALL] = {t, t + 1, t + 1, t + 2, t + 3};
+        // The slots of the last tile, in turn: no position lies there.
+        int32_t path[BRANCH];
+        for (int n = 0; n < BRANCH; n++) {
+            path[n] = c.tiles[TOKENS / TILE + 2] * TILE + (t + 7 * n) % TILE;
+            copy_to(&c, t + 1 + n, path[n]);
+        }
+        poison(&c, t + 2);
+        poison(&c, t + 3);
+        const Row row[] = {{0, TRUNK, t + TRUNK, 0, t + TRUNK, 0, BRANCH},
+                           {TRUNK, BRANCH, t + 1 + BRANCH, 0, t + 1, 0, -1}};
+        const Step step = {.row = row, .rows = 2, .tokens = ALL, .tiles = c.tiles, .path = path};
+        for (int n = 0; n < ALL; n++) memcpy(query + n * each, c.query + of[n] * each, each * sizeof *query);
+        for (int r = 0; r < 2; r++)
+            for (int head = 0; head < KV_HEADS; head++)
+                attend_row(&c.model, &c.layer, &step, row + r, head, 0, row[r].num_tokens, query, got, each);
+        for (int n = 0; n < ALL; n++)
+            CHECK(memcmp(got + n * each, alone + of[n] * each, each * sizeof(float)) == 0,
+                  "attention of %d: token %d of a tree at %d is not the bits of a chain", dim, n, t);
+    }
+}
+
 // ---- Rounding
 
 static void check_numbers(void) {
@@ -295,6 +343,8 @@ int main(void) {
     check_linear(ROUNDED, GATE, "gated int8 of rounded inputs");
     check_attention(64);
     check_attention(80);
+    check_branches(64);
+    check_branches(80);
     if (failures) printf("%d failures\n", failures);
     return failures > 0;
 }

@@ -56,8 +56,8 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads", "copies")),
-        *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "row_of")),
+        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads")),
+        *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "slots", "path")),
     ]
 
 
@@ -144,16 +144,15 @@ class NativeBatch:
     """A step's layout in the form that the kernels read."""
 
     cache: KVCache
-    num_copying: int
-    """Number of rows with copied tiles."""
     rows: Tensor
-    """[rows, 7] int32: first token, number of tokens, kv_len, index of its first tile in `tiles`, how many tiles are
-    copied, the place from which they are copied, and the number of its siblings, or, for a sibling, minus the distance
-    to its row."""
+    """[chains, 7] int32: first token, number of tokens, kv_len, index of its row's first tile in `tiles`, the position
+    from which it reads `path`, its first slot's index there, and how many tokens its branches have; -1 for a branch."""
     tiles: Tensor
     """[tiles of all rows] int32: index in the cache of each tile of 16 positions."""
-    row_of: Tensor
-    """[tokens] int32: each token's row."""
+    slots: Tensor
+    """[tokens] int32: where each token's keys and values are written."""
+    path: Tensor
+    """[own positions of all branches] int32: slots."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """Never called: a native step computes attention itself."""
@@ -167,34 +166,32 @@ class NativeAttention:
         """Lays out a step. Spans are in the order of the flat batch."""
         tiles: list[int] = []
         rows: list[list[int]] = []
-        row_of: list[int] = []
-        for number, span in enumerate(spans):
-            if span.parents:
-                raise NotImplementedError("parents: the native kernels attend to chains only")
-            rows.append([span.start, span.num_tokens, span.kv_len, len(tiles), *_copied(span), -span.beside])
-            if span.beside:
-                rows[-1 - span.beside][-1] = span.beside
+        slots: list[int] = []
+        path: list[int] = []
+        for span in spans:
+            for chain in span.chains():
+                branch_tokens = -1 if chain.path else span.num_tokens - chain.num_tokens
+                place = [chain.start, chain.num_tokens, chain.kv_len, len(tiles), chain.fork, len(path)]
+                rows.append([*place, branch_tokens])
+                path.extend(chain.path)
             tiles.extend(_tiles(span))
-            row_of.extend([number] * span.num_tokens)
-        as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, row_of))
-        num_copying = sum(span.copied_block is not None for span in spans)
-        return NativeBatch(cache, num_copying, *as_int32)
+            slots.extend(span.written_slots())
+        as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, slots, path))
+        return NativeBatch(cache, *as_int32)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """See the interface."""
-        raise NotImplementedError
+        """See the interface. The kernels keep pairs together: of a key's inputs, and of the values of two positions."""
+        source, target = torch.tensor(moves, dtype=torch.int64).T
+        layers, heads, slots, dim = cache.all_keys.shape
+        keys = cache.all_keys.view(torch.int32).view(layers * heads, slots // _TILE, dim // 2, _TILE)
+        keys[:, target // _TILE, :, target % _TILE] = keys[:, source // _TILE, :, source % _TILE]
+        values = cache.all_values.view(layers * heads, slots // 2, dim, 2)
+        values[:, target // 2, :, target % 2] = values[:, source // 2, :, source % 2]
 
 
 def _tiles(span: RowSpan) -> Sequence[int]:
     each = span.block_size // _TILE
     return span.blocks if each == 1 else [block * each + i for block in span.blocks for i in range(each)]
-
-
-def _copied(span: RowSpan) -> tuple[int, int]:
-    """How many tiles are copied, and the index of the first."""
-    if span.copied_block is None:
-        return 0, 0
-    return span.cached_len % span.block_size // _TILE + 1, span.copied_block * (span.block_size // _TILE)
 
 
 class NativeLlama:
@@ -258,8 +255,8 @@ class NativeLlama:
             self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
         )
-        arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.row_of)
-        step = _Step(tokens, len(batch.rows), wanted, threads, batch.num_copying, *(a.data_ptr() for a in arrays))
+        arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.slots, batch.path)
+        step = _Step(tokens, len(batch.rows), wanted, threads, *(a.data_ptr() for a in arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         return logits[:, : self._vocab], hidden
 

@@ -129,30 +129,71 @@ static void end_sums(Queries *q, int rows, int64_t dim) {
             v_store(q->out[r] + LANES * z, v_div(q->sum[r][z], v_splat(q->total[r])));
 }
 
-// Where the keys and values of a SPAN lie, of a row that sees `end` positions.
-static inline void find(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, int64_t from,
-                        int64_t end, const bf16 **keys, const bf16 **values) {
-    const int64_t size = TILE * m->head_dim, head = kv_head * m->tiles, last = (end - 1) / TILE;
+// Where the keys and values of a SPAN lie. A branch's own are brought into the order of a chain, so that they are summed
+// as a chain's.
+typedef struct {
+    const bf16 *keys[SPAN / TILE], *values[SPAN / TILE];
+    _Alignas(LINE) bf16 own_keys[SPAN * MAX_HEAD_DIM], own_values[SPAN * MAX_HEAD_DIM];
+} Found;
+
+static inline void copy_slot(const Layer *layer, int64_t dim, int64_t slot, int64_t lane, bf16 *keys, bf16 *values) {
+    const int64_t tile = slot / TILE * TILE * dim, place = slot % TILE;
+    const bf16 *key = layer->keys + tile + 2 * place, *value = layer->values + tile + place / 2 * 2 * dim + place % 2;
+    values += lane / 2 * 2 * dim + lane % 2;
+    for (int64_t i = 0; i < dim; i += 2) memcpy(keys + i * TILE + 2 * lane, key + i * TILE, 2 * sizeof *key);
+    for (int64_t i = 0; i < dim; i++) values[2 * i] = value[2 * i];
+}
+
+// The tiles of a SPAN in which a branch has positions of its own, up to `end`.
+static void follow_path(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head, int64_t from,
+                        int64_t end, Found *found) {
+    const int64_t dim = m->head_dim, size = TILE * dim, head = kv_head * m->tiles * TILE;
     for (int z = 0; z < SPAN / TILE; z++) {
-        // Past the end any tile does: its scores are masked.
-        const int64_t tile = from / TILE + z < last ? from / TILE + z : last;
-        keys[z] = layer->keys + (head + tiles[tile]) * size;
-        values[z] = layer->values + (head + tiles[tile]) * size;
+        const int64_t begin = from + z * TILE;
+        if (begin + TILE <= row->fork) continue;
+        bf16 *keys = found->own_keys + z * size, *values = found->own_values + z * size;
+        if (begin < end) {
+            // What lies before the fork, and numbers for what is not seen.
+            memcpy(keys, found->keys[z], size * sizeof *keys);
+            memcpy(values, found->values[z], size * sizeof *values);
+            found->keys[z] = keys;
+            found->values[z] = values;
+        } else if (z > 0) {
+            found->keys[z] = found->keys[z - 1];
+            found->values[z] = found->values[z - 1];
+        }
+        for (int64_t at = begin < row->fork ? row->fork : begin; at < end && at < begin + TILE; at++)
+            copy_slot(layer, dim, head + s->path[row->path + at - row->fork], at - begin, keys, values);
     }
 }
 
-INLINE void attend_strip(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q, int rows) {
+// Of a row that sees `end` positions.
+static inline void find(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head, int64_t from,
+                        int64_t end, Found *found) {
+    const int64_t size = TILE * m->head_dim, head = kv_head * m->tiles, last = (end - 1) / TILE;
+    const int32_t *tiles = s->tiles + row->first_tile;
+    for (int z = 0; z < SPAN / TILE; z++) {
+        // Past the end any tile does: its scores are masked.
+        const int64_t tile = from / TILE + z < last ? from / TILE + z : last;
+        found->keys[z] = layer->keys + (head + tiles[tile]) * size;
+        found->values[z] = layer->values + (head + tiles[tile]) * size;
+    }
+    if (row->fork < end && row->fork < from + SPAN) follow_path(m, layer, s, row, kv_head, from, end, found);
+}
+
+INLINE void attend_strip(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head, Queries *q,
+                         int rows) {
     const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1;
     begin_sums(q, rows, dim);
     for (int64_t from = 0; from < end; from += SPAN) {
-        const bf16 *keys[SPAN / TILE], *values[SPAN / TILE];
-        find(m, layer, tiles, kv_head, from, end, keys, values);
-        scores(q, keys, from, (float)m->scale, dim, rows);
+        Found found;
+        find(m, layer, s, row, kv_head, from, end, &found);
+        scores(q, found.keys, from, (float)m->scale, dim, rows);
         // What the first query sees is seen by all; the others see a few positions more, each its own number.
         const int64_t common = visible(q, 0, from) / STEP * STEP;
-        gather_common(q, values, common, rows, dim);
+        gather_common(q, found.values, common, rows, dim);
         for (int r = 0; r < rows; r++)
-            if (visible(q, r, from) > common) gather_rest(q, values, common, visible(q, r, from), r, dim);
+            if (visible(q, r, from) > common) gather_rest(q, found.values, common, visible(q, r, from), r, dim);
     }
     end_sums(q, rows, dim);
 }
@@ -186,7 +227,7 @@ static void attend_row(const Model *m, const Layer *layer, const Step *s, const 
             const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
             set_query(m, &q, r, row->start + token, head, row->kv_len - row->num_tokens + token, query, out, stride);
         }
-#define CALL(n) attend_strip(m, layer, s->tiles + row->first_tile, kv_head, &q, n)
+#define CALL(n) attend_strip(m, layer, s, row, kv_head, &q, n)
         WITH_ROWS(rows, CALL)
 #undef CALL
     }

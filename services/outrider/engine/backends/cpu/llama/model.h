@@ -39,18 +39,20 @@ typedef struct {
     const Layer *layer;
 } Model;
 
+// Tokens that follow one another: a sequence's, or a branch of its drafted tree. Keys and values of a branch lie behind
+// those of the whole row, in slots of their own.
 typedef struct {
-    int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its tiles begin in the step's list
-    // Of a token beside a row: so many tiles, the last of which is its own, begin as copies of those from this one on.
-    int32_t num_copied, copied_tile;
-    int32_t num_beside;  // rows of a token each that follow this one and stand beside it; below 0 for such a row
+    int32_t start, num_tokens, kv_len, first_tile;  // first_tile: where its sequence's tiles begin in the step's list
+    int32_t fork, path;     // from position `fork` on it sees what lies in the slots from path[path] on; kv_len: nowhere
+    int32_t branch_tokens;  // of the branches that follow this row; below 0 for a branch
 } Row;
 
 typedef struct {
-    int64_t tokens, rows, wanted, threads, copies;  // copies: rows that have any
+    int64_t tokens, rows, wanted, threads;
     const int64_t *token_ids, *positions, *logit_rows;
     const Row *row;
-    const int32_t *tiles, *row_of;  // row_of: each token's row
+    // slots: where each token is placed, as tile * TILE + the place in it; path: the slots that branches see
+    const int32_t *tiles, *slots, *path;
 } Step;
 
 typedef struct {

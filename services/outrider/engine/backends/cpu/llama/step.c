@@ -46,9 +46,9 @@ static void rotate(float *restrict head, const float *restrict cos, const float 
     }
 }
 
-// One token: queries to `query` [heads * head_dim], its key and value to their place in the cache.
-static void place(const Model *m, const Layer *layer, float *qkv, int64_t position, int64_t tile, act *query) {
-    const int64_t dim = m->head_dim, half = dim / 2, lane = position % TILE;
+// One token: queries to `query` [heads * head_dim], its key and value to their slot in the cache.
+static void place(const Model *m, const Layer *layer, float *qkv, int64_t position, int64_t slot, act *query) {
+    const int64_t dim = m->head_dim, half = dim / 2, tile = slot / TILE, lane = slot % TILE;
     for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
         rotate(qkv + h * dim, m->cos + position * half, m->sin + position * half, half);
     for (int64_t i = 0; i < m->heads * dim; i += LANES) store_act(query + i, v_load(qkv + i));
@@ -86,7 +86,6 @@ typedef struct {
     const Buffers *b;
     const bf16 *norm;
     int64_t parts;  // of the row with most tokens
-    int copying;    // whether rows that copy what others have written are being placed, or those others
     int threads;
 } Pass;
 
@@ -104,27 +103,14 @@ static void norm_part(const void *context, int64_t piece, int thread) {
         rms_norm(p->b->x + t * m->width, p->norm, m->width, (float)m->norm_eps, p->b->narrow + t * m->width);
 }
 
-static void copy_tiles(const Model *m, const Layer *layer, int64_t from, int64_t to, int64_t count) {
-    const int64_t size = TILE * m->head_dim;
-    for (int64_t head = 0; head < m->kv_heads * m->tiles; head += m->tiles) {
-        memcpy(layer->keys + (head + to) * size, layer->keys + (head + from) * size, count * size * sizeof(bf16));
-        memcpy(layer->values + (head + to) * size, layer->values + (head + from) * size, count * size * sizeof(bf16));
-    }
-}
-
 static void place_part(const void *context, int64_t piece, int thread) {
     (void)thread;
     const Pass *p = context;
     const Model *m = p->m;
     const Step *s = p->s;
     EACH_TOKEN(t, p, piece) {
-        const Row *row = s->row + s->row_of[t];
-        if ((row->num_copied > 0) != p->copying) continue;
-        const int32_t *last = s->tiles + row->first_tile + s->positions[t] / TILE;
-        const int64_t tile = *last;
-        if (p->copying) copy_tiles(m, p->layer, row->copied_tile, last[1 - row->num_copied], row->num_copied);
         act *query = p->b->narrow + t * m->heads * m->head_dim;
-        place(m, p->layer, p->b->wide + t * joined(m), s->positions[t], tile, query);
+        place(m, p->layer, p->b->wide + t * joined(m), s->positions[t], s->slots[t], query);
     }
 }
 
@@ -160,10 +146,6 @@ static void attention(const Pass *pass) {
     share_tokens(norm_part, &p);
     linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE}, b, p.threads);
     share_tokens(place_part, &p);
-    if (p.s->copies) {
-        p.copying = 1;
-        share_tokens(place_part, &p);
-    }
     share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
     share_tokens(narrow_part, &p);
     linear(&(Linear){b->narrow, p.layer->output, b->x, tokens, out, m->width, m->width, ADD}, b, p.threads);

@@ -1,4 +1,4 @@
-// Attention on tiles (AMX): for up to 16 queries, and those of rows that stand beside a row together with the row's.
+// Attention on tiles (AMX): for up to 16 queries, and those of a row's branches together with the row's.
 
 // For the queries from `begin` to `end`, which lie one after the other. Sums of one SPAN are taken on tiles, those of all
 // in float32.
@@ -92,75 +92,66 @@ typedef struct {
     int begin, end;
 } Part;
 
-// Where what a row sees begins to be its own, and not that of the row it stands beside.
-static int64_t shared_positions(const Row *row) {
-    const int64_t own = row->num_copied > 0 ? row->num_copied : 1;
-    return row->num_beside < 0 ? ((row->kv_len - 1) / TILE + 1 - own) * TILE : INT64_MAX;
-}
-
-static void attend_span(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
-                        const bf16 *query, int64_t from, int64_t seen, int begin, int end) {
-    const bf16 *keys[SPAN / TILE], *values[SPAN / TILE];
+static void attend_span(const Model *m, const Layer *layer, const Step *s, const Part *part, int64_t kv_head, Queries *q,
+                        const bf16 *query, int64_t from, int64_t seen) {
+    Found found;
     int64_t common = SPAN;
-    find(m, layer, tiles, kv_head, from, seen, keys, values);
-    tiled_scores(q, query, keys, from, (float)m->scale, m->head_dim, begin, end);
-    for (int r = begin; r < end; r++) common = visible(q, r, from) < common ? visible(q, r, from) : common;
-    if (common < SPAN && spoiled(values, common, m->head_dim))
-        gather_apart(q, values, from, m->head_dim, begin, end);
+    find(m, layer, s, part->row, kv_head, from, seen, &found);
+    tiled_scores(q, query, found.keys, from, (float)m->scale, m->head_dim, part->begin, part->end);
+    for (int r = part->begin; r < part->end; r++) common = visible(q, r, from) < common ? visible(q, r, from) : common;
+    if (common < SPAN && spoiled(found.values, common, m->head_dim))
+        gather_apart(q, found.values, from, m->head_dim, part->begin, part->end);
     else
-        gather_tiles(q, values, m->head_dim, begin, end);
+        gather_tiles(q, found.values, m->head_dim, part->begin, part->end);
 }
 
 // All parts see the same keys first, which are read once for them, and then each its own.
-static void attend_tiled(const Model *m, const Layer *layer, const int32_t *tiles, int64_t kv_head, Queries *q,
-                         const Part *part, int parts) {
+static void attend_tiled(const Model *m, const Layer *layer, const Step *s, int64_t kv_head, Queries *q, const Part *part,
+                         int parts) {
     const int64_t dim = m->head_dim;
-    const int rows = part[parts - 1].end;
+    const Part all = {part->row, 0, part[parts - 1].end};
     _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
     int64_t shared = INT64_MAX, longest = 0;
     for (int n = 0; n < parts; n++) {
-        const int64_t own = shared_positions(part[n].row), end = q->position[part[n].end - 1] + 1;
-        shared = own < shared ? own : shared;
+        const int64_t fork = part[n].row->fork, end = q->position[part[n].end - 1] + 1;
+        if (fork < end) shared = fork < shared ? fork : shared;
         longest = end > longest ? end : longest;
     }
     shared = shared < longest ? shared / SPAN * SPAN : longest;
-    begin_sums(q, rows, dim);
-    for (int r = 0; r < rows; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
+    begin_sums(q, all.end, dim);
+    for (int r = 0; r < all.end; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
     // That these were written is seen to there.
-    shape_tiles(rows, 1);
+    shape_tiles(all.end, 1);
     int64_t from = 0;
-    for (; from < shared; from += SPAN)
-        attend_span(m, layer, tiles + part->row->first_tile, kv_head, q, query, from, longest, 0, rows);
+    for (; from < shared; from += SPAN) attend_span(m, layer, s, &all, kv_head, q, query, from, longest);
     const int64_t rest = from;
     for (int n = 0; n < parts; n++) {
         const int64_t end = q->position[part[n].end - 1] + 1;
-        for (from = rest; from < end; from += SPAN)
-            attend_span(m, layer, tiles + part[n].row->first_tile, kv_head, q, query, from, end, part[n].begin, part[n].end);
+        for (from = rest; from < end; from += SPAN) attend_span(m, layer, s, part + n, kv_head, q, query, from, end);
     }
     _tile_release();
-    end_sums(q, rows, dim);
+    end_sums(q, all.end, dim);
 }
 
-// As attend_row; the queries of rows beside it follow its last.
+// As attend_row; the queries of a row's branches follow its last.
 static void attend_row_tiled(const Model *m, const Layer *layer, const Step *s, const Row *row, int64_t kv_head,
                              int64_t begin, int64_t end, const act *query, float *out, int64_t stride) {
     const int64_t share = m->heads / m->kv_heads;
-    if (row->num_beside < 0) return;
-    if (end == row->num_tokens) end += row->num_beside;
+    if (row->branch_tokens < 0) return;
+    if (end == row->num_tokens) end += row->branch_tokens;
+    const Row *of = row;
     for (int64_t first = begin * share; first < end * share; first += TILED_ROWS) {
         Queries q;
         Part part[TILED_ROWS];
         int parts = 0;
         const int rows = (int)(end * share - first < TILED_ROWS ? end * share - first : TILED_ROWS);
         for (int r = 0; r < rows; r++) {
-            const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;
-            const int64_t beside = token - row->num_tokens;
-            const Row *of = beside < 0 ? row : row + 1 + beside;
-            const int64_t position = beside < 0 ? row->kv_len + beside : of->kv_len - 1;
-            set_query(m, &q, r, row->start + token, head, position, query, out, stride);
+            const int64_t token = row->start + (first + r) / share, head = kv_head * share + (first + r) % share;
+            while (token >= of->start + of->num_tokens) of++;
+            set_query(m, &q, r, token, head, of->kv_len - of->num_tokens + token - of->start, query, out, stride);
             if (r == 0 || part[parts - 1].row != of) part[parts++] = (Part){of, r, r};
             part[parts - 1].end = r + 1;
         }
-        attend_tiled(m, layer, s->tiles, kv_head, &q, part, parts);
+        attend_tiled(m, layer, s, kv_head, &q, part, parts);
     }
 }
