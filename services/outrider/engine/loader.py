@@ -18,18 +18,18 @@ from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
+from outrider.engine.context import context_len
 from outrider.engine.decoder import register_attention
 from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.fused import keep_to_vector_code
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.parallel.group import Group, LoadOrder
+from outrider.engine.probe import attention_problem, on_meta
 from outrider.engine.quantization import BYTES_PER_WEIGHT
 from outrider.engine.quantization import check as check_quantization
 
 log = logging.getLogger(__name__)
-
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def load_engine(path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
@@ -41,7 +41,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
     _quiet_transformers()
     keep_to_vector_code()
     settings = _settings(path)
-    context = _context_len(path, settings, config)
+    context = _context_len(path, settings, config.max_context_len)
     shards = 1
     if group is not None:
         group.check(path, settings, config)
@@ -99,9 +99,19 @@ def _settings(path: Path) -> Any:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
-    if problem := architecture_problem(config):
+    if problem := architecture_problem(config) or _probed(config):
         raise CheckpointError(f"{path}/config.json", f"model_type {config.model_type}: {problem}")
     return config.get_text_config()
+
+
+def _probed(config: Any) -> str | None:
+    """Why the engine cannot run a model of this config, as it shows without weights."""
+    try:
+        shape = kv_shape(config.get_text_config())
+    except Exception as error:  # transformers has configs whose layers differ
+        return f"the cache holds keys and values of one shape: {error}"
+    model = on_meta(config)
+    return None if model is None else attention_problem(model, shape)
 
 
 def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> EngineConfig:
@@ -162,24 +172,19 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
     if problem := tensors_problem(report):
         raise CheckpointError(str(path), problem)
-    if problem := model_problem(loaded):
+    problem = model_problem(loaded)
+    if problem is None and group is None:
+        problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
+    if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
     return loaded.to(config.device), None
 
 
-def _context_len(path: Path, settings: Any, config: EngineConfig) -> int:
-    """Positions we serve: the least of the model's, the configured cap, and the sliding window if there is one."""
-    kinds = set(getattr(settings, "layer_types", None) or ["full_attention"])
-    if kinds - _ATTENTION_LAYERS:
-        unknown = ", ".join(sorted(kinds - _ATTENTION_LAYERS))
-        raise CheckpointError(f"{path}/config.json", f"layers of kind {unknown} keep a state that cannot be rewound")
-    limits = [int(settings.max_position_embeddings)]
-    if config.max_context_len is not None:
-        limits.append(config.max_context_len)
-    if "sliding_attention" in kinds and getattr(settings, "sliding_window", None):
-        # Within the window, sliding attention is full attention.
-        limits.append(int(settings.sliding_window))
-    return min(limits)
+def _context_len(path: Path, settings: Any, configured: int | None) -> int:
+    try:
+        return context_len(settings, configured)
+    except ValueError as error:
+        raise CheckpointError(f"{path}/config.json", str(error)) from error
 
 
 def _need(path: Path, settings: Any, config: EngineConfig, context: int, shards: int) -> Need:

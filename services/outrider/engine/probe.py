@@ -1,0 +1,122 @@
+"""Sees what a model asks of its attention, and whether the paged cache can give it.
+
+One token runs through the model: on torch's meta device before any weight is read, and again once it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+
+_NAME = "outrider-probe"
+_NEEDS = {"s_aux": "has attention sinks (s_aux)", "softcap": "caps scores (softcap)"}
+"""What no attention here does, by the argument that asks for it."""
+
+
+class _Refused(Exception):
+    """The reason is its message, a sentence about the model's attention."""
+
+
+@dataclass(slots=True)
+class _Probe:
+    """The layers that have run. `shape`: heads of keys, and their width."""
+
+    shape: tuple[int, int]
+    layers: Counter[int] = field(default_factory=Counter)
+
+    def see(self, layer: int, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> None:
+        for name, need in _NEEDS.items():
+            if arguments.get(name) is not None:
+                raise _Refused(need)
+        if arguments.get("attention_mask") is not None:
+            raise _Refused("computes a mask of its own")
+        if (found := (key.shape[1], key.shape[3])) != self.shape or value.shape != key.shape:
+            heads = f"{_heads(found)} of keys and {_heads((value.shape[1], value.shape[3]))} of values"
+            raise _Refused(f"has {heads}, and the cache holds {_heads(self.shape)} of each")
+        self.layers[layer] += 1
+
+    def problem(self, num_layers: int) -> str | None:
+        if not self.layers:
+            return "cannot be replaced by one over a paged cache"
+        if self.layers != Counter(range(num_layers)):
+            return "does not run once in each layer"
+        return None
+
+
+_probe: ContextVar[_Probe] = ContextVar("outrider_probe")
+
+
+def attention_problem(model: PreTrainedModel, shape: tuple[int, int]) -> str | None:
+    """Why the model cannot run over a cache of `shape` (heads of keys, their width); None when there is no reason.
+
+    None also of a model that cannot run on the meta device: what is wrong shows once it is loaded.
+    """
+    probe = _Probe(shape)
+    try:
+        with _watched(model, probe):
+            _run(model)
+        reason = probe.problem(model.config.get_text_config().num_hidden_layers)
+    except _Refused as refused:
+        reason = str(refused)
+    except Exception as error:  # models fail in many ways
+        if model.device.type == "meta":
+            return None
+        reason = f"cannot run: {error}"
+    return reason and f"its attention {reason}"
+
+
+def on_meta(config: Any) -> PreTrainedModel | None:
+    """The model of this config without weights; None if it cannot be made so."""
+    try:
+        with torch.device("meta"):
+            made: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=_register())
+    except Exception:  # what is wrong is said where the weights are read
+        return None
+    return made.eval()
+
+
+@torch.inference_mode()
+def _run(model: PreTrainedModel) -> None:
+    first = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    model(input_ids=first, position_ids=first, use_cache=False)
+
+
+@contextmanager
+def _watched(model: PreTrainedModel, probe: _Probe) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_register())
+    token = _probe.set(probe)
+    try:
+        yield
+    finally:
+        _probe.reset(token)
+        model.set_attn_implementation(before)
+
+
+def _heads(shape: tuple[int, int]) -> str:
+    return f"{shape[0]} heads x {shape[1]}"
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **more: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention function."""
+    if mask:
+        more["attention_mask"] = mask[0]
+    if not hasattr(module, "layer_idx"):
+        raise _Refused("has layers without a number")
+    _probe.get().see(int(module.layer_idx), key, value, more)  # type: ignore[arg-type]
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _register() -> str:
+    AttentionInterface.register(_NAME, _attend)
+    return _NAME
