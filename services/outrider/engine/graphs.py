@@ -65,7 +65,7 @@ class GraphRunner:
         """None when the step is to run eagerly."""
         if not step.spans or step.longest > SMALL_SPAN:
             return None
-        if any(span.parents or span.copied_block is not None for span in step.spans):
+        if any(span.copied_block is not None for span in step.spans):
             return None
         return choose(self._buckets, len(step.spans), step.num_tokens)
 
@@ -107,7 +107,8 @@ class GraphRunner:
     def batch(self, bucket: Bucket) -> TritonBatch:
         """The bucket's attention, over the fixed inputs."""
         views, tiles = self._inputs.views(bucket), self._inputs.tiles(bucket)
-        return self._attention.batch(views, self._cache, (tiles,), workspace=self._workspace)
+        # A chain's masks hide nothing, and their bits are those without.
+        return self._attention.batch(views, self._cache, (tiles,), tree=True, workspace=self._workspace)
 
     def decode(self, bucket: Bucket, batch: TritonBatch) -> None:
         """The computation that the bucket's graph records."""

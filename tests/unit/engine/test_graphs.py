@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, EngineSequence, Row, Sibling
+from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.buckets import Bucket, make_buckets
 from outrider.engine.graphs import GraphRunner, GraphShape
 from outrider.engine.loader import load_engine
@@ -96,16 +96,25 @@ def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
         assert changed == mine | {NUM_BLOCKS * BLOCK_SIZE}
 
 
-def test_a_step_with_siblings_runs_unrecorded(engine: Engine) -> None:
-    """There are no copies in a recorded one."""
-    sequence = engine.kv.open([])
-    engine.forward([Row(sequence, list(range(20)), 1)])
-    want = engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]).clone()
-    engine.kv.rewind(sequence, 20)
+def test_a_recorded_tree_says_what_chains_say(engine: Engine) -> None:
+    """And the nodes that are kept go on as a chain. Another row shares the step."""
+    text, nodes, parents = list(range(20)), [7, 8, 9, 10, 11], [-1, -1, 1, 0, 2]
     engine._graphs = recorded(engine)
-    assert not engine.runs_siblings
-    torch.testing.assert_close(engine.forward([Row(sequence, [7], 1, [Sibling(0, 9)])]), want)
-    assert not engine._graphs._graphs
+    sequence, other = engine.kv.open([]), engine.kv.open([])
+    for each in (sequence, other):
+        engine.forward([Row(each, text[:-1], 0)])
+    rows = [Row(other, [text[-1], 3], 2), Row(sequence, [text[-1], *nodes], 6, parents=parents)]
+    got = engine.forward(rows).clone()
+    engine.kv.keep(sequence, [1, 2, 4])
+    after = engine.forward([Row(sequence, [5], 1)]).clone()
+    assert {Bucket(16, 2), Bucket(16, 1)} <= set(engine._graphs._graphs)
+    engine._graphs = None
+    for chain, at in (([8, 9, 11, 5], [0, 2, 3, 5]), ([7, 10], [0, 1, 4])):
+        alone = engine.kv.open([])
+        want = engine.forward([Row(alone, [*text, *chain], len(chain) + 1)])
+        torch.testing.assert_close(got[2:][at], want[: len(at)])
+        if chain[-1] == 5:
+            torch.testing.assert_close(after, want[-1:])
 
 
 def test_a_chunk_of_prefill_runs_unrecorded(engine: Engine) -> None:
