@@ -14,6 +14,7 @@ from statistics import median
 import torch
 from outrider.drafters.model import common_len
 from outrider.engine import Engine, EngineSequence, Row
+from outrider.engine.tree import path_to
 from torch import Tensor
 
 _TIMED_TOKENS = 16
@@ -53,15 +54,21 @@ class RecallingEngine(Engine):
 
     def _learn(self, row: Row) -> bool:
         """Computes unknown logits. Returns whether there were any."""
-        if all(text in self._known for text in _texts(row)):
-            return False
-        text, computed = [*row.sequence.tokens, *row.token_ids], self._computed
-        self.kv.rewind(computed, common_len(computed.tokens, text[: len(text) - row.num_logits]))
-        while len(text) - computed.cached_len > max(_PREFILL_TOKENS, row.num_logits):
+        unknown = [text for text in _texts(row) if text not in self._known]
+        # The longest first: what is known of it may be all that is missing.
+        for text in sorted(unknown, key=len, reverse=True):
+            if text not in self._known:
+                self._compute(array("I", text).tolist(), row.num_logits)
+        return bool(unknown)
+
+    def _compute(self, text: list[int], num_logits: int) -> None:
+        """The logits of a text's last tokens."""
+        computed, wanted = self._computed, min(num_logits, len(text))
+        self.kv.rewind(computed, common_len(computed.tokens, text[: len(text) - wanted]))
+        while len(text) - computed.cached_len > max(_PREFILL_TOKENS, wanted):
             super().forward([Row(computed, text[computed.cached_len :][:_PREFILL_TOKENS], 0)])
-        logits = super().forward([Row(computed, text[computed.cached_len :], row.num_logits)])
-        self._known.update(zip(_texts(row), logits.clone(), strict=True))
-        return True
+        logits = super().forward([Row(computed, text[computed.cached_len :], wanted)])
+        self._known.update(zip(_prefixes(text, wanted), logits.clone(), strict=True))
 
     def _forward_s(self, num_tokens: int) -> float:
         timed = self.forward_s
@@ -83,9 +90,18 @@ class RecallingEngine(Engine):
 
 
 def _texts(row: Row) -> Iterator[bytes]:
-    """Token ids up to each position whose logits are wanted."""
-    tokens = array("I", [*row.sequence.tokens, *row.token_ids])
-    for length in range(len(tokens) - row.num_logits + 1, len(tokens) + 1):
+    """Token ids up to each position whose logits are wanted, along the path of a drafted node."""
+    chain = [*row.sequence.tokens, *row.token_ids[: row.num_chain_tokens]]
+    yield from _prefixes(chain, row.num_logits - len(row.parents))
+    for node in range(len(row.parents)):
+        path = path_to(row.parents, node)
+        yield array("I", [*chain, *(row.token_ids[row.num_chain_tokens + at] for at in path)]).tobytes()
+
+
+def _prefixes(text: Sequence[int], count: int) -> Iterator[bytes]:
+    """The last `count` beginnings of a text, itself included, ascending."""
+    tokens = array("I", text)
+    for length in range(len(text) - count + 1, len(text) + 1):
         yield tokens[:length].tobytes()
 
 

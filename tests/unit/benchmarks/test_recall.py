@@ -29,7 +29,7 @@ def make_engine(checkpoint: Path) -> Engine:
 
 
 def logits_of(engine: Engine) -> list[torch.Tensor]:
-    """A prompt in two parts, a few tokens, a rewind, another way on, and both at once."""
+    """A prompt in two parts, a few tokens, a rewind, another way on, both at once, and a tree, partly kept."""
     sequence = engine.kv.open([])
     engine.forward([Row(sequence, TEXT[:20], 0)])
     found = [engine.forward([Row(sequence, TEXT[20:23], 2)]).clone()]
@@ -37,6 +37,10 @@ def logits_of(engine: Engine) -> list[torch.Tensor]:
     engine.forward([Row(other, TEXT[:22], 0)])
     engine.kv.rewind(sequence, 21)
     found.append(engine.forward([Row(sequence, TEXT[30:33], 3), Row(other, TEXT[33:34], 1)]).clone())
+    tree = Row(sequence, [TEXT[35], 7, 8, 9], 4, parents=[-1, 0, 0])
+    found.append(engine.forward([tree]).clone())
+    engine.kv.keep(sequence, [0, 2])
+    found.append(engine.forward([Row(sequence, TEXT[36:37], 1)]).clone())
     engine.kv.close(other)
     engine.kv.close(sequence)
     return found
@@ -48,8 +52,8 @@ def test_what_is_recalled_is_what_would_have_been_computed(checkpoint: Path) -> 
     for _ in range(2):
         for found, wanted in zip(logits_of(recalling), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert recalling.num_computed == 2, "the second time all is known"
-    assert recalling.num_recalled == 6, "nobody wants to know anything of two of the parts, either time"
+    assert recalling.num_computed == 4, "the second time all is known"
+    assert recalling.num_recalled == 8, "nobody wants to know anything of two of the parts, either time"
     assert recalling.kv.num_free_blocks == plain.kv.num_free_blocks - 2, "those of what was computed last"
 
 
