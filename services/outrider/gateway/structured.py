@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,18 +12,25 @@ from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest, NotSupported
 from outrider.gateway.fields import check_names
+from outrider.gateway.json_schema import BOUNDED_WHITESPACE, COMPACT, JsonStyle, prepare
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
+_KINDS_OF_VLLM = ("json", "json_object", "regex", "choice", "grammar")
+_STYLE_OF_VLLM = {
+    "disable_any_whitespace": bool,
+    "disable_additional_properties": bool,
+    "whitespace_pattern": str,
+    # There is one library, and none to fall back to.
+    "disable_fallback": bool,
+}
 GUIDED: dict[str, Kind] = {
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-# Bounded, because a model that may write any white space may do so up to max_tokens.
-WHITESPACE = r"\n? {0,20}"
 
 
 class Grammatical(ABC):
@@ -51,6 +59,9 @@ class Structured(Grammatical):
     """A JSON schema, a regular expression, a list of texts, or a grammar in Lark's or llama.cpp's notation."""
     field: str
     """The client's name of it."""
+    style: JsonStyle = COMPACT
+    strict: bool = False
+    """Whether a schema with a keyword that cannot be enforced is refused. Otherwise the keyword is ignored."""
 
     def __post_init__(self) -> None:
         kinds = {"json_schema": dict | bool, "regex": str, "choice": list, "grammar": str}
@@ -76,10 +87,14 @@ class Structured(Grammatical):
             raise NotSupported(self.field, "structured output needs the extra `structured`") from error
         try:
             if self.kind == "json_schema":
-                overrides: Any = {"whitespace_pattern": WHITESPACE}
-                grammar = LLMatcher.grammar_from_json_schema(json.dumps(self.value), overrides=overrides)
+                if self.strict:
+                    check_enforceable(self.value, self.field)
+                schema, overrides = json.dumps(prepare(self.value, self.style, strict=self.strict)), self.style.options
+                grammar = LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
             elif self.kind == "choice":
-                grammar = grammar_from("choice", json.dumps(self.value))
+                # As one terminal: the library follows thousands of texts in its lexer, and few in its parser.
+                texts = " | ".join(map(json.dumps, self.value))
+                grammar = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             else:
                 grammar = grammar_from(self.kind, self.value)
         except ValueError as error:
@@ -96,6 +111,15 @@ def checked_grammar(grammar: str, where: str) -> str:
     if fault := LLMatcher.validate_grammar(grammar):
         raise InvalidRequest(where, fault)
     return grammar
+
+
+def check_enforceable(schema: Any, where: str) -> None:
+    """Raises InvalidRequest that names the first keywords of the schema that no grammar enforces."""
+    from llguidance import LLMatcher
+
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(prepare(schema, strict=True)))
+    if fault := LLMatcher.validate_grammar(grammar):
+        raise InvalidRequest(where, f"is strict and cannot be enforced: {fault}")
 
 
 def from_response_format(response_format: Any) -> Structured | None:
@@ -116,7 +140,8 @@ def from_response_format(response_format: Any) -> Structured | None:
             if not isinstance(described, dict) or "schema" not in described:
                 raise InvalidRequest(f"{where}.json_schema", "has to be an object with schema")
             check_names(f"{where}.json_schema", described, ("name", "description", "schema", "strict"))
-            return Structured("json_schema", described["schema"], f"{where}.json_schema.schema")
+            strict = described.get("strict") is True
+            return Structured("json_schema", described["schema"], f"{where}.json_schema.schema", strict=strict)
         case _:
             raise InvalidRequest(f"{where}.type", "has to be text, json_object or json_schema")
 
@@ -127,17 +152,28 @@ def from_structured_outputs(structured_outputs: Any) -> Structured:
     if not isinstance(structured_outputs, dict):
         raise InvalidRequest(where, "has to be an object")
     given = {name: value for name, value in structured_outputs.items() if value is not None}
-    check_names(where, given, ("json", "json_object", "regex", "choice", "grammar"))
+    check_names(where, given, (*_KINDS_OF_VLLM, *_STYLE_OF_VLLM))
+    style = _style(where, {name: given.pop(name) for name in _STYLE_OF_VLLM if name in given})
     if len(given) != 1:
         raise InvalidRequest(where, "has to have one of json, json_object, regex, choice and grammar")
     [(name, value)] = given.items()
     if name == "json_object":
         if value is not True:
             raise InvalidRequest(f"{where}.json_object", "has to be true")
-        return Structured("json_schema", {"type": "object"}, f"{where}.json_object")
+        return Structured("json_schema", {"type": "object"}, f"{where}.json_object", style)
     if name == "json":
-        return Structured("json_schema", parsed_schema(value, f"{where}.json"), f"{where}.json")
+        return Structured("json_schema", parsed_schema(value, f"{where}.json"), f"{where}.json", style)
     return Structured(name, value, f"{where}.{name}")
+
+
+def _style(where: str, given: Mapping[str, Any]) -> JsonStyle:
+    """vLLM's options of how JSON is written."""
+    for name, value in given.items():
+        if not isinstance(value, kind := _STYLE_OF_VLLM[name]):
+            raise InvalidRequest(f"{where}.{name}", "has to be a string" if kind is str else "has to be true or false")
+    white = BOUNDED_WHITESPACE if given.get("disable_any_whitespace") is False else ""
+    white = given.get("whitespace_pattern", white)
+    return JsonStyle(white, closed=given.get("disable_additional_properties", True))
 
 
 def from_guided(name: str, value: Any) -> Structured:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import NotSupported
+from outrider.gateway.json_schema import AS_TRAINED, JsonStyle, prepare
 from outrider.gateway.parsers.tool_calls import HERMES_MARKS
-from outrider.gateway.structured import WHITESPACE, Grammatical, Structured, checked_grammar
+from outrider.gateway.structured import Grammatical, Structured, check_enforceable, checked_grammar
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools import ToolUse, call_schema
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-_JSON = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class FreeCalls(Grammatical):
             what = "strict functions need" if self.answer is None else "together with tools it needs"
             message = f"{what} a model that writes calls as hermes, not {tokenizer.tool_format}"
             raise NotSupported(self.field, message)
+        check_strict(self.use)
         begin, end = map(tokenizer.mark, HERMES_MARKS)
         lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]
         if self.answer is not None:
@@ -61,13 +62,26 @@ class FreeCalls(Grammatical):
             call_schema(each, f"#/anyOf/{i}", None if each["name"] in self.use.strict else _ANY_OBJECT)
             for i, each in enumerate(functions)
         ]
-        return {"anyOf": of_each, **_JSON}
+        return _styled({"anyOf": of_each}, AS_TRAINED)
 
     def _answer(self, answer: Structured) -> str:
         if answer.kind != "json_schema":
             raise NotSupported(answer.field, f"{answer.kind} cannot be together with tools; a JSON schema can")
-        schema = answer.value if isinstance(answer.value, dict) else {"anyOf": [answer.value]}
-        return f"%json {json.dumps(schema | _JSON)}"
+        if answer.strict:
+            check_enforceable(answer.value, answer.field)
+        return f"%json {json.dumps(_styled(answer.value, answer.style))}"
+
+
+def _styled(schema: Any, style: JsonStyle) -> dict[str, Any]:
+    return prepare(schema, style) | {"x-guidance": style.options}
+
+
+def check_strict(use: ToolUse) -> None:
+    """Raises InvalidRequest for a strict function whose parameters have a keyword that no grammar enforces."""
+    for number, each in enumerate(use.definitions):
+        function = each["function"]
+        if function["name"] in use.strict and "parameters" in function:
+            check_enforceable(function["parameters"], f"{use.field}[{number}].function.parameters")
 
 
 def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:

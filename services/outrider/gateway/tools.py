@@ -55,10 +55,14 @@ class ToolUse:
             return None
         if self.choice == "named":
             [function] = [each["function"] for each in self.definitions if each["function"]["name"] == self.name]
-            return Structured("json_schema", function.get("parameters") or NO_PARAMETERS, self.field)
+            strict = self.name in self.strict
+            return Structured("json_schema", function.get("parameters") or NO_PARAMETERS, self.field, strict=strict)
         calls = [call_schema(each["function"], f"#/items/anyOf/{i}") for i, each in enumerate(self.definitions)]
         schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-        return Structured("json_schema", schema if self.parallel else schema | {"maxItems": 1}, self.field)
+        strict = self.strict.issuperset(self.names)
+        return Structured(
+            "json_schema", schema if self.parallel else schema | {"maxItems": 1}, self.field, strict=strict
+        )
 
 
 def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:

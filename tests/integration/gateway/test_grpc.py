@@ -132,7 +132,7 @@ async def test_several_answers_logprobs_structure_and_a_prediction(
     assert (first.sampling.seed, second.sampling.seed) == (5, 6)
     assert list(first.predicted_token_ids) == tokenizer.encode_plain(TEXT)
     assert (first.logprobs.num_top, first.logprobs.prompt) == (1, True)
-    assert grammar.logits.grammar == 'start: "yes" | "no"'
+    assert grammar.logits.grammar == 'start: CHOICE\nCHOICE: "yes" | "no"'
     assert [answer.text, *(other.text for other in answer.others)] == [TEXT, TEXT]
     assert (len(answer.logprobs), len(answer.others[0].logprobs)) == (len(ids), len(ids))
     assert answer.logprobs[0].top_logprobs[0] == -0.25

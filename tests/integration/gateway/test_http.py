@@ -156,7 +156,7 @@ async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, rou
     of_schema, any_object, choice, nothing = router.requests
     assert json.loads(of_schema.logits.grammar)["grammars"][0]["json_schema"]["required"] == ["a"]
     assert json.loads(any_object.logits.grammar)["grammars"][0]["json_schema"]["type"] == "object"
-    assert choice.logits.grammar == 'start: "yes" | "no"'
+    assert choice.logits.grammar == 'start: CHOICE\nCHOICE: "yes" | "no"'
     assert not nothing.HasField("logits")
     assert refused.value.body["param"] == "response_format.json_schema.schema"
 

@@ -21,7 +21,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 ASKED: list[tuple[Grammatical, str, str]] = [
-    (Structured("json_schema", SCHEMA, "x"), '{"a": 1}', '{"a": "b"}'),
+    (Structured("json_schema", SCHEMA, "x"), '{"a":1}', '{"a":"b"}'),
     (Structured("regex", "a+", "x"), "aa", "b"),
     (Structured("choice", ["yes", "no"], "x"), "yes", "maybe"),
     (Structured("grammar", 'start: "a" B\nB: /b+/', "x"), "abb", "ba"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -102,7 +103,7 @@ class ResponsesRequest(MessageBody):
             found = from_response_format(asked)
         except InvalidRequest as error:
             raise InvalidRequest(_renamed(error.field), error.message) from error
-        return found and Structured(found.kind, found.value, _renamed(found.field))
+        return found and replace(found, field=_renamed(found.field))
 
 
 def _renamed(field: str | None) -> str:

@@ -1,0 +1,148 @@
+"""JSON schemas as llguidance takes them: objects closed, and without annotations that it refuses.
+
+Knows JSON Schema 2020-12 and the drafts before it; not where a schema comes from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+BOUNDED_WHITESPACE = r"\n? {0,20}"
+"""Bounded, because a model that may write any white space may do so up to max_tokens."""
+# Where a schema has others: by name, in a list, or alone.
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+_ALONE = frozenset(
+    {"items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"}
+)
+# Of these, those that apply to the same value as the schema itself.
+_IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
+_OPENERS = frozenset({"additionalProperties", "unevaluatedProperties"})
+_MAX_ROUNDS = 20
+_MAX_FORMAT_CHARS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class JsonStyle:
+    """How JSON is written, and what is open in it."""
+
+    whitespace: str = ""
+    """A regular expression; empty for none."""
+    gap: str = ""
+    """A regular expression: what may follow each comma and colon."""
+    closed: bool = True
+    """Whether an object whose schema declares properties has only these, unless the schema says otherwise."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For llguidance. Lenient: keywords that it does not know are ignored."""
+        white = {"whitespace_pattern": self.whitespace} if self.whitespace else {"whitespace_flexible": False}
+        separators = {"item_separator": "," + self.gap, "key_separator": ":" + self.gap}
+        return {**separators, "coerce_one_of": True, "lenient": True, **white}
+
+
+COMPACT = JsonStyle()
+AS_TRAINED = JsonStyle(gap=" ?")
+"""For calls next to text: models learn to write them with a space after each comma and colon."""
+
+
+def prepare(schema: Any, style: JsonStyle = COMPACT, *, strict: bool = False) -> dict[str, Any]:
+    """The schema as llguidance takes it, with its own `x-guidance` removed, and without formats that are annotations.
+    Patterns that it cannot read (look-around) stay if `strict`."""
+    schema = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+    walk = _Walk(style.closed, strict)
+    for _ in range(_MAX_ROUNDS):
+        found = walk.of(schema)
+        if walk.found <= walk.open:
+            return found
+        walk = _Walk(style.closed, strict, walk.open | walk.found)
+    return _Walk(False, strict).of(schema)
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One pass over a schema.
+
+    Several schemas may describe one object: `properties` beside `anyOf`, two of `allOf`, what a `$ref` beside them
+    names. None of these may be closed, because each lacks the properties of the others.
+    """
+
+    closes: bool
+    strict: bool
+    open: frozenset[str] = frozenset()
+    """Places of schemas that may not be closed, as JSON pointers, because a reference combines them with others."""
+    found: set[str] = field(default_factory=set)
+    """The places that this pass found to be combined."""
+
+    def of(self, schema: dict[str, Any], place: str = "#", closes: bool = True) -> dict[str, Any]:
+        closes = closes and place not in self.open and _num_parts(schema) <= 1
+        if not closes and isinstance(reference := schema.get("$ref"), str):
+            self.found.add(reference)
+        made = {
+            name: self._value(name, value, f"{place}/{name}", closes or name not in _IN_PLACE)
+            for name, value in schema.items()
+            if self._keeps(name, value)
+        }
+        if self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS:
+            made["additionalProperties"] = False
+        return made
+
+    def _keeps(self, name: str, value: Any) -> bool:
+        if name == "format":
+            return _is_known(value)
+        return name != "x-guidance" and (name != "pattern" or self.strict or _is_readable(value))
+
+    def _value(self, name: str, value: Any, place: str, closes: bool) -> Any:
+        if name == "patternProperties" and isinstance(value, dict) and not self.strict:
+            value = {pattern: each for pattern, each in value.items() if _is_readable(pattern)}
+        if name in _NAMED and isinstance(value, dict):
+            return {key: self._below(each, f"{place}/{_escaped(key)}", closes) for key, each in value.items()}
+        if name in _LISTED and isinstance(value, list):
+            return [self._below(each, f"{place}/{index}", closes) for index, each in enumerate(value)]
+        return self._below(value, place, closes) if name in _ALONE else value
+
+    def _below(self, schema: Any, place: str, closes: bool) -> Any:
+        return self.of(schema, place, closes) if isinstance(schema, dict) else schema
+
+
+def _num_parts(schema: Mapping[str, Any]) -> int:
+    """How many schemas describe the properties of the same object."""
+    alternatives = [[schema[name]] for name in ("then", "else") if name in schema]
+    alternatives += [list(schema[name]) for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)]
+    if isinstance(dependent := schema.get("dependentSchemas"), dict):
+        alternatives.append(list(dependent.values()))
+    every = schema["allOf"] if isinstance(schema.get("allOf"), list) else ()
+    num_parts = ("properties" in schema) + ("$ref" in schema) + sum(map(_describes, every))
+    return num_parts + sum(any(map(_describes, each)) for each in alternatives)
+
+
+def _describes(schema: Any) -> bool:
+    """Whether a schema may name properties."""
+    return isinstance(schema, dict) and bool(schema.keys() & {"properties", "$ref", *_IN_PLACE})
+
+
+def _escaped(key: str) -> str:
+    """A part of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a format can be enforced. Others are annotations, as the specification has it (2020-12, 7.2.1)."""
+    return isinstance(value, str) and len(value) <= _MAX_FORMAT_CHARS and _is_taken("format", value)
+
+
+def _is_readable(value: Any) -> bool:
+    """Whether the library reads the pattern. It reports anything but a text itself."""
+    return not isinstance(value, str) or "(?" not in value or _is_taken("pattern", value)
+
+
+@lru_cache(maxsize=1024)
+def _is_taken(keyword: str, value: str) -> bool:
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", keyword: value})
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))

@@ -1,0 +1,151 @@
+"""Schemas as clients send them: what a grammar of them accepts, judged by jsonschema and by the texts themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from outrider.errors import InvalidRequest
+from outrider.gateway.json_schema import prepare
+from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
+
+jsonschema = pytest.importorskip("jsonschema")
+llguidance = pytest.importorskip("llguidance")
+
+BYTES = llguidance.LLTokenizer("byte")
+TEXT = {"type": "string"}
+NUMBER = {"type": "integer"}
+
+
+def accepts(structured: Structured, text: str) -> bool:
+    """Whether the grammar takes the whole text as an answer."""
+    matcher = llguidance.LLMatcher(BYTES, structured.to_grammar(), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting())
+
+
+def of(schema: Any, strict: bool = False) -> Structured:
+    found = from_response_format({"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}})
+    assert found is not None
+    return found
+
+
+def an_object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        {"format": "password"},
+        {"format": "binary"},
+        {"format": "x-no-format-of-anybody"},
+        {"title": "A", "description": "b", "default": "c", "examples": ["d"], "deprecated": True, "readOnly": True},
+        {"contentEncoding": "base64", "contentMediaType": "image/png"},
+        {"x-order": 1, "example": "e", "nullable": True, "$comment": "f"},
+    ],
+)
+def test_annotations_are_annotations(annotation: dict[str, Any], strict: bool) -> None:
+    assert accepts(of(an_object(a=TEXT | annotation), strict), '{"a":"anything"}')
+
+
+def test_a_property_may_have_the_name_of_a_keyword() -> None:
+    schema = an_object(format=TEXT, pattern=TEXT, properties=an_object(not_=NUMBER), **{"x-guidance": TEXT})
+    text = '{"format":"password","pattern":"(?!a)","properties":{"not_":1},"x-guidance":"a"}'
+    assert accepts(of(schema, strict=True), text)
+
+
+UNENFORCED = [
+    ("not", {"not": {"const": "a"}}),
+    ("uniqueItems", {"type": "array", "items": TEXT, "uniqueItems": True}),
+    ("contains", {"type": "array", "contains": TEXT}),
+    ("if", {"if": TEXT, "then": {"minLength": 3}}),
+    ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
+    ("oneOf", {"oneOf": [an_object(a=TEXT), an_object(b=TEXT)]}),
+    ("look-ahead", TEXT | {"pattern": "^(?!a)b"}),
+]
+
+
+@pytest.mark.parametrize(("name", "schema"), UNENFORCED, ids=[name for name, _ in UNENFORCED])
+def test_what_cannot_be_enforced_is_refused_by_name_only_if_strict(name: str, schema: Any) -> None:
+    of(an_object(a=schema)).to_grammar()
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        of(an_object(a=schema), strict=True).to_grammar()
+    assert caught.value.field == "response_format.json_schema.schema"
+
+
+def test_known_formats_are_enforced() -> None:
+    date = of(an_object(a=TEXT | {"format": "date"}))
+    assert accepts(date, '{"a":"2026-01-31"}') and not accepts(date, '{"a":"tomorrow"}')
+
+
+A, AB, ABZ = {"a": "x"}, {"a": "x", "b": 1}, {"a": "x", "b": 1, "z": 2}
+A_DEF = {"$defs": {"a": an_object(a=TEXT)}}
+# Schema, then answers that it takes and that it does not take.
+CLOSED: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "declared": (an_object(a=TEXT, b=NUMBER), [A, AB], [ABZ]),
+    "none declared": ({"type": "object"}, [A, ABZ], []),
+    "an empty list of them": (an_object(), [{}], [A]),
+    "opened": (an_object(a=TEXT) | {"additionalProperties": True}, [A, ABZ], []),
+    "opened for numbers": (an_object(a=TEXT) | {"additionalProperties": NUMBER}, [A, ABZ], [{"a": "x", "z": "y"}]),
+    "nested": (an_object(n=an_object(a=TEXT)), [{"n": A}], [{"n": AB}]),
+    "in a list": ({"type": "array", "items": an_object(a=TEXT)}, [[A, A]], [[AB]]),
+    "alternatives": ({"anyOf": [an_object(a=TEXT), an_object(b=NUMBER)]}, [A, {"b": 1}], [AB]),
+    "nullable": ({"anyOf": [an_object(a=TEXT), {"type": "null"}]}, [A, None], [AB]),
+    "referred to": (A_DEF | {"$ref": "#/$defs/a"}, [A], [AB]),
+    "together": ({"allOf": [an_object(a=TEXT), an_object(b=NUMBER) | {"required": ["b"]}]}, [AB], [A]),
+    "inherited": (A_DEF | {"allOf": [{"$ref": "#/$defs/a"}, an_object(b=NUMBER)]}, [AB], [{"a": 1}]),
+    "beside a reference": (A_DEF | {"$ref": "#/$defs/a"} | an_object(b=NUMBER), [AB], [{"a": 1}]),
+    "needed in turns": (
+        an_object(a=TEXT, b=NUMBER) | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        [A, AB],
+        [{"z": 1}],
+    ),
+    "by pattern": (an_object(a=TEXT) | {"patternProperties": {"^z": NUMBER}}, [{"a": "x", "z": 2}], [AB]),
+    "recursive": (
+        {"$defs": {"n": an_object(a=TEXT, n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"},
+        [{"a": "x", "n": A}],
+        [{"n": AB}],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSED)
+def test_objects_with_declared_properties_are_closed_unless_the_schema_opens_them(kind: str) -> None:
+    schema, taken, refused = CLOSED[kind]
+    for answer in taken:
+        jsonschema.validate(answer, schema)
+        assert accepts(of(schema), json.dumps(answer, separators=(",", ":"))), answer
+    for answer in refused:
+        assert not accepts(of(schema), json.dumps(answer, separators=(",", ":"))), answer
+
+
+def test_the_switches_of_vllm_open_objects_and_allow_white_space() -> None:
+    schema, spaced = an_object(a=TEXT), '{\n  "a": "x"\n}'
+    compact = from_structured_outputs({"json": schema})
+    assert accepts(compact, '{"a":"x"}') and not accepts(compact, spaced) and not accepts(compact, '{"b":1}')
+    assert accepts(from_structured_outputs({"json": schema, "disable_any_whitespace": False}), spaced)
+    assert accepts(from_structured_outputs({"json": schema, "disable_additional_properties": False}), '{"b":1}')
+    assert accepts(from_structured_outputs({"json": schema, "whitespace_pattern": " "}), '{ "a": "x" }')
+    with pytest.raises(InvalidRequest, match="true or false"):
+        from_structured_outputs({"json": schema, "disable_any_whitespace": "no"})
+
+
+def test_a_schema_may_be_true() -> None:
+    assert accepts(of(True), "[1,{}]")
+
+
+def test_thousands_of_texts_are_one_choice() -> None:
+    texts = [f"choice number {number}" for number in range(2001)] + ['with "quotes"\n', "日本"]
+    structured = Structured("choice", texts, "x")
+    for text in texts[::500] + texts[-2:]:
+        assert accepts(structured, text)
+    assert not accepts(structured, "choice number 2001")
+
+
+def test_a_chain_of_references_is_prepared_in_time() -> None:
+    chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, an_object(a=TEXT)]} for i in range(300)}
+    prepare({"$defs": chain | {"d300": an_object(a=TEXT)}, "$ref": "#/$defs/d0"})
