@@ -43,6 +43,11 @@ def hub_model(model: str) -> HubModel | None:
     return HubModel(found[1], found[2] or "main")
 
 
+def looks_like_hub(model: str) -> bool:
+    """Whether it is a repository's name without hf:// before it."""
+    return _HUB_NAME.fullmatch(HUB_SCHEME + model) is not None and ".." not in model
+
+
 def served_name(model: str) -> str:
     """The default name under which clients request it."""
     hub = hub_model(model)

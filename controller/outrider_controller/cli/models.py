@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from outrider.checkpoint_files import fault
 from outrider.model_names import fetched_directory
 
 from outrider_controller.cli.exits import CommandError
@@ -43,10 +44,17 @@ def located(model: str) -> Path | None:
     return cached if not path.exists() and (cached / "config.json").is_file() else None
 
 
+def checked(path: Path) -> Path:
+    """The directory itself. Raises CommandError for a fault that shows without reading weights."""
+    if (found := fault(path)) is not None:
+        raise CommandError(str(found))
+    return path
+
+
 async def fetched(model: str, report: Callable[[str], None]) -> Path:
     """The model's directory; downloads and converts on first use. Raises CommandError with the reason."""
     if (path := located(model)) is not None:
-        return path
+        return checked(path)
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "outrider_controller.cli.fetch", model),
         stdin=asyncio.subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -113,7 +114,9 @@ class ManagedProcess:
             return ProcessFailed(
                 f"{self.spec.name} was ended by {signal.Signals(-code).name}; its log: {self.log_path}"
             )
-        return ProcessFailed(f"{self.spec.name} ended with exit code {code}; {self._log_end()}")
+        ended = f"{self.spec.name} ended with exit code {code}"
+        reason = _reason(self.log_tail())
+        return ProcessFailed(f"{ended}: {reason}\n{self._log_end()}" if reason else f"{ended}; {self._log_end()}")
 
     def log_tail(self) -> str:
         """The last lines it wrote since its last start."""
@@ -146,6 +149,15 @@ class ManagedProcess:
                 relative.kill()
         self.kill()
         await self._process.wait()
+
+
+def _reason(log: str) -> str:
+    """The line with which a process says why it ends, or with which a traceback ends; empty if there is none."""
+    lines = log.splitlines()
+    said = [line.partition(": ")[2] for line in lines if re.match(r"outrider\.[\w.]+: ", line)]
+    if said:
+        return said[-1]
+    return lines[-1] if lines and re.match(r"[A-Za-z_][\w.]*: ", lines[-1]) else ""
 
 
 def _family(pid: int) -> set[psutil.Process]:

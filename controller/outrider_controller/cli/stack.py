@@ -26,7 +26,7 @@ from outrider.user_cache import cache_directory
 from outrider_controller.cli.control import list_models, list_workers
 from outrider_controller.cli.cores import Cores
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import fetched
+from outrider_controller.cli.models import checked, fetched, located
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.priorities import keep_first
 from outrider_controller.cli.process import ManagedProcess, ProcessFailed, ProcessSpec
@@ -80,6 +80,8 @@ class Stack:
     async def _start(self, exits: AsyncExitStack) -> None:
         started_s = time.monotonic()
         self.target_path = await fetched(self.config.target_model, self._report)
+        if self.config.drafts and (draft := located(self.config.draft)) is not None:
+            checked(draft)
         self.run_dir = _make_run_dir(self.config.run_dir)
         self._report(f"logs in {self.run_dir}")
         redis = [] if self.config.metadata_url else [self._redis(exits)]

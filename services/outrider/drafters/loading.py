@@ -45,8 +45,13 @@ def drafter_on(
 
 def _vocabulary_and_context(path: Path) -> tuple[int, int]:
     settings = read_config(path)
-    settings = settings.get("text_config", settings)
-    try:
-        return int(settings["vocab_size"]), int(settings["max_position_embeddings"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}/config.json", f"vocab_size, max_position_embeddings: {error}") from error
+    names = ("vocab_size", "max_position_embeddings")
+    stated = [settings.get("text_config", settings).get(name) for name in names]
+    if not all(isinstance(value, int) for value in stated):
+        # Under another name, or left to the family's default, as in GPT-2 and Gemma 3.
+        from outrider.engine.loader import read_settings
+
+        stated = [getattr(read_settings(path), name, None) for name in names]
+    if not all(isinstance(value, int) for value in stated):
+        raise CheckpointError(f"{path}/config.json", f"{', '.join(names)}: missing")
+    return stated[0], stated[1]

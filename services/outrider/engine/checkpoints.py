@@ -11,35 +11,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.checkpoint_files import fault
 from outrider.engine.digests import file_digest
-
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class CheckpointError(Exception):
     """A checkpoint that cannot be served. Names the file or field at fault."""
 
     def __init__(self, file: str, message: str) -> None:
-        super().__init__(f"{file}: {message}")
+        # In one line, whatever the library said that found it.
+        super().__init__(f"{file}: {' '.join(message.split())}")
         self.file = file
 
 
 def check(path: Path) -> Path:
-    """Refuses a directory without plain weights; returns it otherwise."""
-    if path.suffix in _PICKLED:
-        raise CheckpointError(path.name, "pickled weights run code when they are read; convert to safetensors")
-    if not path.is_dir():
-        raise CheckpointError(str(path), "not a checkpoint directory")
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path}/config.json", "missing")
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        pickled = [f.name for f in sorted(path.iterdir()) if f.suffix in _PICKLED]
-        if pickled:
-            message = "pickled weights run code when they are read; convert to safetensors"
-            raise CheckpointError(f"{path}/{pickled[0]}", message)
-        raise CheckpointError(f"{path}/model.safetensors", "missing")
-    for file in weights:
+    """Refuses a directory without plain weights, or with another fault of its files; returns it otherwise."""
+    if (found := fault(path)) is not None:
+        raise CheckpointError(found.file, found.message)
+    for file in sorted(path.glob("*.safetensors")):
         _check_safetensors(file)
     return path
 
@@ -76,17 +65,6 @@ def weights_revision(path: Path, quantization: str = "none") -> str:
         digest.update(file_digest(file))
     found = digest.hexdigest()[:16]
     return found if quantization == "none" else f"{found}-{quantization}"
-
-
-def eos_token_ids(path: Path) -> tuple[int, ...]:
-    """The model's end tokens, from generation_config.json, else config.json."""
-    for name in ("generation_config.json", "config.json"):
-        file = path / name
-        if file.is_file():
-            ids = json.loads(file.read_text()).get("eos_token_id")
-            if ids is not None:
-                return tuple(ids) if isinstance(ids, list) else (int(ids),)
-    return ()
 
 
 def _check_safetensors(file: Path) -> None:

@@ -23,12 +23,14 @@ from urllib.parse import urlsplit
 
 from outrider.engine.checkpoints import CheckpointError, check
 from outrider.engine.digests import file_digest
-from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model
+from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model, looks_like_hub
 from outrider.user_cache import cache_directory
 
 _HUB_PROBE_S = 2.0
 _PROGRESS_S = 5.0
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
+_UNWANTED = ["consolidated*", "original/*"]
+"""The weights once more, in the form of the model's author."""
 
 Report = Callable[[str], None]
 
@@ -80,7 +82,8 @@ def _fetched(name: str, report: Report) -> Path:
     if hub is None and name not in KNOWN_MODELS:
         known = ", ".join(sorted([*KNOWN_MODELS, *SHIPPED_DRAFTS]))
         message = f"no such directory, no hf://OWNER/NAME, and not one of the known models: {known}"
-        raise CheckpointError(name, message)
+        hint = f"; did you mean {HUB_SCHEME}{name}?" if looks_like_hub(name) else ""
+        raise CheckpointError(name, message + hint)
     target = fetched_directory(name)
     if _complete(target):
         return target
@@ -183,7 +186,13 @@ def _from_hub(model: HubModel, made: Path, report: Report) -> None:
     pinned = "" if model.pinned else "; its revision is no commit, so another machine may get other files"
     report(f"downloading {model.repository}@{model.revision} from the model hub{pinned}")
     try:
-        snapshot_download(model.repository, revision=model.revision, local_dir=made, allow_patterns=_WANTED)
+        snapshot_download(
+            model.repository,
+            revision=model.revision,
+            local_dir=made,
+            allow_patterns=_WANTED,
+            ignore_patterns=_UNWANTED,
+        )
     except Exception as error:  # the hub client raises a dozen kinds
         where = f"{HUB_SCHEME}{model.repository}@{model.revision}"
         raise CheckpointError("model", f"{where}: the hub did not deliver it: {error}") from error

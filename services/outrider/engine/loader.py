@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from outrider.checkpoint_files import end_tokens
 from outrider.engine import checkpoints
 from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem
 from outrider.engine.assembly import assemble, kv_shape
@@ -40,7 +41,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
     check_quantization(config.quantization, config.device, divided=group is not None)
     _quiet_transformers()
     keep_to_vector_code()
-    settings = _settings(path)
+    settings = read_settings(path)
     context = _context_len(path, settings, config.max_context_len)
     shards = 1
     if group is not None:
@@ -64,7 +65,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
         config,
         num_blocks=num_blocks,
         max_context_len=context,
-        eos_token_ids=checkpoints.eos_token_ids(path),
+        eos_token_ids=_ends(path, settings.vocab_size),
         token_map=token_map,
         group=group,
     )
@@ -74,6 +75,14 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
         "weights of %.0f MB, KV cache of %d blocks, %.0f MB", engine.weight_bytes / 1e6, num_blocks, kv_bytes / 1e6
     )
     return engine
+
+
+def _ends(path: Path, vocab_size: int) -> tuple[int, ...]:
+    ends = end_tokens(path)
+    if outside := [i for i in ends if i >= vocab_size]:
+        message = f"eos_token_id: {outside[0]} is outside the vocabulary of {vocab_size} tokens"
+        raise CheckpointError(f"{path}/config.json", message)
+    return ends
 
 
 def _check_device(name: str) -> None:
@@ -92,16 +101,33 @@ def _check_device(name: str) -> None:
         raise CheckpointError("device", f"{name}: {torch.cuda.device_count()} GPUs are visible here")
 
 
-def _settings(path: Path) -> Any:
+def read_settings(path: Path) -> Any:
+    """The config of the model's text part. Raises CheckpointError for a model that no engine runs."""
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # transformers fails in many ways
         raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
+    if problem := _scheme_problem(config):
+        raise CheckpointError(f"{path}/config.json", f"quantization_config: {problem}")
     if problem := architecture_problem(config) or _probed(config):
         raise CheckpointError(f"{path}/config.json", f"model_type {config.model_type}: {problem}")
     return config.get_text_config()
+
+
+def _scheme_problem(config: Any) -> str | None:
+    """Why transformers cannot read the quantized weights of this config here; None for plain ones."""
+    stated = getattr(config, "quantization_config", None)
+    if stated is None:
+        return None
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    try:
+        AutoHfQuantizer.from_config(stated, pre_quantized=True).validate_environment(device_map=None)
+    except Exception as error:  # of many kinds, for want of libraries and of devices
+        return " ".join(str(error).split())
+    return None
 
 
 def _probed(config: Any) -> str | None:
@@ -168,7 +194,7 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
             use_safetensors=True,
             **(group.sharding() if group is not None else {}),
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except Exception as error:  # transformers fails in many ways
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
     if problem := tensors_problem(report):
         raise CheckpointError(str(path), problem)

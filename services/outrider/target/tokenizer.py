@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outrider.engine import checkpoints
+from outrider.checkpoint_files import end_tokens
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.rpc.v1 import tokenizer_pb2
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def read_tokenizer(checkpoint: Path) -> bytes:
     """A serialised Tokenizer; empty, with the reason logged, if the checkpoint has none that a gateway could use."""
     try:
-        found = describe(load_tokenizer(checkpoint), checkpoints.eos_token_ids(checkpoint))
+        found = describe(load_tokenizer(checkpoint), end_tokens(checkpoint))
         return found.SerializeToString(deterministic=True)
     except Exception as error:  # transformers fails in many ways; token ids are served without a tokenizer
         log.warning("no text is served, only tokens: %s", error)

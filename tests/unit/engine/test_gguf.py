@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from outrider.checkpoint_files import end_tokens
 from outrider.engine import EngineConfig, Row, resolve
-from outrider.engine.checkpoints import eos_token_ids
 from outrider.engine.loader import load_engine
 from transformers import AutoTokenizer
 
@@ -43,7 +43,7 @@ def test_a_gguf_file_says_what_its_checkpoint_says(
     assert AutoTokenizer.from_pretrained(converted).encode("Hello, world") == AutoTokenizer.from_pretrained(
         tiny
     ).encode("Hello, world")
-    assert eos_token_ids(converted) == (2,)
+    assert end_tokens(converted) == (2,)
 
 
 def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:

@@ -1,0 +1,160 @@
+"""Faults of a checkpoint that show in the names and the JSON of its files, before any process starts for it.
+
+Reads no weights. Also for supervisors, which have neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
+_INDEX = "model.safetensors.index.json"
+# Of quantized checkpoints, by `quant_method`: the module without which transformers cannot read them, if any.
+_SCHEMES = {
+    "aqlm": "aqlm",
+    "auto-round": "auto_round",
+    "awq": "gptqmodel",
+    "bitnet": "accelerate",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+    "eetq": "kernels",
+    "fbgemm_fp8": "accelerate",
+    "fp8": "accelerate",
+    "fp_quant": "fp_quant",
+    "gptq": "gptqmodel",
+    "higgs": "flute",
+    "hqq": "hqq",
+    "mxfp4": "kernels",
+    "mxfp8": "accelerate",
+    "nvfp4": "kernels",
+    "quanto": "optimum",
+    "quark": "quark",
+    "spqr": "spqr_quant",
+    "torchao": "torchao",
+    "vptq": "vptq",
+}
+
+
+class Fault(NamedTuple):
+    """What is wrong, and in which file."""
+
+    file: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.message}"
+
+
+def fault(path: Path) -> Fault | None:
+    """The first fault of a checkpoint directory; None when there is none."""
+    if path.suffix in _PICKLED:
+        return Fault(path.name, _PICKLED_FAULT)
+    if not path.is_dir():
+        return Fault(str(path), "not a checkpoint directory")
+    config = _read(path / "config.json")
+    if isinstance(config, Fault):
+        return config
+    found = _weights_fault(path) or _scheme_fault(path, config)
+    if found is not None or "outrider_draft" in config:
+        # A distilled draft has its target's tokenizer.
+        return found
+    return _tokenizer_fault(path) or _ends_fault(path, config)
+
+
+def end_tokens(path: Path) -> tuple[int, ...]:
+    """The model's end tokens, from generation_config.json, else config.json. Raises ValueError for what is no id."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _json(path / name).get("eos_token_id") if (path / name).is_file() else None
+        if ids is not None:
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
+                raise ValueError(f"{path}/{name}: eos_token_id: {ids!r} is no token id")
+            return tuple(found)
+    return ()
+
+
+def _json(file: Path) -> dict[str, Any]:
+    found = json.loads(file.read_text())
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def _read(file: Path) -> dict[str, Any] | Fault:
+    if not file.is_file():
+        return Fault(str(file), "missing")
+    try:
+        return _json(file)
+    except (OSError, ValueError) as error:
+        return Fault(str(file), str(error))
+
+
+def _weights_fault(path: Path) -> Fault | None:
+    found = sorted(file.name for file in path.iterdir())
+    weights = [name for name in found if name.endswith(".safetensors")]
+    if not weights:
+        pickled = [name for name in found if name.endswith(_PICKLED)]
+        return (
+            Fault(f"{path}/{pickled[0]}", _PICKLED_FAULT) if pickled else Fault(f"{path}/model.safetensors", "missing")
+        )
+    used = weights
+    if _INDEX in found:
+        index = _read(path / _INDEX)
+        if isinstance(index, Fault):
+            return index
+        used = sorted({str(name) for name in dict(index.get("weight_map", {})).values()})
+        if missing := sorted(set(used) - set(weights)):
+            return Fault(f"{path}/{missing[0]}", f"missing, and {_INDEX} names it")
+    elif "model.safetensors" in weights:
+        used = ["model.safetensors"]
+    others = [name for name in found if name.endswith((".safetensors", ".gguf")) and name not in used]
+    if others:
+        return Fault(f"{path}/{others[0]}", f"weights twice: {used[0]} has them too; remove one of them")
+    return None
+
+
+def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+    text = config.get("text_config")
+    stated = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    if stated is None:
+        return None
+    file = f"{path}/config.json"
+    method = stated.get("quant_method") if isinstance(stated, dict) else None
+    if method not in _SCHEMES:
+        return Fault(
+            file, f"quantization_config: quant_method {method!r} is not known; convert it, or take plain weights"
+        )
+    library = _SCHEMES[method]
+    if find_spec(library) is None:
+        message = (
+            f"quantization_config: weights in {method} need {library}, which is not installed; or take plain weights"
+        )
+        return Fault(file, message)
+    return None
+
+
+def _tokenizer_fault(path: Path) -> Fault | None:
+    file = path / "tokenizer.json"
+    if file.is_file():
+        return None
+    others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]
+    way = f"; transformers' save_pretrained writes it of {others[0]}" if others else ""
+    return Fault(str(file), f"missing{way}")
+
+
+def _ends_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size") or config.get("vocab_size")
+    try:
+        ends = end_tokens(path)
+    except (OSError, ValueError) as error:
+        file, _, message = str(error).rpartition(": eos_token_id: ")
+        return Fault(file or f"{path}/generation_config.json", f"eos_token_id: {message}" if file else message)
+    wrong = [i for i in ends if i < 0 or (isinstance(size, int) and i >= size)]
+    if wrong:
+        return Fault(f"{path}/config.json", f"eos_token_id: {wrong[0]} is outside the vocabulary of {size} tokens")
+    return None

@@ -1,0 +1,115 @@
+"""What is wrong with a checkpoint's files is one line, and is said before anything reads weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from outrider.checkpoint_files import end_tokens, fault
+from outrider.engine import CheckpointError, EngineConfig, resolve
+from outrider.engine.loader import load_engine
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny, tmp_path / "copy"))
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def refused(path: Path) -> str:
+    """The line, which both a supervisor and the engine give."""
+    found = str(fault(path))
+    with pytest.raises(CheckpointError) as raised:
+        load_engine(path, EngineConfig(dtype="float32", num_blocks=8))
+    assert str(raised.value) == found
+    assert "\n" not in found
+    return found
+
+
+def test_a_sound_checkpoint_has_no_fault(tiny: Path) -> None:
+    assert fault(tiny) is None
+    assert fault(resolve("smollm2-135m-draft")) is None
+
+
+@pytest.mark.parametrize("other", ["consolidated.safetensors", "tiny-Q4.gguf", "adapter_model.safetensors"])
+def test_weights_twice_name_both_files(copy: Path, other: str) -> None:
+    shutil.copy(copy / "model.safetensors", copy / other)
+    assert f"{other}: weights twice: model.safetensors has them too" in refused(copy)
+
+
+def test_shards_beside_a_whole_file_are_weights_twice(copy: Path) -> None:
+    shard = "model-00001-of-00001.safetensors"
+    shutil.copy(copy / "model.safetensors", copy / shard)
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    assert f"model.safetensors: weights twice: {shard} has them too" in refused(copy)
+    (copy / "model.safetensors").unlink()
+    assert fault(copy) is None
+    (copy / shard).rename(copy / "model-00002-of-00002.safetensors")
+    assert f"{shard}: missing, and model.safetensors.index.json names it" in refused(copy)
+
+
+def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    assert refused(copy).endswith("tokenizer.json: missing")
+    (copy / "tokenizer.model").touch()
+    assert "missing; transformers' save_pretrained writes it of tokenizer.model" in refused(copy)
+
+
+@pytest.mark.parametrize(
+    ("stated", "complaint"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "weights in gptq need gptqmodel, which is not installed"),
+        ({"quant_method": "compressed-tensors"}, "weights in compressed-tensors need compressed_tensors"),
+        ({"quant_method": "exl3"}, "quant_method 'exl3' is not known"),
+        ({"bits": 4}, "quant_method None is not known"),
+        ("int4", "quant_method None is not known"),
+    ],
+)
+def test_quantized_weights_that_cannot_be_read_are_named(copy: Path, stated: Any, complaint: str) -> None:
+    change(copy / "config.json", quantization_config=stated)
+    assert f"config.json: quantization_config: {complaint}" in refused(copy)
+
+
+@pytest.mark.parametrize(
+    ("ends", "complaint"),
+    [
+        ([2, 384], "eos_token_id: 384 is outside the vocabulary of 384 tokens"),
+        (-1, "eos_token_id: -1 is outside the vocabulary"),
+        ("</s>", "eos_token_id: '</s>' is no token id"),
+        ([1.5], "eos_token_id: [1.5] is no token id"),
+    ],
+)
+def test_an_end_that_is_no_token_is_named(copy: Path, ends: Any, complaint: str) -> None:
+    change(copy / "generation_config.json", eos_token_id=ends)
+    assert complaint in refused(copy)
+
+
+@pytest.mark.parametrize(("ends", "found"), [(2, (2,)), ([2, 1], (2, 1)), (None, (7,))])
+def test_ends_come_from_the_first_file_that_has_them(copy: Path, ends: Any, found: tuple[int, ...]) -> None:
+    change(copy / "config.json", eos_token_id=7)
+    change(copy / "generation_config.json", eos_token_id=ends)
+    assert end_tokens(copy) == found
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "7"])
+def test_a_config_that_is_no_object_is_named(copy: Path, content: str) -> None:
+    (copy / "config.json").write_text(content)
+    assert "config.json: " in refused(copy)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_a_bare_repository_is_asked_back(name: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"did you mean hf://{name}\?"):
+        resolve(name)
+
+
+def test_another_unknown_name_is_not() -> None:
+    with pytest.raises(CheckpointError) as raised:
+        resolve("a/b/c")
+    assert "did you mean" not in str(raised.value)
