@@ -160,8 +160,8 @@ SCHEMAS: dict[str, Schema] = {
             "speculative_decoding": _object(
                 {
                     **dict.fromkeys(("mean_acceptance_length", "draft_acceptance_rate"), _or_null(_NUMBER)),
-                    "acceptance_histogram": _map(_WHOLE),
-                    "acceptance_histogram_by_draft_length": _map(_map(_WHOLE)),
+                    "acceptance_histogram": _array(_WHOLE),
+                    "acceptance_histogram_by_draft_length": _map(_array(_WHOLE)),
                     **dict.fromkeys(_COUNTS, _WHOLE),
                 }
             ),

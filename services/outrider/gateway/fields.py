@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 
 from outrider.errors import InvalidRequest
 
+log = logging.getLogger(__name__)
 _MAX_NAME_CHARS = 100
+_MAX_FIELDS = 64
+"""Most fields of one object: a body has room for hundreds of thousands of names."""
 
 
 def check_names(where: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -14,3 +19,43 @@ def check_names(where: str, given: Iterable[str], known: Collection[str]) -> Non
     for name in given:
         if name not in known:
             raise InvalidRequest(f"{where}.{name[:_MAX_NAME_CHARS]}", "unknown field")
+
+
+def ignore_unknown(where: str, given: Collection[str], known: tuple[str, ...]) -> None:
+    """Names within a message or tool that are unknown here say nothing about the answer: clients send them to every
+    server. Raises InvalidRequest for one that is a known name misspelt.
+    """
+    if len(given) > _MAX_FIELDS:
+        raise InvalidRequest(where, f"{len(given)} fields; at most {_MAX_FIELDS} are allowed")
+    for name in given:
+        if name in known:
+            continue
+        place = f"{where}.{name[:_MAX_NAME_CHARS]}"
+        if meant := _meant(name, known):
+            raise InvalidRequest(place, f"unknown field; {meant} may be meant")
+        log.debug("ignored: %s", place)
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    """The known name from which this one differs by one letter more, less, other or swapped; empty if there is none."""
+    if len(name) > _MAX_NAME_CHARS:
+        return ""
+    table = _shortened_names(known)
+    return next((table[each] for each in _shortened(name) if each in table), "")
+
+
+@cache
+def _shortened_names(known: tuple[str, ...]) -> dict[str, str]:
+    """Short names are left out: other short names differ from them by one letter."""
+    return {each: name for name in known if len(name) > 3 for each in _shortened(name)}
+
+
+def _shortened(name: str) -> Iterator[str]:
+    """The name, and each that lacks one of its letters. Without what differs between languages: toolCalls, tool-calls.
+
+    Two names that differ by one letter, or by two letters swapped, have one of these in common.
+    """
+    plain = name.lower().replace("_", "").replace("-", "")
+    yield plain
+    for at in range(len(plain)):
+        yield plain[:at] + plain[at + 1 :]

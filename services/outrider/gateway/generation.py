@@ -19,6 +19,7 @@ from outrider.gateway.admission import Admission
 from outrider.gateway.auth import check_model, default_tenant
 from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
+from outrider.gateway.context_length import check_room, max_new_tokens, too_long
 from outrider.gateway.message_parser import parser_of
 from outrider.gateway.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.output import FinishReason, Output, Piece
@@ -389,7 +390,7 @@ class Generator:
         if (asked := options.asked_logprobs) is not None:
             where = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
             _check_prompt_logprobs(where, asked, len(token_ids))
-        return token_ids, _max_tokens(model, len(token_ids), generation, default_max_tokens)
+        return token_ids, max_new_tokens(model, len(token_ids), generation, default_max_tokens)
 
     async def _logits(
         self, model: Model, generation: Generation, prompt: Sequence[int]
@@ -480,7 +481,7 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
     try:
         match generation.prompt:
             case TokenPrompt(token_ids):
-                _check_room(model, where, len(token_ids))
+                check_room(model, where, len(token_ids))
                 check_token_ids(where, token_ids, model.vocab_size)
                 return list(token_ids)
             case TextPrompt(text):
@@ -493,10 +494,10 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
     except TemplateError as error:
         raise InvalidRequest(where, str(error)) from error
     except TooManyTokens as error:
-        raise _too_long(model, where, str(error)) from error
+        raise too_long(model, where, str(error)) from error
     if not ids:
         raise InvalidRequest(where, "has no tokens")
-    _check_room(model, where, len(ids))
+    check_room(model, where, len(ids))
     return ids
 
 
@@ -506,9 +507,9 @@ async def _predicted(model: Model, text: str, threads: TokenizerThreads) -> list
     try:
         ids = await threads.run(len(text), lambda: model.tokenizer.encode_plain(text, model.max_context_len))
     except TooManyTokens as error:
-        raise _too_long(model, "prediction", str(error)) from error
+        raise too_long(model, "prediction", str(error)) from error
     if len(ids) > model.max_context_len:
-        raise _too_long(model, "prediction", f"{len(ids)} tokens")
+        raise too_long(model, "prediction", f"{len(ids)} tokens")
     return ids
 
 
@@ -533,35 +534,3 @@ def _prompt_tokens(generation: Generation) -> float:
         case ChatPrompt() as chat:
             num_tokens = prompt_tokens_of(chat.num_chars)
     return num_tokens + len(generation.resume_token_ids)
-
-
-def _check_room(model: Model, where: str, prompt_len: int) -> None:
-    if prompt_len >= model.max_context_len:
-        raise _too_long(model, where, f"{prompt_len} tokens")
-
-
-def check_len(model: Model, where: str, num_tokens: int) -> None:
-    """Raises InvalidRequest for more tokens than any prompt may have."""
-    if num_tokens > model.max_context_len:
-        message = f"{num_tokens} tokens; the model's context has {model.max_context_len}"
-        raise InvalidRequest(where, message, reason="CONTEXT_LENGTH_EXCEEDED")
-
-
-def _too_long(model: Model, where: str, tokens: str) -> InvalidRequest:
-    message = f"{tokens}; the model's context of {model.max_context_len} has to hold the answer too"
-    return InvalidRequest(where, message, reason="CONTEXT_LENGTH_EXCEEDED")
-
-
-def _max_tokens(model: Model, prompt_len: int, generation: Generation, default: int | None) -> int:
-    """Most output tokens of this request. Raises InvalidRequest with both numbers when the context is too small."""
-    room = model.max_context_len - prompt_len
-    asked = generation.options.max_tokens
-    if asked is None:
-        most = min(room, default) if default is not None else room
-        if (least := generation.options.logits.min_tokens) > most:
-            raise InvalidRequest("min_tokens", f"{least} is more than the {most} that max_tokens leaves by default")
-        return most
-    if asked > room:
-        message = f"{asked} after a prompt of {prompt_len} tokens exceed the model's context of {model.max_context_len}"
-        raise InvalidRequest("max_tokens", message, reason="CONTEXT_LENGTH_EXCEEDED")
-    return asked

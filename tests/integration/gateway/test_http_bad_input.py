@@ -130,7 +130,6 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"structured_outputs": {"choice": ["a"]}, "allowed_token_ids": [5]}, 400, "allowed_token_ids"),
     ({"min_tokens": 9, "max_tokens": 8}, 400, "min_tokens"),
     ({"min_tokens": 17}, 400, "min_tokens"),
-    ({"store": True}, 400, "store"),
     ({"skip_special_tokens": False}, 400, "skip_special_tokens"),
     ({"use_beam_search": True}, 400, "use_beam_search"),
     ({"length_penalty": 2.0}, 400, "length_penalty"),
@@ -156,15 +155,20 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
     ({"messages": [{**USER, "name": 5}]}, 400, "messages[0].name"),
     ({"messages": [{**USER, "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
-    ({"messages": [{**USER, "mood": "good"}]}, 400, "messages[0].mood"),
+    ({"messages": [{**USER, "contnet": "good"}]}, 400, "messages[0].contnet"),
+    ({"messages": [{**USER, "toolCalls": []}]}, 400, "messages[0].toolCalls"),
+    ({"messages": [{**USER, **{f"a{i}": 1 for i in range(64)}}]}, 400, "messages[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]},
+        400,
+        "messages[0].content[0].txt",
+    ),
     ({"messages": [{**USER, "tool_calls": [{}]}]}, 400, "messages[0].tool_calls"),
     ({"messages": [_calling({})]}, 400, "messages[0].tool_calls[0].function"),
     ({"messages": [_calling({"name": "a"}, type="custom")]}, 400, "messages[0].tool_calls[0]"),
     ({"messages": [_calling({"name": "a"}, id=3)]}, 400, "messages[0].tool_calls[0].id"),
-    ({"messages": [_calling({"name": "a"}, mood="good")]}, 400, "messages[0].tool_calls[0].mood"),
-    ({"messages": [_calling({"name": "a", "arguments": {}})]}, 400, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [_calling({"name": "a", "arguments": "{]"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [_calling({"name": "a", "arguments": "1"})]}, 400, "messages[0].tool_calls[0].function.arguments"),
+    ({"messages": [_calling({"name": "a"}, functions={})]}, 400, "messages[0].tool_calls[0].functions"),
+    ({"messages": [_calling({"name": "a", "arguments": 1})]}, 400, "messages[0].tool_calls[0].function.arguments"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
         400,
@@ -184,7 +188,7 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, 400, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, 400, "tools[0].function.x"),
+    ({"tools": [{"type": "function", "function": {"name": "a", "parameter": {}}}]}, 400, "tools[0].function.parameter"),
     (
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
         400,
@@ -215,7 +219,9 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"logprobs": 1}, 400, "logprobs"),
     ({"top_logprobs": 3}, 400, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-    ({"reasoning_effort": "low"}, 400, "reasoning_effort"),
+    ({"reasoning_effort": "much"}, 400, "reasoning_effort"),
+    ({"reasoning": {"effort": 5}}, 400, "reasoning.effort"),
+    ({"reasoning": {"efort": "low"}}, 400, "reasoning.efort"),
     ({"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs.messages"),
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, 400, "chat_template_kwargs.add_generation_prompt"),
     ({"chat_template_kwargs": {"a b": 1}}, 400, "chat_template_kwargs"),
@@ -233,8 +239,9 @@ HARMLESS: dict[str, Any] = {
     "n": 1,
     "user": "someone",
     "metadata": {"a": "b"},
-    "store": False,
-    "service_tier": "auto",
+    "store": True,
+    "service_tier": "flex",
+    "request_id": "mine",
     "presence_penalty": 0,
     "frequency_penalty": 0.0,
     "logit_bias": {},
@@ -247,7 +254,7 @@ HARMLESS: dict[str, Any] = {
     "length_penalty": 1.0,
     "use_beam_search": False,
     "stream": True,
-    "stream_options": {"continuous_usage_stats": False},
+    "stream_options": {"continuous_usage_stats": True},
 }
 
 
@@ -350,11 +357,75 @@ async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.Asy
         "add_generation_prompt": True,
         "echo": False,
         "best_of": 1,
-        "reasoning_effort": "none",
+        "reasoning_effort": "high",
+        "reasoning": {"effort": "none", "summary": "auto", "max_tokens": 5},
+        "verbosity": "low",
+        "prompt_cache_options": {"mode": "implicit"},
+        "prompt_cache_retention": "24h",
         "chat_template_kwargs": {"enable_thinking": False, "self": 1},
         "messages": [USER, {"role": "assistant", "content": "b", "refusal": None, "tool_calls": None}, USER],
     }
     assert (await post(http, "/chat/completions", {"model": MODEL, **chat})).status_code == 200
+
+
+async def test_what_clients_add_inside_messages_and_tools_changes_nothing(
+    http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
+    router.max_context_len = 4096
+    call: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+    plain: list[dict[str, Any]] = [
+        USER,
+        {"role": "assistant", "content": "b", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "d"}]},
+    ]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    added = [
+        {**USER, "type": "text", "id": "1", "metadata": {}, **cached},
+        {
+            **plain[1],
+            "provider_specific_fields": {"refusal": None},
+            "annotations": [{}],
+            "thinking_blocks": [],
+            "tool_calls": [{**call, "provider_specific_fields": None, **cached, "index": 0}],
+        },
+        {**plain[2], "is_error": False, "content": [{"type": "text", "text": "d", "citations": None, **cached}]},
+    ]
+    for messages, one in ((plain, tool), (added, {**tool, **cached, "function": {"name": "f", "defer_loading": True}})):
+        asked = {"model": MODEL, "messages": messages, "tools": [one], "max_tokens": 1}
+        assert (await post(http, "/chat/completions", asked)).status_code == 200
+    assert router.requests[0].prompt_token_ids == router.requests[1].prompt_token_ids
+
+
+async def test_what_was_refused_of_an_answer_is_told_to_the_model(
+    http: httpx.AsyncClient, router: ScriptedRouter
+) -> None:
+    for answer in (
+        {"content": "No."},
+        {"content": None, "refusal": "No."},
+        {"content": [{"type": "refusal", "refusal": "No."}]},
+    ):
+        messages = [USER, {"role": "assistant", **answer}, USER]
+        assert (await post(http, "/chat/completions", {"model": MODEL, "messages": messages})).status_code == 200
+    first, *others = (list(request.prompt_token_ids) for request in router.requests)
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize(
+    ("asked", "numbers"),
+    [
+        ({"prompt": [3] * 600}, "it has 600 tokens"),
+        ({"prompt": "a " * 40_000}, "it has at least"),
+        ({"prompt": [3] * 500, "max_tokens": 20}, "(500 in the messages, 20 in the completion)"),
+    ],
+)
+async def test_what_exceeds_the_context_is_refused_in_the_words_that_others_know(
+    http: httpx.AsyncClient, asked: dict[str, Any], numbers: str
+) -> None:
+    error = (await post(http, "/completions", {"model": MODEL, **asked})).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert f"This model's maximum context length is {CONTEXT} tokens. However, " in error["message"]
+    assert numbers in error["message"]
 
 
 async def test_a_body_that_is_no_json_object_is_a_400(http: httpx.AsyncClient) -> None:

@@ -145,13 +145,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "input[0].tool_calls"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-    ({"input": "a", "store": True}, "store"),
     ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
     ({"input": "a", "background": True}, "background"),
     ({"input": "a", "n": 2}, "n"),
-    ({"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
+    ({"input": "a", "reasoning": {"effort": "much"}}, "reasoning.effort"),
+    ({"input": "a", "include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include[1]"),
+    ({"input": "a", "truncation": "some"}, "truncation"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"input": "a", "text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"input": "a", "text": {"fromat": {}}}, "text.fromat"),
     ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema"),
     ({"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
@@ -168,6 +169,29 @@ async def test_what_is_not_served_is_refused_by_name(ask: Any) -> None:
     assert not router.requests
 
 
+async def test_what_codex_and_agents_ask_for_besides_is_taken(ask: Any) -> None:
+    asked: dict[str, Any] = {
+        "store": True,
+        "truncation": "auto",
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "max_tool_calls": 3,
+        "service_tier": "priority",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+    }
+    async with ask("Hm.") as (client, _, _):
+        response = await client.responses.create(
+            model=MODEL, input="Hm?", **asked, extra_body={"client_metadata": {"a": "b"}}
+        )
+    assert response.output_text == "Hm."
+    assert (response.truncation, response.reasoning.effort, response.model_extra.get("store")) == (
+        *("auto", "medium"),
+        False,
+    )
+
+
 async def test_tokens_of_a_text_and_of_a_chat_and_back(ask: Any, tokenizer: ModelTokenizer) -> None:
     async with ask("x") as (_, _, running), httpx.AsyncClient(base_url=f"http://{running.http_address}") as client:
         plain = (await client.post("/tokenize", json={"prompt": "a€", "return_token_strs": True})).json()
@@ -175,11 +199,15 @@ async def test_tokens_of_a_text_and_of_a_chat_and_back(ask: Any, tokenizer: Mode
         chat = (await client.post("/tokenize", json={"model": MODEL, "messages": [message]})).json()
         text = (await client.post("/detokenize", json={"model": MODEL, "tokens": chat["tokens"]})).json()
         both = await client.post("/tokenize", json={"prompt": "a", "messages": [message]})
+        fields = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "continue_final_message": False}
+        closed = (await client.post("/tokenize", json={"messages": [message], **fields})).json()
+        short = (await client.post("/detokenize", json={"tokens": closed["tokens"]})).json()
         unknown = await client.post("/detokenize", json={"tokens": [9999]})
         version = (await client.get("/version")).json()
     assert plain["tokens"] == tokenizer.encode("a€") and plain["count"] == 4
     assert (plain["max_model_len"], plain["token_strs"][0]) == (4096, "a")
     assert text["prompt"] == "<|im_start|>user\nHm?<|im_end|>\n<|im_start|>assistant\n"
+    assert short["prompt"] == "<|im_start|>user\nHm?<|im_end|>\n"
     assert (both.status_code, both.json()["error"]["param"]) == (400, "prompt")
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens[0]")
     assert version["version"]

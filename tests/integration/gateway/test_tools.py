@@ -115,19 +115,23 @@ async def test_the_model_is_told_of_tools_calls_and_results(ask: Any, tokenizer:
 
 
 async def test_what_an_agent_sends_back_of_answers_is_taken(ask: Any, tokenizer: ModelTokenizer) -> None:
-    """A thought without an answer, under both of its names; a call that was cut off; and a tool that found nothing."""
-    cut = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Be'}}
+    """A thought without an answer, under both of its names; calls that are no JSON; and a tool that found nothing."""
+    cut, python, text = (
+        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        for arguments in ('{"city": "Be', '{"now": True}', '"Bern"')
+    )
     messages: list[Any] = [
         ASKED,
         {"role": "assistant", "content": None, "reasoning_content": "Hm."},
         {"role": "assistant", "content": None, "reasoning": "Hm."},
-        {"role": "assistant", "content": None, "tool_calls": [cut]},
+        {"role": "assistant", "content": None, "tool_calls": [cut, python, text]},
         {"role": "tool", "tool_call_id": "c1", "content": []},
     ]
     async with ask("Sun.") as (client, router):
         await client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
     prompt = prompt_of(router.requests[0], tokenizer)
-    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Be"}}\n</tool_call>' in prompt
+    for arguments in ('{"city": "Be', '{"now": True}', '"Bern"'):
+        assert f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>' in prompt
     assert "<tool_response>\n\n</tool_response>" in prompt
 
 

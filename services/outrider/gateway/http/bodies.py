@@ -41,9 +41,9 @@ def _speculative_decoding(sums: RequestStats, num_router_failovers: int) -> Json
     return {
         "mean_acceptance_length": sums.mean_acceptance_length,
         "draft_acceptance_rate": sums.draft_acceptance_rate,
-        "acceptance_histogram": _keyed(sums.acceptance_histogram),
+        "acceptance_histogram": _dense(sums.acceptance_histogram, sums.num_spec_tokens),
         "acceptance_histogram_by_draft_length": {
-            str(drafted): _keyed(steps) for drafted, steps in sums.acceptance_histogram_by_draft_length.items()
+            str(drafted): _dense(steps, drafted) for drafted, steps in sums.acceptance_histogram_by_draft_length.items()
         },
         "num_spec_steps": sums.num_spec_steps,
         "num_accepted_draft_tokens": sums.num_accepted_draft_tokens,
@@ -60,8 +60,9 @@ def _speculative_decoding(sums: RequestStats, num_router_failovers: int) -> Json
     }
 
 
-def _keyed(histogram: dict[int, int]) -> dict[str, int]:
-    return {str(accepted): steps for accepted, steps in histogram.items()}
+def _dense(histogram: dict[int, int], most: int) -> list[int]:
+    """Steps by the number of accepted tokens, 0 to `most`, as vLLM lists them."""
+    return [histogram.get(accepted, 0) for accepted in range(most + 1)]
 
 
 def model(served: router_pb2.ServedModel, created_s: int) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +18,16 @@ class ChoiceStats:
 
     choices: Choices
     _finishes: dict[int, Finish] = field(default_factory=dict)
+    _tokens: Counter[int] = field(default_factory=Counter)
 
     def add(self, number: int, chunk: Chunk) -> None:
+        self._tokens[number] += len(chunk.token_ids)
         if chunk.finish is not None:
             self._finishes[number] = chunk.finish
+
+    def so_far(self, number: int) -> Usage:
+        """The usage of one answer that may still run."""
+        return Usage(len(self.choices.answers[number].prompt_token_ids), self._tokens[number], 0)
 
     @property
     def usage(self) -> Usage:

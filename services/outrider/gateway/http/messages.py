@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.fields import check_names
+from outrider.gateway.fields import check_names, ignore_unknown
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.tools import MAX_TOOLS
 
@@ -17,13 +17,12 @@ _FIELDS = {
     "system": ("name",),
     "user": ("name",),
     # vLLM has used both names for reasoning.
-    "assistant": ("name", "tool_calls", "reasoning_content", "reasoning"),
+    "assistant": ("name", "tool_calls", "reasoning_content", "reasoning", "refusal"),
     "tool": ("name", "tool_call_id"),
 }
-# A message may consist of one of these alone.
-_WITHOUT_CONTENT = ("tool_calls", "reasoning_content", "reasoning")
-# Fields of our answers that a client may send back, with their empty values.
-_EMPTY: dict[str, tuple[Any, ...]] = {"refusal": (), "audio": (), "annotations": ([],), "function_call": ()}
+# Fields of OpenAI's answers that mean something, which cannot be told to the model.
+_UNSERVED = ("audio", "function_call")
+_KNOWN = ("role", "content", *dict.fromkeys(name for names in _FIELDS.values() for name in names), *_UNSERVED)
 
 
 def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -34,30 +33,31 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
         raise unsupported(f"{where}.role", "'function' messages are not supported; send role tool")
     if not isinstance(role, str) or role not in _FIELDS:
         raise InvalidRequest(f"{where}.role", "has to be system, developer, user, assistant or tool")
+    ignore_unknown(where, given, _KNOWN)
     read: dict[str, Any] = {"role": role}
-    for name, value in given.items():
-        if name in ("role", "content") or value is None or value in _EMPTY.get(name, ()):
-            continue
-        if name in _EMPTY:
-            raise unsupported(f"{where}.{name}", "is not supported")
-        if name not in _FIELDS[role] and not (name == "tool_calls" and value == []):
-            known = any(name in names for names in _FIELDS.values())
-            raise InvalidRequest(f"{where}.{name}", f"is not for role {role}" if known else "unknown field")
-        if name == "tool_calls":
-            if value:
-                read[name] = _tool_calls(f"{where}.{name}", value)
-        elif not isinstance(value, str):
-            raise InvalidRequest(f"{where}.{name}", "has to be a string")
-        else:
-            read[name] = value
+    for name in _KNOWN[2:]:
+        if given.get(name) is not None and not (name == "tool_calls" and given[name] == []):
+            read[name] = _field(f"{where}.{name}", role, name, given[name])
     if role == "tool" and "tool_call_id" not in read:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
-    if given.get("content") is None and not read.keys().isdisjoint(_WITHOUT_CONTENT):
-        return read | {"content": ""}
-    # A tool without a result.
-    if role == "tool" and given.get("content") == []:
-        return read | {"content": ""}
-    return read | {"content": _content(f"{where}.content", given.get("content"))}
+    content = given.get("content")
+    # An answer may have no text, and a tool no result.
+    if (role == "assistant" and content is None) or (role in ("assistant", "tool") and content == []):
+        content = read.get("refusal", "")
+    read.pop("refusal", None)
+    return read | {"content": _content(f"{where}.content", content)}
+
+
+def _field(where: str, role: str, name: str, value: Any) -> Any:
+    if name in _UNSERVED:
+        raise unsupported(where, "is not supported")
+    if name not in _FIELDS[role]:
+        raise InvalidRequest(where, f"is not for role {role}")
+    if name == "tool_calls":
+        return _tool_calls(where, value)
+    if not isinstance(value, str):
+        raise InvalidRequest(where, "has to be a string")
+    return value
 
 
 def prediction(given: Any) -> str:
@@ -81,12 +81,14 @@ def _content(where: str, content: Any) -> str:
 def _text_part(where: str, part: Any) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(where, "has to be an object with type and text")
-    if part.get("type") != "text":
+    # A refusal of an earlier answer is a text under another name.
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
         raise unsupported(f"{where}.type", "only text parts are supported")
-    check_names(where, part, ("type", "text"))
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequest(f"{where}.text", "has to be a string")
-    return str(part["text"])
+    ignore_unknown(where, part, ("type", kind))
+    if not isinstance(part.get(kind), str):
+        raise InvalidRequest(f"{where}.{kind}", "has to be a string")
+    return str(part[kind])
 
 
 def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
@@ -100,24 +102,25 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise InvalidRequest(where, "has to be an object with type function")
-    check_names(where, call, ("id", "type", "function", "index"))
+    ignore_unknown(where, call, ("id", "type", "function", "index"))
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name and arguments")
+    ignore_unknown(f"{where}.function", function, ("name", "arguments"))
     if not isinstance(call.get("id"), str):
         raise InvalidRequest(f"{where}.id", "has to be a string")
     arguments = _arguments(f"{where}.function.arguments", function.get("arguments"))
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
-def _arguments(where: str, arguments: Any) -> dict[str, Any]:
-    """The arguments as an object for the template; clients send JSON in a string. Handles truncated arguments."""
+def _arguments(where: str, arguments: Any) -> dict[str, Any] | str:
+    """The arguments as an object for the template. Those that are none stay the text that the model has written."""
+    if isinstance(arguments, dict):
+        return arguments
     if not isinstance(arguments, str):
         raise InvalidRequest(where, "has to be a string of JSON")
     try:
-        read = from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError as error:
-        raise InvalidRequest(where, f"is not valid JSON: {error}") from error
-    if not isinstance(read, dict):
-        raise InvalidRequest(where, "has to be a JSON object")
-    return read
+        read = from_json(arguments or "{}")
+    except ValueError:
+        return arguments
+    return read if isinstance(read, dict) else arguments

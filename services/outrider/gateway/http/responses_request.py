@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.fields import check_names
+from outrider.gateway.fields import ignore_unknown
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.http.messages import message
 from outrider.gateway.http.schemas import UNSERVED_OF_VLLM, MessageBody
@@ -22,6 +22,16 @@ from outrider.gateway.structured import Structured, from_response_format
 from outrider.gateway.tools import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+# Parts of items that no answer has here, so that there is nothing to include.
+_NEVER_INCLUDED = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+)
 
 
 class ResponsesRequest(MessageBody):
@@ -32,22 +42,14 @@ class ResponsesRequest(MessageBody):
         "context_management": (),
         "conversation": (),
         "image": (),
-        "include": ([],),
         "max_tokens": (),
-        "max_tool_calls": (),
         "moderation": (),
         "n": (1,),
         "previous_response_id": (),
         "prompt": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
         "prompt_logprobs": (),
-        "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
         "response_format": (),
-        "service_tier": ("auto", "default"),
-        "store": (False,),
         "top_logprobs": (0,),
-        "truncation": ("disabled",),
     }
     default_max_tokens: ClassVar[int | None] = None
 
@@ -55,6 +57,13 @@ class ResponsesRequest(MessageBody):
     instructions: str | None = None
     max_output_tokens: int | None = None
     text: Any = None
+    include: list[str] | None = None
+    max_tool_calls: int | None = None
+    """Of OpenAI's own tools, which are not served."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """With both, an input that does not fit is refused."""
+    # What Codex says of itself.
+    client_metadata: dict[str, Any] | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -73,7 +82,14 @@ class ResponsesRequest(MessageBody):
         messages = list(_messages(self.input))
         if self.instructions:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        return [ChatPrompt(tuple(messages), tools=self.tool_use, reads_reasoning=True)]
+        self._check_include()
+        variables = self._template_variables() or None
+        return [ChatPrompt(tuple(messages), tools=self.tool_use, variables=variables, reads_reasoning=True)]
+
+    def _check_include(self) -> None:
+        for i, name in enumerate(self.include or ()):
+            if name not in _NEVER_INCLUDED:
+                raise unsupported(f"include[{i}]", f"{name[:100]!r} is not supported")
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
@@ -93,9 +109,8 @@ class ResponsesRequest(MessageBody):
             return None
         if not isinstance(self.text, dict):
             raise InvalidRequest("text", "has to be an object with format")
-        for name, value in self.text.items():
-            if name != "format" and value is not None:
-                raise unsupported(f"text.{name[:100]}", "is not supported")
+        # `verbosity` is for OpenAI's own models.
+        ignore_unknown("text", self.text, ("format", "verbosity"))
         asked = self.format
         if isinstance(asked, dict) and asked.get("type") == "json_schema":
             asked = {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
@@ -184,7 +199,7 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(where: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
-    check_names(where, given, names)
+    ignore_unknown(where, given, names)
     for name in names:
         if name != "namespace" and name not in given:
             raise InvalidRequest(f"{where}.{name}", "is missing")
@@ -198,6 +213,8 @@ def _content(where: str, content: Any) -> Any:
     for i, part in enumerate(content):
         if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
             parts.append({"type": "text", "text": part.get("text")})
+        elif isinstance(part, dict) and part.get("type") == "refusal":
+            parts.append({"type": "refusal", "refusal": part.get("refusal")})
         elif isinstance(part, dict):
             raise unsupported(f"{where}[{i}].type", "only text parts are supported")
         else:

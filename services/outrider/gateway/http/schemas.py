@@ -1,8 +1,8 @@
 """Request bodies of the OpenAI-compatible endpoints, and their conversion.
 
 An option that is not served is refused by name, unless its value asks for what happens anyway (`n: 1`,
-`logprobs: false`). An unknown field is an error. Only options without effect on the answer, by OpenAI's definition,
-are ignored silently.
+`logprobs: false`). An unknown field is an error. Only options without effect on the answer, by OpenAI's definition or
+with the models that are served here, are ignored silently.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.fields import ignore_unknown
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
 from outrider.gateway.http.messages import message, prediction
 from outrider.gateway.http.tools import tool_use
@@ -53,20 +54,18 @@ UNSERVED_OF_VLLM: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
-_UNSERVED: dict[str, tuple[Any, ...]] = UNSERVED_OF_VLLM | {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-_UNSERVED_COMPLETION = _UNSERVED | {
+_UNSERVED_COMPLETION = UNSERVED_OF_VLLM | {
     "add_special_tokens": (True,),
     "suffix": ("",),
 }
-_UNSERVED_CHAT = _UNSERVED | {
+_UNSERVED_CHAT = UNSERVED_OF_VLLM | {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
@@ -79,9 +78,6 @@ _UNSERVED_CHAT = _UNSERVED | {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "verbosity": (),
     "web_search_options": (),
 }
 # Checked before the entries are checked one by one: a body has room for millions of faults, and to describe them all
@@ -99,6 +95,9 @@ _MAX_ENTRIES = {
     "tools": MAX_TOOLS,
 }
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_REASONING = ("effort", "summary", "generate_summary")
+
 # vLLM's other values for the defaults.
 _ALL = -1
 _ANY_SEED = -1
@@ -111,7 +110,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
     """Padding against traffic analysis, which only OpenAI's own servers add."""
     continuous_usage_stats: bool | None = None
-    """An option of vLLM: usage with every chunk."""
+    """An option of vLLM: usage with every chunk, for its choice so far."""
 
 
 class Body(BaseModel):
@@ -166,11 +165,14 @@ class GenerationBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
     metadata: dict[str, str] | None = None
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    store: bool | None = None
+    """Nothing is ever stored."""
+    service_tier: str | None = None
+    # vLLM's; the answer's id is the gateway's own.
+    request_id: str | None = None
 
     @property
     def token_limit(self) -> int | None:
@@ -212,8 +214,6 @@ class GenerationBody(Body):
             raise InvalidRequest("stream_options", "is only allowed with stream: true")
         if options.include_obfuscation:
             raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
-        if options.continuous_usage_stats:
-            raise unsupported("stream_options.continuous_usage_stats", "usage comes with the last chunk alone")
 
     def _speculation(self) -> SpeculationChoice:
         if self.disable_spec_decode and self.speculation == "on":
@@ -338,6 +338,23 @@ class MessageBody(GenerationBody):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
+    """Chats may have it too, as with OpenRouter."""
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model shall reason; None: its default. Raises InvalidRequest."""
+        if self.reasoning is None:
+            return None
+        ignore_unknown("reasoning", self.reasoning, _REASONING)
+        return _effort("reasoning.effort", self.reasoning.get("effort"))
+
+    def _template_variables(self) -> dict[str, Any]:
+        """In the names of reasoning models' templates; other templates do not read them."""
+        effort = self.effort
+        if effort is None:
+            return {}
+        return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
@@ -359,6 +376,13 @@ class ChatRequest(MessageBody):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    """For OpenAI's own models."""
+
+    @property
+    def effort(self) -> str | None:
+        asked = _effort("reasoning_effort", self.reasoning_effort)
+        return super().effort if asked is None else asked
 
     @property
     def token_limit(self) -> int | None:
@@ -380,15 +404,8 @@ class ChatRequest(MessageBody):
 
     def to_prompts(self) -> list[Prompt]:
         messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages))
-        variables = self._template_variables() or None
+        variables = self._template_variables() | (self.chat_template_kwargs or {}) or None
         return [ChatPrompt(messages, tools=self.tool_use, variables=variables, reads_reasoning=True)]
-
-    def _template_variables(self) -> dict[str, Any]:
-        if self.reasoning_effort not in (None, "none"):
-            raise unsupported("reasoning_effort", "only none is supported")
-        # The name in the templates of reasoning models.
-        effort = {} if self.reasoning_effort is None else {"enable_thinking": False}
-        return effort | (self.chat_template_kwargs or {})
 
 
 Parsed = TypeVar("Parsed", bound=Body)
@@ -463,6 +480,12 @@ def _prompt(where: str, prompt: Any) -> Prompt:
     if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
         return TokenPrompt(prompt, where)
     raise InvalidRequest(where, "has to be a string or a list of token ids")
+
+
+def _effort(where: str, given: str | None) -> str | None:
+    if given is not None and given not in _EFFORTS:
+        raise InvalidRequest(where, f"has to be one of {', '.join(_EFFORTS)}")
+    return given
 
 
 def _token_id(where: str, name: str) -> int:

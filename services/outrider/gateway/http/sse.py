@@ -14,9 +14,10 @@ from starlette.types import Receive, Send
 
 from outrider.gateway.choices import Choices
 from outrider.gateway.generation import Chunk
+from outrider.gateway.http.bodies import usage
 from outrider.gateway.http.choice_stats import ChoiceStats
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.schemas import GenerationBody
+from outrider.gateway.http.schemas import GenerationBody, StreamOptions
 from outrider.gateway.http.shapes import ChatShape, Choice, CompletionShape, Json, Shape
 from outrider.gateway.stats import Usage
 
@@ -133,18 +134,19 @@ class EventStream:
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
 
-async def events(choices: Choices, shape: Shape, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+async def events(choices: Choices, shape: Shape, asked: StreamOptions) -> AsyncGenerator[bytes, None]:
     """The events of the answers, without [DONE]. Nothing is yielded before the first token or error."""
+    include_usage = bool(asked.include_usage)
     writers: dict[int, Choice] = {}
     stats = ChoiceStats(choices)
     async for number, chunk in choices.chunks():
         if number not in writers:
             writers[number] = shape.choice(number, choices.answers[number])
             for data in shape.opening(number):
-                yield event(_with_usage(data, include_usage))
+                yield event(data | _usage_in_chunk(asked, stats, number))
         stats.add(number, chunk)
         for part in writers[number].write(chunk).parts:
-            data = _with_usage(shape.piece(part), include_usage)
+            data = shape.piece(part) | _usage_in_chunk(asked, stats, number)
             yield event(data | stats.metrics if part.finish_reason and not include_usage else data)
     if include_usage:
         yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
@@ -160,7 +162,7 @@ class ShapeWriter:
         return await whole(choices, self._of(choices), body.num_choices)
 
     async def events(self, choices: Choices, body: GenerationBody) -> AsyncGenerator[bytes, None]:
-        async with aclosing(events(choices, self._of(choices), include_usage=body.include_usage)) as found:
+        async with aclosing(events(choices, self._of(choices), body.stream_options or StreamOptions())) as found:
             async for each in found:
                 yield each
         yield DONE
@@ -172,9 +174,13 @@ class ShapeWriter:
         return self.shape(choices.id, choices.model, int(time.time()))
 
 
-def _with_usage(data: Json, include_usage: bool) -> Json:
-    """With include_usage every chunk has the field, and only the last has a value (OpenAI API reference)."""
-    return data | {"usage": None} if include_usage else data
+def _usage_in_chunk(asked: StreamOptions, stats: ChoiceStats, number: int) -> Json:
+    """With include_usage every chunk has the field, and only the last has a value (OpenAI API reference); others too
+    with vLLM's continuous_usage_stats.
+    """
+    if asked.continuous_usage_stats:
+        return {"usage": usage(stats.so_far(number))}
+    return {"usage": None} if asked.include_usage else {}
 
 
 async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +13,8 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.auth import check_model, may_ask
 from outrider.gateway.catalog import Model
 from outrider.gateway.config import Limits
-from outrider.gateway.generation import Generator, check_len
+from outrider.gateway.context_length import check_len
+from outrider.gateway.generation import Generator
 from outrider.gateway.http.access import tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider
 from outrider.gateway.http.messages import message
@@ -39,11 +40,20 @@ class _Body(Body):
 
 
 class TokenizeRequest(_Body):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "mm_processor_kwargs": (),
+    }
+
     prompt: str | None = None
     add_special_tokens: bool = True
     """Around a prompt; a chat template writes them itself."""
     messages: list[dict[str, Any]] | None = None
     tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    """Whether the assistant's turn is opened after the messages."""
     return_token_strs: bool = False
 
     @property
@@ -57,7 +67,7 @@ class TokenizeRequest(_Body):
         if self.prompt is not None:
             return TextPrompt(self.prompt)
         messages = tuple(message(f"messages[{i}]", given) for i, given in enumerate(self.messages or ()))
-        return ChatPrompt(messages, tools=tool_use(self.tools, None, None))
+        return ChatPrompt(messages, tools=tool_use(self.tools, None, None), variables=self.chat_template_kwargs)
 
 
 class DetokenizeRequest(_Body):
@@ -118,9 +128,9 @@ class TokenEndpoints:
                 encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
                 ids = encode(prompt.text, most)
             else:
-                ids = tokenizer.encode_chat(
-                    prompt.messages, most, () if prompt.tools is None else prompt.tools.definitions
-                )
+                tools = () if prompt.tools is None else prompt.tools.definitions
+                opens = body.add_generation_prompt
+                ids = tokenizer.encode_chat(prompt.messages, most, tools, prompt.variables, opens=opens)
             check_len(model, prompt.field, len(ids))
             return ids, [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.fields import check_names
+from outrider.gateway.fields import ignore_unknown
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.tools import ToolUse
+
+_FUNCTION = ("name", "description", "parameters", "strict")
 
 
 def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
@@ -40,10 +42,10 @@ def _named(choice: Any) -> str | None:
     if choice.get("type") != "function":
         raise unsupported(f"{where}.type", "only function is supported")
     function = choice.get("function")
-    check_names(where, choice, ("type", "function"))
+    ignore_unknown(where, choice, ("type", "function"))
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name")
-    check_names(f"{where}.function", function, ("name",))
+    ignore_unknown(f"{where}.function", function, ("name",))
     return str(function["name"])
 
 
@@ -52,17 +54,17 @@ def _definition(where: str, tool: Any) -> dict[str, Any]:
         raise InvalidRequest(where, "has to be an object with type and function")
     if tool.get("type") != "function":
         raise unsupported(f"{where}.type", "only function is supported")
-    check_names(where, tool, ("type", "function"))
+    ignore_unknown(where, tool, ("type", "function"))
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}.function", "has to be an object with name")
-    check_names(f"{where}.function", function, ("name", "description", "parameters", "strict"))
+    ignore_unknown(f"{where}.function", function, _FUNCTION)
     if not isinstance(function.get("description"), str | None):
         raise InvalidRequest(f"{where}.function.description", "has to be a string")
     if not isinstance(function.get("parameters"), dict | None):
         raise InvalidRequest(f"{where}.function.parameters", "has to be an object")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidRequest(f"{where}.function.strict", "has to be true or false")
-    # `strict` is not shown to the model.
-    sent = {name: value for name, value in function.items() if name != "strict" and value is not None}
+    # `strict` is not shown to the model, and neither is what clients add for other servers.
+    sent = {name: function[name] for name in _FUNCTION if name != "strict" and function.get(name) is not None}
     return {"type": "function", "function": sent}

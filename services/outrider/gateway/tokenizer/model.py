@@ -14,7 +14,7 @@ from outrider.gateway.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.parsers.tool_calls import MARKERS, format_of
 from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
-from outrider.gateway.tokenizer.template import ChatTemplate
+from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
 from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.rpc.v1 import tokenizer_pb2
 
@@ -131,23 +131,34 @@ class ModelTokenizer:
         max_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        opens: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation up to the opening of the assistant's turn. Raises TemplateError or
-        TooManyTokens.
+        """Token ids of a conversation, up to the opening of the assistant's turn unless that is not wanted (`opens`).
+        Raises TemplateError or TooManyTokens.
         """
         # The template writes the special tokens itself.
-        return self._encode(self.render(messages, tools, variables), max_tokens, add_special_tokens=False)
+        text = self.render(messages, tools, variables, opens=opens)
+        return self._encode(text, max_tokens, add_special_tokens=False)
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        opens: bool = True,
     ) -> str:
         """The text that `encode_chat` encodes. For a template without tools, they become text. Raises TemplateError."""
         if "tools" not in self.template.text:
             messages, tools = tool_prompt.in_text(messages, tools), ()
-        return self.template.render(messages, tools or None, variables)
+        try:
+            return self.template.render(messages, tools or None, variables, opens=opens)
+        except TemplateError:
+            whole = tool_prompt.with_objects(messages)
+            if whole == list(messages):
+                raise
+            return self.template.render(whole, tools or None, variables, opens=opens)
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens if the length of `text` proves it. A text with a few tokens too many passes."""

@@ -49,8 +49,10 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         more: Mapping[str, Any] | None = None,
+        *,
+        opens: bool = True,
     ) -> str:
-        """The conversation, up to the opening of the assistant's turn. Raises TemplateError.
+        """The conversation, with the opening of the assistant's turn if that is wanted (`opens`). Raises TemplateError.
 
         `messages`, `tools` and `more` are plain JSON. `more` takes precedence over the model's own variables.
         """
@@ -59,7 +61,7 @@ class ChatTemplate:
         try:
             own = {"messages": [_prepared(message) for message in messages], "tools": tools, "documents": None}
             return self._template("tool_use" if tools else "default").render(
-                {**self.variables, **(more or {}), **own, "add_generation_prompt": True}
+                {**self.variables, **(more or {}), **own, "add_generation_prompt": opens}
             )
         except TemplateError:
             raise

@@ -38,7 +38,29 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if "tool_calls" not in message:
         return dict(message)
-    calls = (call["function"] for call in message["tool_calls"])
-    written = [json.dumps({"name": c["name"], "arguments": c["arguments"]}, ensure_ascii=False) for c in calls]
+    written = [_written(call["function"]) for call in message["tool_calls"]]
     parts = [message["content"], *(f"<tool_call>\n{each}\n</tool_call>" for each in written)]
     return {"role": "assistant", "content": "\n".join(filter(None, parts))}
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    """The call as the model wrote it; arguments that are no JSON object are a text."""
+    name, arguments = function["name"], function["arguments"]
+    if isinstance(arguments, str):
+        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with an object as the arguments of every call, for templates that read their members."""
+    return [
+        {**message, "tool_calls": [{**call, "function": _object(call["function"])} for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _object(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": {"arguments": arguments} if isinstance(arguments, str) else arguments}
