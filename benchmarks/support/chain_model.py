@@ -22,7 +22,9 @@ class _ChainDecoder:
     execution: str = "chain"
     num_forwards: int = 0
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any, taps: Any = None
+    ) -> tuple[Tensor, Tensor]:
         self.num_forwards += 1
         return self.table[token_ids[rows]], torch.empty(0)
 

@@ -86,7 +86,9 @@ class HashDecoder:
     execution: str = "hash"
     _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any, taps: Any = None
+    ) -> tuple[Tensor, Tensor]:
         tokens, at = token_ids.tolist(), positions.tolist()
         self.before(len(tokens))
         for span in batch.spans:

@@ -11,9 +11,11 @@ from outrider.engine.fetching import resolve
 from outrider.engine.revision import revision
 from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
 from outrider.engine.step import Row
+from outrider.engine.taps import HEAD_INPUT
 from outrider.engine.tree import MAX_TREE_NODES
 
 __all__ = [
+    "HEAD_INPUT",
     "MAX_TREE_NODES",
     "CheckpointError",
     "Engine",

@@ -6,7 +6,10 @@ works.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +18,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.attention import Batch
 from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.taps import HEAD_INPUT, Taps
 
 _ATTENTION_NAME = "outrider"
 
@@ -25,8 +29,10 @@ class Decoder(Protocol):
     execution: str
     """Name of the implementation. Two decoders of one model, dtype and execution give the same bits."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """token_ids, positions [tokens]; rows: indices of the tokens whose logits are wanted.
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """token_ids, positions [tokens]; rows: indices of the tokens whose logits are wanted; taps: states to take.
 
         Returns float32 logits [len(rows), vocab] and the head's inputs, [len(rows), width] in the model's dtype.
         """
@@ -80,16 +86,48 @@ class TransformersDecoder:
         self._head_input = inputs[0][0]
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
         token = _batch.set(batch)
         try:
-            out = self._model(
-                input_ids=token_ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=rows,
-            )
+            with self._tapped(taps):
+                out = self._model(
+                    input_ids=token_ids[None],
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=rows,
+                )
             hidden = self._head_input
         finally:
             _batch.reset(token)
         return out.logits[0].float(), hidden
+
+    @contextmanager
+    def _tapped(self, taps: Taps | None) -> Iterator[None]:
+        """Takes the states while the model runs. Hooks that stayed would cost every step."""
+        if taps is None:
+            yield
+            return
+        decoder: Any = self._model.base_model
+        layers = next(
+            found
+            for found in decoder.modules()
+            if isinstance(found, nn.ModuleList) and len(found) == decoder.config.num_hidden_layers
+        )
+
+        def before(number: int, args: tuple[Tensor, ...], given: dict[str, Tensor]) -> None:
+            taps.take(number, (args[0] if args else given["hidden_states"])[0])
+
+        def after(number: int, out: Any) -> None:
+            taps.take(number, (out if isinstance(out, Tensor) else out[0])[0])
+
+        with ExitStack() as hooks:
+            for number, layer in enumerate(layers):
+                take = partial(before, number)
+                hook = layer.register_forward_pre_hook(lambda _, *given, take=take: take(*given), with_kwargs=True)
+                hooks.callback(hook.remove)
+            for module, number in ((layers[-1], len(layers)), (decoder, HEAD_INPUT)):
+                hook = module.register_forward_hook(lambda _, __, out, number=number: after(number, out))
+                hooks.callback(hook.remove)
+            yield

@@ -22,6 +22,7 @@ from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.memory import held_bytes
 from outrider.engine.sequence import EngineSequence, SiblingKV
 from outrider.engine.step import Row, Step
+from outrider.engine.taps import Taps
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import GraphRunner
@@ -107,6 +108,20 @@ class Engine:
         self._advance(rows)
         return logits
 
+    def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As forward, also with the hidden states that enter these layers, [tokens tapped, len(layers) * width].
+
+        Layers are numbered as in Taps. The tokens are the last `num_tapped` of each row, in their order.
+        """
+        step = self._lay_out(rows)
+        taps = Taps(layers, torch.tensor(step.tapped, dtype=torch.int64, device=self._device))
+        with self._on_device():
+            self._prepare_cache(step)
+            logits, _ = self._run(step, taps)
+            states = taps.joined()
+        self._advance(rows)
+        return logits, states
+
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """As forward, also with the head's inputs, [logits wanted, width], from which distillation learns."""
         step = self._lay_out(rows)
@@ -138,14 +153,14 @@ class Engine:
             self._attention.move(step.moves, self._cache)
         self._cache.wipe(step.wiped, self.info.block_size)
 
-    def _run(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _run(self, step: Step, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
         with self._group.run(step) if self._group is not None else nullcontext():
             batch = self._attention.prepare(step.spans, self._cache)
             ids, at, wanted = (
                 torch.tensor(x, dtype=torch.int64, device=self._device)
                 for x in (step.token_ids, step.positions, step.wanted)
             )
-            return self._decoder.forward(ids, at, wanted, batch)
+            return self._decoder.forward(ids, at, wanted, batch, taps)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Makes our GPU the thread's current device, on which kernels are launched; the default is the first GPU."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
+from outrider.engine.taps import HEAD_INPUT, Taps
 
 # The batch size that oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8
@@ -120,14 +121,21 @@ class FusedLlama:
         return cos[0].view(shape).contiguous(), signed
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
         x = self._embedding[token_ids]
         cos, sin = self._cos[positions], self._sin[positions]
         for number, layer in enumerate(self._layers):
+            if taps is not None:
+                taps.take(number, x)
             x = x + self._attention(number, layer, x, cos, sin, batch)
             hidden = F.rms_norm(x, (self._width,), layer.mlp_norm, self._eps)
             gate, up = _linear(hidden, layer.gate_up).chunk(2, -1)
             x = x + _linear(F.silu(gate).mul_(up), layer.down)
+        if taps is not None:
+            taps.take(len(self._layers), x)
+            taps.take(HEAD_INPUT, F.rms_norm(x, (self._width,), self._norm, self._eps))
         x = F.rms_norm(x[rows], (self._width,), self._norm, self._eps)
         return _linear(x, self._head).float(), x
 

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
 from outrider.engine.fused import Layer, is_plain_llama
+from outrider.engine.taps import HEAD_INPUT, Taps
 
 _GATE_BLOCK = 1024
 
@@ -76,7 +77,9 @@ class GpuLlama:
         return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See Decoder. The batch must be Triton's, whose layout has the slots of the keys."""
         if not isinstance(batch, TritonBatch):
             raise TypeError(f"batch: {type(batch).__name__} has no layout on the device")
@@ -84,11 +87,17 @@ class GpuLlama:
         delta = None
         for number, layer in enumerate(self._layers):
             hidden = self._add_norm(residual, delta, layer.attention_norm)
+            if taps is not None:
+                taps.take(number, residual)
             query = self._rotate_store(F.linear(hidden, layer.qkv), positions, batch, number)
             delta = F.linear(batch.look(query, number, self._scale), layer.output)
             hidden = self._add_norm(residual, delta, layer.mlp_norm)
             delta = F.linear(self._gate(F.linear(hidden, layer.gate_up)), layer.down)
-        x = self._add_norm(residual, delta, self._norm)[rows]
+        normed = self._add_norm(residual, delta, self._norm)
+        if taps is not None:
+            taps.take(len(self._layers), residual)
+            taps.take(HEAD_INPUT, normed)
+        x = normed[rows]
         return F.linear(x, self._head).float(), x
 
     def _add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:

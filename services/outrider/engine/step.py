@@ -19,6 +19,8 @@ class Row:
     """Tokens to run, at the positions from sequence.cached_len on. At least one."""
     num_logits: int
     """Logits are returned for this many of the last tokens, in their order; 0 in the middle of a prefill."""
+    num_tapped: int = field(default=0, kw_only=True)
+    """Hidden states are returned for this many of the last tokens, by Engine.forward_tapped."""
     siblings: Sequence[Sibling] = ()
     """Alternatives to tokens of the row; their logits follow those of the row."""
     parents: Sequence[int] = ()
@@ -30,9 +32,9 @@ class Row:
     def __post_init__(self) -> None:
         if not 0 <= self.num_logits <= len(self.token_ids) or not self.token_ids:
             raise ValueError(f"num_logits: {self.num_logits} of {len(self.token_ids)} tokens")
+        if not 0 <= self.num_tapped <= len(self.token_ids):
+            raise ValueError(f"num_tapped: {self.num_tapped} of {len(self.token_ids)} tokens")
         check_parents(self.parents, len(self.token_ids))
-        if self.parents and self.num_logits < len(self.parents):
-            raise ValueError(f"num_logits: {self.num_logits} for {len(self.parents)} drafted tokens")
         if self.parents:
             self.nodes = DraftedNodes.of(self.token_ids[self.num_chain_tokens :], self.parents)
         if any(not 0 <= sibling.after < len(self.token_ids) for sibling in self.siblings):
@@ -57,6 +59,8 @@ class Step:
     """Blocks that are zeroed before the step runs."""
     moves: list[tuple[int, int]] = field(default_factory=list)
     """Slots whose keys and values are moved before that: from, to."""
+    tapped: list[int] = field(default_factory=list)
+    """Flat indices of tokens, in the order of their hidden states. Rank 0 alone takes them."""
 
     def add(self, row: Row, block_size: int) -> None:
         """Adds a row whose sequence has the blocks for it."""
@@ -66,9 +70,12 @@ class Step:
         self.spans.append(span)
         self.token_ids.extend(row.token_ids)
         self.positions.extend(range(cached, length))
-        self.wanted.extend(range(start + count - row.num_logits, start + count))
+        at = list(range(start, start + count))
         if row.nodes is not None and branches(row.parents):
             self._branch(row.nodes, span)
+            at[row.num_chain_tokens :] = [at[row.num_chain_tokens + place] for place in row.nodes.places]
+        self.wanted.extend(at[count - row.num_logits :])
+        self.tapped.extend(at[count - row.num_tapped :])
 
     def _branch(self, nodes: DraftedNodes, span: RowSpan) -> None:
         """Lays the last row's drafted tokens out depth first: two of one depth are at one position."""
@@ -77,7 +84,6 @@ class Step:
         first = self.num_tokens - count
         self.token_ids[first:] = [nodes.token_ids[node] for node in nodes.order]
         self.positions[first:] = [span.kv_len - count + depth for depth in depths(span.parents)]
-        self.wanted[len(self.wanted) - count :] = [first + place for place in nodes.places]
 
     @property
     def num_tokens(self) -> int:

@@ -18,6 +18,7 @@ from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, 
 from outrider.engine.config import EngineConfig
 from outrider.engine.pages import zeros_in_large_pages
 from outrider.engine.quantization import Int8Linear
+from outrider.engine.taps import Taps
 
 # As in llama/model.h.
 _TILE, _MAX_HEAD_DIM = 16, 256
@@ -56,8 +57,9 @@ class _Model(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads")),
+        *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads", "tapped", "taps")),
         *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "slots", "path")),
+        *((name, _Pointer) for name in ("tapped_rows", "tap", "states")),
     ]
 
 
@@ -231,7 +233,9 @@ class NativeLlama:
         self._model = _Model()
         self._layer_table: Any = None
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
         """See Decoder."""
         assert isinstance(batch, NativeBatch)
         if batch.cache is not self._bound():
@@ -255,9 +259,27 @@ class NativeLlama:
             self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
         )
-        arrays = (token_ids, positions, rows, batch.rows, batch.tiles, batch.slots, batch.path)
-        step = _Step(tokens, len(batch.rows), wanted, threads, *(a.data_ptr() for a in arrays))
+        taps = taps or Taps((), torch.empty(0, dtype=torch.int64))
+        layers = torch.tensor(taps.layers, dtype=torch.int64)
+        states = torch.empty(len(layers), len(taps.rows), self._width, dtype=act)
+        arrays = (
+            token_ids,
+            positions,
+            rows,
+            batch.rows,
+            batch.tiles,
+            batch.slots,
+            batch.path,
+            taps.rows,
+            layers,
+            states,
+        )
+        counts = (tokens, len(batch.rows), wanted, threads, len(taps.rows), len(layers))
+        step = _Step(*counts, *(a.data_ptr() for a in arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
+        for number, found in zip(taps.layers, states, strict=True):
+            if number <= len(self._layers):
+                taps.found[number] = found
         return logits[:, : self._vocab], hidden
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> int:

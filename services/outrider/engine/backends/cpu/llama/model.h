@@ -48,11 +48,14 @@ typedef struct {
 } Row;
 
 typedef struct {
-    int64_t tokens, rows, wanted, threads;
+    int64_t tokens, rows, wanted, threads, tapped, taps;
     const int64_t *token_ids, *positions, *logit_rows;
     const Row *row;
     // slots: where each token is placed, as tile * TILE + the place in it; path: the slots that branches see
     const int32_t *tiles, *slots, *path;
+    // Hidden states are wanted of these tokens, as they enter these layers: see ../../../taps.py.
+    const int64_t *tapped_rows, *tap;
+    act *states;  // [taps][tapped][width]
 } Step;
 
 typedef struct {

@@ -162,6 +162,19 @@ static void mlp(const Pass *pass) {
     linear(&(Linear){b->inner, p.layer->down, b->x, tokens, m->inner, m->width, m->width, ADD}, b, p.threads);
 }
 
+// The states that enter layer `number`; of no layer, -1, those that the vocabulary's head reads.
+static void take_states(const Model *m, const Step *s, const Buffers *b, int64_t number) {
+    for (int64_t i = 0; i < s->taps; i++)
+        for (int64_t r = 0; s->tap[i] == number && r < s->tapped; r++) {
+            const float *x = b->x + s->tapped_rows[r] * m->width;
+            act *out = s->states + (i * s->tapped + r) * m->width;
+            if (number < 0)
+                rms_norm(x, m->final_norm, m->width, (float)m->norm_eps, out);
+            else
+                for (int64_t k = 0; k < m->width; k += LANES) store_act(out + k, v_load(x + k));
+        }
+}
+
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     int64_t most = 0;
     for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
@@ -170,10 +183,13 @@ void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
         for (int64_t i = 0; i < m->width; i += LANES)
             v_store(b->x + t * m->width + i, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i));
     for (int64_t n = 0; n < m->layers; n++) {
+        take_states(m, s, b, n);
         pass.layer = m->layer + n;
         attention(&pass);
         mlp(&pass);
     }
+    take_states(m, s, b, m->layers);
+    take_states(m, s, b, -1);
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
     const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
