@@ -139,7 +139,6 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, 400, "guided_regex"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, 400, "stream_options.continuous_usage_stats"),
-    ({"service_tier": "flex"}, 400, "service_tier"),
 ]
 CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": []}, 400, "messages"),
