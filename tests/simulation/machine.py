@@ -15,6 +15,7 @@ class _Loop(Protocol):
 
     load: Any
     busy_since_s: float | None
+    problem: str
 
     def turn(self, events: Iterable[Any]) -> float | None: ...
 
@@ -72,6 +73,10 @@ class VirtualSteps:
     @property
     def busy_since_s(self) -> float | None:
         return self._loop.busy_since_s
+
+    @property
+    def problem(self) -> str:
+        return self._loop.problem
 
     def start(self) -> None:
         """The process runs `run` itself."""

@@ -74,6 +74,8 @@ class Worker(Process):
         self.plan = plan
         self.machine = Machine(plan.step_s, plan.token_s)
         self._steps: VirtualSteps
+        self.on_broken: Callable[[], None] = lambda: None
+        """The process ends itself."""
 
     def stall(self, until_s: float) -> None:
         """Stops the engine; the process still answers."""
@@ -87,7 +89,11 @@ class Worker(Process):
 
     def _make_steps(self, shipped: Any, deliver: Callable[[Any], None]) -> VirtualSteps:
         clock = self.machine.clock
-        self._steps = VirtualSteps(lambda collect: StepLoop(shipped, collect, clock), deliver, self.machine)
+
+        def loop(collect: Callable[[Any], None]) -> StepLoop[Any, Any]:
+            return StepLoop(shipped, collect, clock, end=lambda problem, error: self.on_broken())
+
+        self._steps = VirtualSteps(loop, deliver, self.machine)
         self.host.spawn(self._steps.run())
         return self._steps
 

@@ -23,7 +23,9 @@ WAIT_FOR_TARGET_S = 4.0
 WAIT_FOR_RESTART_S = 8.0
 _DRAIN_FLUSH_S = 0.2
 # Most steps of a worker that one fault makes fail.
-_MAX_FAILURES = 4
+_MAX_FAILURES = 12
+"""Enough for three steps of two rows, each with what the engine is checked with."""
+_RESTARTS_AFTER_S = 0.5
 
 
 class World:
@@ -117,10 +119,18 @@ class World:
             first_id = self.rng.getrandbits(60)
             process = RouterProcess(name, address, self.network, self.store, self.config, first_id)
             await process.start()
+        if isinstance(process, Worker):
+            process.on_broken = lambda: self._end(role, index)
         if (role, index) in self.places:
             self.gone.append(self.places[role, index])
         self.places[role, index] = process
         self.log(f"{name} starts at {address}")
+
+    def _end(self, role: Role, index: int) -> None:
+        """A worker whose engine fails whatever it is given ends itself."""
+        self.counts[f"{role.value}: ends itself"] += 1
+        fault = Fault(self.now_s, Kind.KILL, role, index, _RESTARTS_AFTER_S)
+        self._troubles.append(asyncio.create_task(self._do(fault, self.places[role, index])))
 
     async def _replace(self, role: Role, index: int, after_s: float) -> None:
         await asyncio.sleep(after_s)

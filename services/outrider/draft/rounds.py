@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from outrider.draft.report import DraftStats
 from outrider.draft.sequences import OpenSequence
 from outrider.drafters import Drafted, Drafter, DraftSequence
+from outrider.engine import DeviceLost
+from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost
 
 log = logging.getLogger(__name__)
@@ -31,9 +33,11 @@ class DraftRounds:
         return self._cost.row_s
 
     def draft(self, due: Sequence[OpenSequence]) -> Sequence[Outcome]:
-        """A proposal for each sequence, or the error that it failed with."""
+        """A proposal for each sequence, or the error that it failed with. Raises DeviceLost and WholeStepFailed."""
         started_s = self._clock()
         proposals = self._together([found.sequence for found in due])
+        if all(isinstance(one, Exception) for one in proposals):
+            check_engine(self._drafter.check)
         spent_s = self._clock() - started_s
         # Not while some sequences catch up with their prompts: only the drafter knows how many tokens of those it ran.
         if not any(one is None or isinstance(one, Exception) for one in proposals):
@@ -48,6 +52,8 @@ class DraftRounds:
         started_s = self._clock()
         try:
             added = self._drafter.run_ahead([found.sequence for found in ahead])
+        except DeviceLost:
+            raise
         except Exception as error:
             # Nothing waits for these. If one sequence is at fault, the round after its next commit shows it.
             log.error("running ahead failed", exc_info=error)
@@ -59,6 +65,8 @@ class DraftRounds:
     def _together(self, sequences: Sequence[DraftSequence]) -> Sequence[Outcome]:
         try:
             return self._drafter.draft(sequences)
+        except DeviceLost:
+            raise
         except Exception as error:
             log.error("a round failed", exc_info=error)
             self._stats.num_round_failures += 1
@@ -68,6 +76,8 @@ class DraftRounds:
     def _alone(self, sequence: DraftSequence) -> Outcome:
         try:
             return self._drafter.draft([sequence])[0]
+        except DeviceLost:
+            raise
         except Exception as error:
             log.error("a sequence failed in its round", exc_info=error, extra=sequence.opening.log_fields)
             return error

@@ -28,6 +28,9 @@ class CombinedDrafter(Drafter):
         self._ngram = ngram
         self._model = model
 
+    def check(self) -> None:
+        self._model.check()
+
     @property
     def num_free_blocks(self) -> int:
         return self._model.num_free_blocks

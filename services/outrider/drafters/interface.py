@@ -84,6 +84,10 @@ class Drafter(ABC):
         """The sequences' drafts, each at most one token longer and at most `sequence.reach` long."""
         return [sequence.guess for sequence in sequences]
 
+    def check(self) -> None:
+        """Raises what the drafter's model raises, whatever it is given."""
+        return
+
     @property
     def num_free_blocks(self) -> int:
         """KV blocks that could be handed out now; 0 without a KV cache."""

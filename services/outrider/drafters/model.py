@@ -69,6 +69,9 @@ class ModelDrafter(Drafter):
         self._config = config or ModelConfig()
         self._kv: dict[DraftSequence, EngineSequence] = {}
 
+    def check(self) -> None:
+        self._engine.check()
+
     @property
     def num_free_blocks(self) -> int:
         return self._engine.kv.num_free_blocks

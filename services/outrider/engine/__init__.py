@@ -6,7 +6,7 @@ Knows one model and its sequences; not the network, not verification, not whethe
 import outrider.engine._quiet  # noqa: F401
 from outrider.engine.checkpoints import CheckpointError, tokenizer_fingerprint, weights_revision
 from outrider.engine.config import EngineConfig
-from outrider.engine.engine import Engine, ModelInfo
+from outrider.engine.engine import DeviceLost, Engine, ModelInfo
 from outrider.engine.fetching import resolve
 from outrider.engine.revision import revision
 from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
@@ -18,6 +18,7 @@ __all__ = [
     "HEAD_INPUT",
     "MAX_TREE_NODES",
     "CheckpointError",
+    "DeviceLost",
     "Engine",
     "EngineConfig",
     "EngineSequence",

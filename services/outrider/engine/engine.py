@@ -6,8 +6,8 @@ are committed and which come next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,10 @@ class ModelInfo:
     execution: str
     """Implementation of a step, as in Decoder. Another one rounds differently, and may continue a text differently."""
     eos_token_ids: tuple[int, ...]
+
+
+class DeviceLost(Exception):
+    """The device of an engine fails whatever it is asked. Only a new process gets it back."""
 
 
 class Engine:
@@ -97,7 +101,7 @@ class Engine:
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """Runs the rows as one flat batch → float32 [logits wanted, logits width], valid until the next forward.
 
-        Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
+        Raises OutOfBlocks, with nothing changed, when the pool cannot hold them, and DeviceLost.
         """
         step = self._lay_out(rows)
         with self._on_device():
@@ -121,6 +125,14 @@ class Engine:
             states = taps.joined()
         self._advance(rows)
         return logits, states
+
+    def check(self) -> None:
+        """Runs one token for itself. Raises what the model raises, whatever it is given."""
+        sequence = self.kv.open([])
+        try:
+            self.forward([Row(sequence, [0], 1)])
+        finally:
+            self.kv.discard(sequence)
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """As forward, also with the head's inputs, [logits wanted, width], from which distillation learns."""
@@ -164,7 +176,24 @@ class Engine:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Makes our GPU the thread's current device, on which kernels are launched; the default is the first GPU."""
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+        return self._on_gpu() if self._device.type == "cuda" else nullcontext()
+
+    @contextmanager
+    def _on_gpu(self) -> Iterator[None]:
+        with torch.cuda.device(self._device):
+            try:
+                yield
+            except Exception:
+                # A CUDA context that has failed once fails every call from then on.
+                self._synchronize()
+                raise
+
+    def _synchronize(self) -> None:
+        """Raises DeviceLost."""
+        try:
+            torch.cuda.synchronize(self._device)
+        except Exception as error:
+            raise DeviceLost(f"{self._device}: {error}") from error
 
     @staticmethod
     def _advance(rows: Sequence[Row]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outrider.engine import Engine, EngineSequence, OutOfBlocks, Row, Sibling
+from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row, Sibling
 from outrider.speculation import Candidate, Verdict, VerificationMode, verify
 from outrider.target.drafts import Arrival
 from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
@@ -25,6 +25,8 @@ class Verified:
     """None: a chunk of prefill, which decides nothing."""
     late: bool = False
     """Whether a drafted token that came during the step was verified too, for the position after the others."""
+    raised: bool = False
+    """Whether the model raised `found` when it ran this row alone, without its draft."""
 
     @property
     def num_drafted(self) -> int:
@@ -51,19 +53,19 @@ def verify_rows(
     """One result per row. A row that failed keeps its earlier KV; the others are not affected.
 
     `poll_late_drafts` is called between the forward and the verification, which may then use late drafts. Raises
-    OutOfBlocks, with nothing changed, when the pool cannot hold the rows.
+    OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
         return _run(engine, rows, poll_late_drafts)
-    except OutOfBlocks:
+    except (OutOfBlocks, DeviceLost):
         raise
     except Exception as error:
         for row, length in zip(rows, before, strict=True):
             engine.kv.retract(kv_of(row.sequence), length)
         if len(rows) == 1:
             if not (rows[0].num_drafted or rows[0].siblings):
-                return [Verified(rows[0], error)]
+                return [Verified(rows[0], error, raised=True)]
             # The draft may be what fails, and it only affects latency: try once more without it.
             rows[0].drop_draft()
             return verify_rows(engine, rows, poll_late_drafts)

@@ -27,6 +27,7 @@ from outrider.target.sequence import PromptReport
 from outrider.target.sequences import OpenSequences
 from outrider.target.verify import Verified, kv_of, verify_rows
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.faults import check_engine
 from outrider.worker.report import Failed, Load
 from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
@@ -125,6 +126,8 @@ class TargetWorker:
             log.error("planned a step that does not fit: %s", error)
             self._recover(planned.rows)
             return 0.0
+        if all(result.raised for result in results):
+            check_engine(self._engine.check)
         self._finish_step(results, started_s)
         return 0.0
 

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from outrider.engine import DeviceLost
 from outrider.worker.events import WorkerEvent
+from outrider.worker.faults import WholeStepFailed
 from outrider.worker.inbox import Inbox
 from outrider.worker.report import Load
+from outrider.worker.watchdog import end_broken
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,7 @@ Deliver = Callable[[R], None]
 """Called on the step thread after each turn. Must not block."""
 
 _PAUSE_AFTER_FAULT_S = 0.05
+_MOST_FAILED_STEPS = 3
 
 
 class StepMachine(Protocol[E_contra, R_co]):
@@ -42,7 +46,7 @@ class StepMachine(Protocol[E_contra, R_co]):
 
     def step(self) -> float | None:
         """Returns when to call again if no event comes before: 0 for at once, None for never, else seconds on the
-        loop's clock."""
+        loop's clock. Raises DeviceLost and WholeStepFailed."""
         ...
 
     def take_report(self) -> R_co:
@@ -67,6 +71,11 @@ class Steps(Protocol[E_contra]):
         """When the current turn began, in monotonic seconds; None between turns. May be read from any thread."""
         ...
 
+    @property
+    def problem(self) -> str:
+        """Why the worker has to be restarted; empty while it need not. May be read from any thread."""
+        ...
+
     def start(self) -> None: ...
 
     def stop(self) -> None:
@@ -87,10 +96,15 @@ class StepLoop(Generic[E, R]):
         deliver: Deliver[R],
         clock: Callable[[], float] = time.monotonic,
         inbox: Inbox[E | WorkerEvent] | None = None,
+        end: Callable[[str, Exception], None] = end_broken,
     ) -> None:
-        """`inbox`: where events come in; given for a machine that also reads it during a step."""
+        """`inbox`: where events come in; given for a machine that also reads it during a step. `end`: ends the process
+        with a reason, when the device is lost or three whole steps in a row have failed."""
         self.load: Load = machine.load
         self.busy_since_s: float | None = None
+        self.problem = ""
+        self._num_failed_steps = 0
+        self._end = end
         self._machine = machine
         self._deliver = deliver
         self._clock = clock
@@ -123,11 +137,35 @@ class StepLoop(Generic[E, R]):
         for event in events:
             # Each by itself: a fault in one must not lose the next, which may be the end of a stream.
             self._guarded(partial(self._machine.apply, event))
-        wake_at_s = self._guarded(self._machine.step)
+        wake_at_s = self._guarded(self._step)
         self.load = self._machine.load
         self._deliver(self._machine.take_report())
         self.busy_since_s = None
         return wake_at_s
+
+    def _step(self) -> float | None:
+        try:
+            wake_at_s = self._machine.step()
+        except DeviceLost as error:
+            return self._broken("the device is lost", error)
+        except Exception as error:
+            self._num_failed_steps += 1
+            if self._num_failed_steps == _MOST_FAILED_STEPS:
+                return self._broken(f"{_MOST_FAILED_STEPS} whole steps in a row have failed", error)
+            if isinstance(error, WholeStepFailed):
+                log.error("a whole step failed", exc_info=error)
+                return self._clock() + _PAUSE_AFTER_FAULT_S
+            raise
+        if self._machine.load.num_running:
+            # An idle worker's step says nothing.
+            self._num_failed_steps = 0
+        return wake_at_s
+
+    def _broken(self, problem: str, error: Exception) -> float | None:
+        """Its sequences are not told: their streams break, and that moves them to other workers."""
+        self.problem = f"{problem} ({type(error).__name__})"
+        self._end(problem, error)
+        return None
 
     def _guarded(self, action: Callable[[], float | None]) -> float | None:
         try:

@@ -141,6 +141,7 @@ async def serve(
         ops.live["step"] = busy_check(
             lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
         )
+        ops.live["engine"] = lambda: servicer.steps.problem
         ops.ready["server"] = lambda: life.problem
         ops_address = await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()

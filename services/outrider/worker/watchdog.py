@@ -1,6 +1,8 @@
-"""Ends the process when a step never returns: its streams break, and routers move its sequences to other workers.
+"""Ends the process when a step never returns, or when every step fails: its streams break, and routers move its
+sequences to other workers.
 
-Nothing else would end it: while a step hangs, the event loop still reports the worker as healthy.
+Nothing else would end it: while a step hangs, the event loop still reports the worker as healthy. One that fails every
+step looks idle, and draws all traffic.
 """
 
 from __future__ import annotations
@@ -72,8 +74,18 @@ class Patience:
 
 
 def end_process(limit_s: float) -> None:
-    """Ends the process at once, skipping everything that could block, after a traceback of each thread."""
-    log.error("a step takes longer than %g s: this worker ends", limit_s)
+    """For a step that does not return. Writes a traceback of each thread."""
+    _end(f"a step takes longer than {limit_s:g} s")
+
+
+def end_broken(problem: str, error: Exception) -> None:
+    """For a worker whose steps all fail."""
+    _end(problem, error)
+
+
+def _end(reason: str, error: Exception | None = None) -> None:
+    """At once, skipping everything that could block."""
+    log.error("%s: this worker ends", reason, exc_info=error)
     logging.shutdown()
     faulthandler.dump_traceback(all_threads=True)
     os._exit(EXIT_BROKEN)

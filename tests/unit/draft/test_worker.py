@@ -13,6 +13,7 @@ from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.faults import WholeStepFailed
 
 ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
@@ -169,6 +170,25 @@ def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_te
     assert "99" not in to_sequence_error(1, report.failures[0].error).message
     assert [p.key for p in report.proposals] == [ONE]
     assert worker.stats.num_round_failures == 1
+
+
+class _Dead(NgramDrafter):
+    """Its model fails whatever it is given."""
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+        raise RuntimeError("launch failed")
+
+    def check(self) -> None:
+        raise RuntimeError("launch failed")
+
+
+def test_a_dead_drafter_fails_no_sequence() -> None:
+    worker = DraftWorker(_Dead(384, 512, NgramConfig()), max_sequences=4)
+    worker.apply(opened(ONE))
+    for _ in range(3):
+        with pytest.raises(WholeStepFailed):
+            worker.step()
+    assert not worker.take_report().failures and worker.load.num_running == 1
 
 
 class _Counter(Drafter):

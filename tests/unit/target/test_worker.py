@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from outrider.engine import Engine, Row
+from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
@@ -18,6 +18,7 @@ from outrider.target.drafts import OfferedDraft
 from outrider.target.events import DraftRefused, Event, Offered, Opened
 from outrider.target.opening import Opening, Speculation
 from outrider.worker.events import DrainExpired, DrainStarted
+from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost
 from torch import Tensor
 
@@ -493,6 +494,42 @@ def test_a_fault_in_the_step_ends_the_guilty_sequence_and_no_other(tiny: Path, n
     assert len(bench.answers[key(9)].errors) == 1
     assert not bench.answers[key(9)].commits
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items() if k.sequence_id != 9} == texts
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
+
+
+class Dead(Engine):
+    """An engine that fails whatever it is given, until it is mended."""
+
+    error: Exception | None = None
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        if self.error:
+            raise self.error
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(RuntimeError("launch failed"), WholeStepFailed), (DeviceLost("cuda:0"), DeviceLost)]
+)
+def test_a_dead_engine_fails_no_sequence_and_one_that_is_mended_goes_on(
+    tiny: Path, error: Exception, raised: type[Exception]
+) -> None:
+    what = [opening(prompt) for prompt in prompts(4)]
+    texts = plain_texts(tiny, what)
+    bench = Bench(tiny)
+    bench.engine.__class__ = Dead
+    for i, one in enumerate(what):
+        bench.open(i, one)
+    for _ in range(3):
+        bench.step()
+    bench.engine.error = error  # type: ignore[attr-defined]
+    for _ in range(3):
+        with pytest.raises(raised):
+            bench.step()
+    bench.engine.error = None  # type: ignore[attr-defined]
+    bench.run(Liar(texts, "right"))
+    assert not any(answer.errors for answer in bench.answers.values())
+    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 

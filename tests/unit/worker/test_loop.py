@@ -8,8 +8,10 @@ import threading
 import time
 
 import pytest
+from outrider.engine import DeviceLost
 from outrider.telemetry.logging import configure_logging
 from outrider.worker.events import DrainStarted, StreamEnded
+from outrider.worker.faults import WholeStepFailed
 from outrider.worker.inbox import Inbox
 from outrider.worker.loop import StepLoop
 from outrider.worker.report import WorkerReport
@@ -41,6 +43,50 @@ def test_a_fault_in_the_step_is_told_to_all_and_the_next_waits_a_little() -> Non
     wake_at_s = StepLoop(machine, reports.append, lambda: 5.0).turn(["a"])
     assert wake_at_s is not None and 5.0 < wake_at_s < 6.0
     assert len(machine.failed) == len(reports) == 1
+
+
+class Dying(FakeMachine):
+    """Its steps raise these, one after another; None: the step succeeds."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    def step(self) -> float | None:
+        if error := self.errors.pop(0):
+            raise error
+        return super().step()
+
+
+@pytest.mark.parametrize(
+    ("errors", "num_turns"),
+    [
+        ([ValueError()] * 3, 3),
+        ([WholeStepFailed()] * 3, 3),
+        ([ValueError(), None, WholeStepFailed(), ValueError(), WholeStepFailed()], 5),
+        ([DeviceLost("cuda:0")], 1),
+    ],
+)
+def test_a_lost_device_or_three_failed_steps_in_a_row_end_the_process(
+    errors: list[Exception | None], num_turns: int
+) -> None:
+    ended: list[str] = []
+    loop = StepLoop(Dying(*errors), lambda report: None, end=lambda problem, error: ended.append(problem))
+    for _ in range(num_turns - 1):
+        loop.turn([])
+        assert not ended and not loop.problem
+    loop.turn([])
+    assert len(ended) == 1 and ended[0] in loop.problem
+
+
+def test_sequences_of_a_worker_that_ends_are_not_failed_but_left_to_others() -> None:
+    machine = Dying(WholeStepFailed(), WholeStepFailed(), DeviceLost("cuda:0"))
+    loop = StepLoop(machine, lambda report: None, lambda: 5.0, end=lambda problem, error: None)
+    wake_at_s = loop.turn([])
+    assert wake_at_s is not None and 5.0 < wake_at_s < 6.0
+    loop.turn([])
+    loop.turn([])
+    assert not machine.failed
 
 
 @pytest.fixture
