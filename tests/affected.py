@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import itertools
 import signal
 import subprocess
@@ -120,10 +121,15 @@ def _module(path: str) -> str | None:
 
 def _users(module: str) -> set[str]:
     """Who imports it, or a package that it is in, directly or not."""
-    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    graph = _graph()
     while module and module not in graph.modules:
         module = module.rpartition(".")[0]
     return graph.find_downstream_modules(module) if module else set()
+
+
+@functools.cache
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, cache_dir=None)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests import running
+
+# Modules that every worker of xdist, and every process that a test starts, imports: compiled once.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 NOBODY = "127.0.0.1:1"
 # What is costly to make again: converted models and compiled kernels.

@@ -11,7 +11,8 @@ from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+# Of the package, not of the session: while other tests run it would still take processor time.
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
     async with Stack(StackConfig(run_dir=tmp_path_factory.mktemp("run"), trace_tokens=True)) as running:
         yield running

@@ -32,7 +32,7 @@ class Unrecorded(GraphRunner):
         return self._graphs[bucket]
 
 
-@pytest.fixture(params=["fused", "transformers"])
+@pytest.fixture(params=["fused", pytest.param("transformers", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
     config = EngineConfig(
         dtype="float32",

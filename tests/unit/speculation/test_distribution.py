@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(300)
 QUICK = 5_000
 
 
-def slow(draws: int) -> object:
-    return pytest.param(draws, marks=pytest.mark.slow)
+def slow(condition: object) -> object:
+    return pytest.param(condition, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("draws", [QUICK, slow(30_000)])
@@ -43,7 +43,7 @@ def test_coupled_draws_follow_the_target(draws: int) -> None:
     assert result.accepted > 0.3
 
 
-@pytest.mark.parametrize("fault", [Fault.NOISE_REUSED, Fault.Q_TRUNCATED, Fault.RECOVERY_FROM_P])
+@pytest.mark.parametrize("fault", [Fault.NOISE_REUSED, *map(slow, (Fault.Q_TRUNCATED, Fault.RECOVERY_FROM_P))])
 def test_a_planted_fault_is_found(fault: Fault) -> None:
     result = run_experiment(draws=QUICK, fault=fault)
     assert not result.passed, result

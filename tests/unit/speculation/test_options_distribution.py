@@ -27,7 +27,7 @@ def test_speculated_draws_follow_the_target(asked: Asked, mode: VerificationMode
         (Asked.PENALTIES, Fault.REJECTED_COUNTED),
         pytest.param(Asked.PENALTIES, Fault.MASK_OF_ANOTHER_POSITION, marks=pytest.mark.slow),
         pytest.param(Asked.MASKS, Fault.STATE_BY_STEPS, marks=pytest.mark.slow),
-        (Asked.MASKS, Fault.MASK_OF_ANOTHER_POSITION),
+        pytest.param(Asked.MASKS, Fault.MASK_OF_ANOTHER_POSITION, marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_fault_is_found(asked: Asked, fault: Fault) -> None:

@@ -45,7 +45,7 @@ def texts(tiny: Path, openings: list[Opening], drafter: object = None) -> dict[i
     return {number: bench.tokens[key(number)] for number in range(len(openings))}
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("name", ASKED)
 def test_texts_are_equal_with_drafts_and_when_taken_over(tiny: Path, name: str, sampled: bool) -> None:
     plain = texts(tiny, asking(ASKED[name], sampled, speculation=Speculation()))

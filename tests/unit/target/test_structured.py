@@ -100,7 +100,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.kind)
 def test_texts_follow_and_are_equal_with_drafts_and_when_taken_over(
     tiny: Path, compiler: GrammarCompiler, asked: Structured, sampled: bool
