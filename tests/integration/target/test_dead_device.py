@@ -1,4 +1,4 @@
-"""A target whose engine fails at every step ends, so that its sequences move: it would look idle and draw all traffic."""
+"""A target whose engine fails at every step ends, and its sequences move: it would look idle and draw all traffic."""
 
 from __future__ import annotations
 
