@@ -141,7 +141,8 @@ class WorkerPicker:
         return [
             router.ServedModel(
                 model=name,
-                max_context_len=info.max_context_len,
+                # A request may go to any of them.
+                max_context_len=min(t.info.max_context_len for t in live if t.info.model == name),
                 vocab_size=info.vocab_size,
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
                 tokenizer_sha256=info.tokenizer_sha256,
